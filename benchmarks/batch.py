@@ -79,7 +79,7 @@ def trained(rule: str, *, seed: int, batch: int) -> dict[str, Any]:
             scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * _FIRST),
             batch_rule=rule or "constant",
         )
-        orders = job._reporter.orders  # noqa: SLF001 - nobody else gives orders here
+        orders = job._reporter.orders  # noqa: SLF001 - no controller orders here
 
         def ordered(**options: Any) -> Any:
             late = rule and job.steps_done >= _FIRST
@@ -90,7 +90,7 @@ def trained(rule: str, *, seed: int, batch: int) -> dict[str, Any]:
             job.step(part)
             steps += 1
         held_out = example.images(2048, seed=seed, draw=2)
-        found = example.validate(job.model, held_out, job.device)
+        accuracy = example.validate(job.model, held_out, job.device)
         job.finish()
     return {
         "rule": rule,
@@ -98,7 +98,7 @@ def trained(rule: str, *, seed: int, batch: int) -> dict[str, Any]:
         "seed": seed,
         "steps": steps,
         "schedule": job.scheduler.last_epoch,
-        "accuracy": found["accuracy"],
+        "accuracy": accuracy["accuracy"],
     }
 
 

@@ -218,7 +218,7 @@ def congestion_run(task: tuple[str, float, str, Path]) -> str:
     )
 
 
-def crowd(nodes: int, waiting: int, *, free: float, seed: int = 0) -> Cluster:
+def busy_cluster(nodes: int, waiting: int, *, free: float, seed: int = 0) -> Cluster:
     """Return nodes of 8 GPUs, mostly used by elastic and rigid gangs, with elastic ones waiting.
 
     Half of the gangs that run and a fifth of those that wait have measured speeds of their own.
@@ -257,15 +257,15 @@ def _measured(draw: random.Random, gpus: int, part: float) -> dict[str, object]:
     if draw.random() > part:
         return {}
     rate = 100 * draw.random() * gpus ** draw.uniform(0.7, 0.98)
-    seen = Measurement(
+    measurement = Measurement(
         gpu_type="a100", gpus=gpus, nodes=-(-gpus // 8), samples_per_s=rate, steps=100
     )
-    return {"measurements": (seen,)}
+    return {"measurements": (measurement,)}
 
 
 def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float, dict[str, int]]:
     """Return CPU seconds of one live decision and of its whole round, and the changes."""
-    cluster = crowd(nodes, waiting, free=free)
+    cluster = busy_cluster(nodes, waiting, free=free)
     settings = Config(
         controller=ControllerSettings(queue="controller", policy="dally"),
         resize=ResizeSettings(min_interval_s=0.0),

@@ -239,10 +239,10 @@ def compare(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             jobs = [workload(gpus, arrivals, seed=s, wide=args.wide) for s in range(args.seeds)]
             for mode in ("drop", "queue"):
                 for name, settings in POLICIES.items():
-                    asked = dataclasses.replace(settings, mode=mode, accumulate=args.accumulate)
-                    found = figures([run(w, case, asked) for w in jobs])
+                    changed = dataclasses.replace(settings, mode=mode, accumulate=args.accumulate)
+                    row = figures([run(w, case, changed) for w in jobs])
                     yield {
-                        "gpus": gpus, "arrivals": arrivals, "mode": mode, "policy": name, **found
+                        "gpus": gpus, "arrivals": arrivals, "mode": mode, "policy": name, **row
                     }  # fmt: skip
 
 
@@ -267,9 +267,9 @@ def options(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 case = Case(gpus=gpus, noise=noise)
                 truth = "samples of large batches are worth less" if noise else "any batch"
                 for name, settings in OPTIONS.items():
-                    found = figures([run(w, case, settings) for w in jobs])
+                    row = figures([run(w, case, settings) for w in jobs])
                     yield {
-                        "gpus": gpus, "arrivals": arrivals, "mode": truth, "policy": name, **found
+                        "gpus": gpus, "arrivals": arrivals, "mode": truth, "policy": name, **row
                     }  # fmt: skip
                 results = [run(w, case, ElasticBatchSettings(), policy="sia") for w in jobs]
                 yield {

@@ -118,27 +118,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = {}
+    results = {}
     for way in WAYS:
         for place in PLACES:
             known = stalls(way, place, options.seed)
-            found[f"{way}, {place}"] = {
+            results[f"{way}, {place}"] = {
                 "one of 14": errors(leave_one_out(known)),
                 "one of 14, plain": errors(leave_one_out(known, hide=False)),
                 "large from small": errors(large_from_small(known)),
             }
     for way in WAYS:
-        found[way] = {"recommended": recommended(way, options.seed)}
+        results[way] = {"recommended": recommended(way, options.seed)}
     slowdowns = "reference/slowdown.csv"
     data = published_data.locate_optional(
         parser, options, "dally", slowdowns, without="ASTRA-sim's stalls are left out"
     )
     if data:
-        found["ASTRA-sim"] = {"one of 6": dally(data / slowdowns)}
+        results["ASTRA-sim"] = {"one of 6": dally(data / slowdowns)}
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
         return
-    for name, held in found.items():
+    for name, held in results.items():
         for kind, row in held.items():
             print(f"{name:40} {kind:17}", "  ".join(f"{k} {_text(v)}" for k, v in row.items()))
 
@@ -181,22 +181,22 @@ def recommended(way: str, seed: int) -> dict[str, Any]:
         true = _choices(one.compute_s, {p: rows[i].stall_s for p, rows in known.items()})
         guess = _choices(one.compute_s, {p: rows[i].predicted_s for p, rows in missed.items()})
         truth = {c.offer.configuration: c for c in true}
-        best, told = fastest(true), truth[fastest(guess).offer.configuration]
-        asked, same = asked + 1, same + (best is told)
-        dearer = max(dearer, told.time_s / best.time_s - 1)
+        best, advised = fastest(true), truth[fastest(guess).offer.configuration]
+        asked, same = asked + 1, same + (best is advised)
+        dearer = max(dearer, advised.time_s / best.time_s - 1)
         for limit in (c.time_s / 3600 * 1.1 for c in true):
             asked += 1
             best = cheapest(true, deadline=limit)
             try:
-                told = truth[cheapest(guess, deadline=limit).offer.configuration]
+                advised = truth[cheapest(guess, deadline=limit).offer.configuration]
             except NoConfigurationError:
                 late += 1
                 continue
-            same += best is told
-            if told.time_s > limit * 3600:
+            same += best is advised
+            if advised.time_s > limit * 3600:
                 late += 1
             else:
-                dearer = max(dearer, told.cost / best.cost - 1)
+                dearer = max(dearer, advised.cost / best.cost - 1)
     return {"asked": asked, "same": same, "late": late, "dearer": dearer}
 
 
@@ -221,8 +221,8 @@ def _in_buckets(backward: float, size: float, seconds: Callable[[float], float])
 def large_from_small(known: Sequence[ObservedStall]) -> list[PredictedStall]:
     """Compare the larger half of the models with a fit to the smaller half."""
     small, large = known[: len(known) // 2], known[len(known) // 2 :]
-    found = fit(small)
-    return [predict(found, k) for k in large]
+    fitted = fit(small)
+    return [predict(fitted, k) for k in large]
 
 
 def dally(path: Path) -> dict[str, Any]:

@@ -46,13 +46,13 @@ def main() -> None:
     if args.rank:
         _rank(args.rank, steps=args.steps, rounds=args.rounds)
         return
-    found: dict[str, Any] = {"saving": saving(steps=args.steps, rounds=args.rounds)}
+    figures: dict[str, Any] = {"saving": saving(steps=args.steps, rounds=args.rounds)}
     if args.seeds:
-        found["cost"] = [cost(seed, args.max_penalty) for seed in range(args.seeds)]
+        figures["cost"] = [cost(seed, args.max_penalty) for seed in range(args.seeds)]
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        _show(found, args.max_penalty)
+        _show(figures, args.max_penalty)
 
 
 def saving(*, steps: int, rounds: int) -> list[dict[str, float]]:
@@ -71,16 +71,16 @@ def saving(*, steps: int, rounds: int) -> list[dict[str, float]]:
             )
             for rank in range(RANKS)
         ]
-        said = [rank.communicate()[1] for rank in ranks]
+        errors = [rank.communicate()[1] for rank in ranks]
         if any(rank.returncode for rank in ranks):
-            raise SystemExit(f"a rank failed:\n{''.join(said)}")
+            raise SystemExit(f"a rank failed:\n{''.join(errors)}")
         rows = json.loads((Path(out) / "rows.json").read_text(encoding="utf-8"))
     return list(rows)
 
 
 def cost(seed: int, max_penalty: float) -> dict[str, Any]:
     """Return one seed's accuracy (mean of the last three epochs) and CPU seconds, by mode."""
-    found: dict[str, Any] = {"seed": seed}
+    figures: dict[str, Any] = {"seed": seed}
     for freeze in ("off", "auto"):
         with tempfile.TemporaryDirectory() as out:
             script = str(ROOT / "docs" / "examples" / "train_cnn.py")
@@ -100,12 +100,12 @@ def cost(seed: int, max_penalty: float) -> dict[str, Any]:
             )
             text = (Path(out) / "epochs.jsonl").read_text(encoding="utf-8")
         epochs = [json.loads(line) for line in text.splitlines()]
-        found[freeze] = {
+        figures[freeze] = {
             "accuracy": statistics.fmean(line["accuracy"] for line in epochs[-3:]),
             "cpu_s": sum(line["cpu_s"] for line in epochs),
             "frozen": [line["frozen"] for line in epochs],
         }
-    return found
+    return figures
 
 
 class _All:

@@ -25,7 +25,7 @@ from slurm_elastic.simulator.workloads import application_profiles, cluster_text
 from tests.support import published_data
 
 WORKLOADS = tuple(("philly", i) for i in range(1, 5)) + tuple(("saturn", i) for i in range(1, 6))
-#: (policy, belief); "" where nobody freezes.
+#: (policy, belief); "" without freezing.
 ROWS = (
     ("sia", ""),
     *((p, b) for b in ("central", "optimistic", "pessimistic") for p in ("sia", "icefrog")),
@@ -49,9 +49,9 @@ def task(policy: str, belief: str, name: tuple[str, int], data: Path) -> Task:
 
 def figures(results: Sequence[Result], base: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return one row's figures; `base`: those of sia without freezing."""
-    said = summary(results)
-    row = {name: said[name] for name in _FIGURES}
-    row |= {n: said.get(n, 0.0) for n in ("freezing_layers", "freezing_lost")}
+    totals = summary(results)
+    row = {name: totals[name] for name in _FIGURES}
+    row |= {n: totals.get(n, 0.0) for n in ("freezing_layers", "freezing_lost")}
     each = [r.summary()["avg_jct_h"] for r in results]
     row["each_avg_jct_h"] = each
     row["vs_sia"] = row["avg_jct_h"] / (base or row)["avg_jct_h"] - 1
@@ -75,21 +75,21 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     published_data.add_option(parser)
     parser.add_argument("--json", type=Path, help="also write all figures here")
-    asked = parser.parse_args()
-    data = published_data.locate_or_exit(parser, asked, "sia", "traces", "workloads")
-    names = WORKLOADS[:1] if asked.quick else WORKLOADS
+    args = parser.parse_args()
+    data = published_data.locate_or_exit(parser, args, "sia", "traces", "workloads")
+    names = WORKLOADS[:1] if args.quick else WORKLOADS
     print("| policy | freezing | avg JCT h | against sia | p99 h | GPU h per job | restarts |"
           " layers frozen | progress lost |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     runs: dict[tuple[str, str], list[Result]] = {}
     for policy, belief in ROWS:
         tasks = [task(policy, belief, name, data) for name in names]
-        results = runs[policy, belief] = run_all(tasks, processes=asked.processes)
+        results = runs[policy, belief] = run_all(tasks, processes=args.processes)
         base = figures(runs["sia", ""], None)
         row = found[f"{policy} {belief}".strip()] = figures(results, base)
         print(line(policy, belief, row), flush=True)
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1))
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1))
     print("\nicefrog against sia whose jobs freeze as much as they may:")
     for belief in BELIEFS:
         one, other = found[f"icefrog {belief}"], found[f"sia {belief}"]

@@ -62,11 +62,11 @@ def main() -> None:
     if args.rank:
         _rank(args.rank, MODELS[models[0]](), rounds=args.rounds, turn=args.turn)
         return
-    found = {name: measure(name, rounds=args.rounds, turn=args.turn) for name in models}
+    figures = {name: measure(name, rounds=args.rounds, turn=args.turn) for name in models}
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        for name, one in found.items():
+        for name, one in figures.items():
             _show(name, one)
 
 
@@ -127,13 +127,13 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> list[float]:
     """
     draw = random.Random(0)
     pairs = list(zip(ones, others, strict=True))
-    found = []
+    ratios = []
     for _ in range(_RESAMPLES):
         sample = draw.choices(pairs, k=len(pairs))
-        found.append(sum(a for a, _ in sample) / sum(b for _, b in sample))
-    found.sort()
+        ratios.append(sum(a for a, _ in sample) / sum(b for _, b in sample))
+    ratios.sort()
     cut = _RESAMPLES // 40
-    return [sum(ones) / sum(others), found[cut], found[-cut - 1]]
+    return [sum(ones) / sum(others), ratios[cut], ratios[-cut - 1]]
 
 
 def _cnn() -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
         take(arm, _WARM_UP)
         looks_at[arm] = WARM_UP + SOON + 1
     draw = random.Random(7)
-    found: dict[str, Any] = {arm: {"wall_s": [], "cpu_s": []} for arm in ARMS}
+    times: dict[str, Any] = {arm: {"wall_s": [], "cpu_s": []} for arm in ARMS}
     for _ in range(rounds):
         sums = {arm: [0.0, 0.0] for arm in ARMS}
         for first in range(0, SELDOM, turn):
@@ -271,10 +271,10 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
                 for i, value in enumerate(take(arm, min(turn, SELDOM - first))):
                     sums[arm][i] += value
         for arm, (wall, cpu) in sums.items():
-            found[arm]["wall_s"].append(wall)
-            found[arm]["cpu_s"].append(cpu)
-    found["steps"] = SELDOM
-    (out / f"rank{job.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+            times[arm]["wall_s"].append(wall)
+            times[arm]["cpu_s"].append(cpu)
+    times["steps"] = SELDOM
+    (out / f"rank{job.rank}.json").write_text(json.dumps(times), encoding="utf-8")
     torch.distributed.barrier()
     job.finish()
 

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="the least CPU of so many runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     data = published_data.locate_optional(
         parser, options, "pipedream", "profiles", without="published models are left out"
     )
@@ -48,19 +48,19 @@ def main() -> None:
         if published_data.locate_optional(
             parser, options, "pipedream", "oracle.json", without="published runs are left out"
         ):
-            found["oracle"] = published(data, options.repeat)
+            figures["oracle"] = published(data, options.repeat)
         large = profile_reader.read(data / "profiles" / "gnmt_large.txt")
         for name, levels in (("16", FLAT), ("4x4", NODES), ("8x2", WIDE_NODES)):
-            found[f"gnmt_large {name}"] = asked(large, levels, options.repeat)
-        found["gnmt_large 4x4, 16 GB"] = asked(large, NODES, options.repeat, memory=16e9)
-        found["approximation"] = approximation(data)
+            figures[f"gnmt_large {name}"] = asked(large, levels, options.repeat)
+        figures["gnmt_large 4x4, 16 GB"] = asked(large, NODES, options.repeat, memory=16e9)
+        figures["approximation"] = approximation(data)
     for name, levels in (("16", FLAT), ("4x4", NODES)):
-        found[f"100 layers {name}"] = asked(layers(100), levels, options.repeat)
-        found[f"inception-like {name}"] = asked(inception(11), levels, options.repeat)
+        figures[f"100 layers {name}"] = asked(layers(100), levels, options.repeat)
+        figures[f"inception-like {name}"] = asked(inception(11), levels, options.repeat)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(figures, indent=2))
         return
-    for name, row in found.items():
+    for name, row in figures.items():
         print(f"{name:24}", "  ".join(f"{k} {_text(v)}" for k, v in row.items()))
 
 

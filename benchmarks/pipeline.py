@@ -62,15 +62,15 @@ def main() -> None:
         if args.model not in ("lm", "linear"):
             profile_reader.read(Path(args.model))
         slow_network.enter("benchmarks.pipeline", sys.argv[1:])
-        found = []
+        results = []
         for ranks in args.ranks:
-            found.append(measure(args, ranks))
+            results.append(measure(args, ranks))
             if not args.json:
-                _show(found[-1])
+                _show(results[-1])
     except (slow_network.NoNetworkError, profile_reader.LayerProfileError) as error:
         sys.exit(f"benchmarks.pipeline: {error}")
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 def measure(args: argparse.Namespace, ranks: int) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def measure(args: argparse.Namespace, ranks: int) -> dict[str, Any]:
         said, _ = processes[0].communicate()
         if processes[0].returncode:
             sys.exit(f"benchmarks.pipeline: rank 0 of {ranks} failed, see above")
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    base = found["step_s"][_BASE]
-    return found | {
+    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
+    base = figures["step_s"][_BASE]
+    return figures | {
         "ranks": ranks,
         "bits_per_s": bits,
         "faster": {
             name: [b / s for b, s in zip(base, row, strict=True)]
-            for name, row in found["step_s"].items()
+            for name, row in figures["step_s"].items()
         },
     }
 

@@ -46,13 +46,13 @@ def main() -> None:
     parser.add_argument("--links", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = measure(
+    figures = measure(
         options.nodes, options.jobs, repeat=options.repeat, seed=options.seed, links=options.links
     )
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(figures, indent=2))
         return
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
 
 
@@ -121,7 +121,7 @@ def against_plain_loop(cluster: Cluster) -> dict[str, float]:
 
 def _tell_stalls(cluster: Cluster, rng: random.Random) -> None:
     for job_id, record in cluster.records.items():
-        told = tuple(
+        measurements = tuple(
             dataclasses.replace(
                 m,
                 racks=min(m.nodes, 2),
@@ -132,7 +132,7 @@ def _tell_stalls(cluster: Cluster, rng: random.Random) -> None:
             for m in record.measurements
         )
         size = rng.choice([1e6, 1e8, 5e8])
-        known = dataclasses.replace(record, measurements=told, gradient_bytes=size)
+        known = dataclasses.replace(record, measurements=measurements, gradient_bytes=size)
         cluster.records[job_id] = known
 
 

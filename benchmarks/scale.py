@@ -3,11 +3,10 @@
     python -m benchmarks.scale [--nodes 256] [--jobs 2000] [--minutes 15] [--seed 1] [--users 4]
                                [--only with|without] [--out scale-results] [--cluster scale]
 
-Many slurmd in one container; users who keep that many jobs queued and running (three of five
-elastic), and submit, cancel, hold, update and look as people do, at moments drawn from the seed.
-What it writes: `with.json`, `without.json`, and `scale.json` and `scale.png` from both. Runs can
-be made one by one (`--only`). The cluster is this benchmark's own: it is removed at the end,
-however the end comes.
+Many slurmd run in one container. Simulated users keep so many jobs queued and running (three of
+five elastic), and submit, cancel, hold, update and look at them, at times drawn from the seed.
+Writes `with.json` and `without.json`, and from both `scale.json` and `scale.png`. Runs can be made
+one by one (`--only`). The benchmark's own cluster is removed at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ def _until_full(users_at_work: Any, args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _watch(cluster: str, rows: list[dict[str, Any]]) -> Iterator[Any]:
-    """Look at the daemons until told to stop, with a last look then."""
+    """Sample the daemons during the context, and once more at its end."""
     words = [
         "/opt/slurm-elastic/bin/python",
         f"{USERS_DIR}/daemon_monitor.py",

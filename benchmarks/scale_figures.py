@@ -48,7 +48,7 @@ def arm_figures(run: Mapping[str, Any]) -> dict[str, Any]:
     rows, log = run["rows"], run["log"]
     seconds = rows[-1]["t"] - rows[0]["t"]
     rpcs = [r["sdiag"] for r in rows if r.get("sdiag")]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "seconds": round(seconds),
         "load": percentiles([r["load"] for r in rows if "load" in r]),
         "jobs": {k: [s[f"jobs_{k}"] for s in (rpcs[0], rpcs[-1])] for k in ("pending", "running")},
@@ -65,8 +65,8 @@ def arm_figures(run: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": run["warnings"],
     }
     if any("selasticd" in r for r in rows):
-        found |= _of_selasticd(rows, log)
-    return found
+        figures |= _of_selasticd(rows, log)
+    return figures
 
 
 def _of_selasticd(rows: Rows, log: Sequence[str]) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def _warm(row: Mapping[str, Any], rows: Rows) -> bool:
 
 def run_user(rows: Rows, user: str) -> dict[str, float]:
     """Return a user's requests between the first and the last sdiag, and their cost."""
-    seen = [r for r in rows if r.get("sdiag")]
-    spent = _difference(seen[0]["sdiag"], seen[-1]["sdiag"], "by_user").get(user, [0, 0.0])
-    seconds = seen[-1]["t"] - seen[0]["t"]
+    samples = [r for r in rows if r.get("sdiag")]
+    spent = _difference(samples[0]["sdiag"], samples[-1]["sdiag"], "by_user").get(user, [0, 0.0])
+    seconds = samples[-1]["t"] - samples[0]["t"]
     return {
         "rpcs": spent[0],
         "rpcs_per_s": round(spent[0] / seconds, 2),
@@ -123,8 +123,8 @@ def _difference(
 
 def _cores(rows: Rows, daemon: str) -> float:
     """Return the mean use of cores between the first and the last sample."""
-    seen = [(r["t"], r[daemon]["cpu_s"]) for r in rows if daemon in r]
-    (t0, cpu0), (t1, cpu1) = seen[0], seen[-1]
+    samples = [(r["t"], r[daemon]["cpu_s"]) for r in rows if daemon in r]
+    (t0, cpu0), (t1, cpu1) = samples[0], samples[-1]
     return float(round((cpu1 - cpu0) / (t1 - t0), 4))
 
 
@@ -150,9 +150,9 @@ def slope(points: Sequence[tuple[float, float]]) -> dict[str, float]:
     if len(points) < 3:
         return {}
     hours = [t / 3600 for t, _ in points]
-    found = stats.theilslopes([v for _, v in points], hours, 0.95)
-    low, high = sorted((found.low_slope, found.high_slope))
-    return {"per_h": round(float(found.slope), 3), "low": round(float(low), 3),
+    slopes = stats.theilslopes([v for _, v in points], hours, 0.95)
+    low, high = sorted((slopes.low_slope, slopes.high_slope))
+    return {"per_h": round(float(slopes.slope), 3), "low": round(float(low), 3),
             "high": round(float(high), 3)}  # fmt: skip
 
 
@@ -227,21 +227,21 @@ def plot(rows: Mapping[str, Any], path: Path) -> None:
 
     figure, axes = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     for arm, run in rows.items():
-        seen = [r for r in run["rows"] if "slurmctld" in r]
-        times = [(r["t"] - run["began"]) / 60 for r in seen]
+        samples = [r for r in run["rows"] if "slurmctld" in r]
+        times = [(r["t"] - run["began"]) / 60 for r in samples]
         cores = [
             (b["slurmctld"]["cpu_s"] - a["slurmctld"]["cpu_s"]) / max(1e-9, b["t"] - a["t"])
-            for a, b in itertools.pairwise(seen)
+            for a, b in itertools.pairwise(samples)
         ]
         axes[0].plot(times[1:], cores, label=f"{arm} selasticd", linewidth=1)
     axes[0].set_ylabel("slurmctld, cores")
     axes[0].legend(frameon=False)
     run = rows.get("with")
     if run:
-        seen = [r for r in run["rows"] if "selasticd" in r]
-        times = [(r["t"] - run["began"]) / 60 for r in seen]
-        axes[1].plot(times, [r["selasticd"]["rss_mb"] for r in seen])
-        axes[2].plot(times, [sum(r["ledger"]) / 1024 for r in seen])
+        samples = [r for r in run["rows"] if "selasticd" in r]
+        times = [(r["t"] - run["began"]) / 60 for r in samples]
+        axes[1].plot(times, [r["selasticd"]["rss_mb"] for r in samples])
+        axes[2].plot(times, [sum(r["ledger"]) / 1024 for r in samples])
     axes[1].set_ylabel("selasticd, MB")
     axes[2].set_ylabel("ledger and its WAL, KB")
     for axis in axes:

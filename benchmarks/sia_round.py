@@ -38,17 +38,17 @@ def invent(nodes: int, jobs: int, seed: int) -> Cluster:
     for job_id in range(1, jobs + 1):
         application = rng.choice(applications)
         at, gpus = rng.randrange(nodes), rng.choice([1, 2, 4, 8])
-        seen: tuple[Observation, ...] = ()
+        observations: tuple[Observation, ...] = ()
         on = {}
         if free[at] >= gpus:
             free[at] -= gpus
             on = {members[at].name: gpus}
             kind = members[at].gpu_type
             rate = next(t.single or 1.0 for t in application.types if t.gpu_type == kind)
-            seen = tuple(
+            observations = tuple(
                 Observation(kind, 1, g, 16, 17 / rate, 16 / rate) for g in (1, 2, 4, 8) if g <= gpus
             )
-        learned = Learned(application, seen, Noise(1.0, 400.0 + rng.random()))
+        learned = Learned(application, observations, Noise(1.0, 400.0 + rng.random()))
         cluster.add(job_id, elastic="1-64", on=on or None, gpus=1, record={"learned": learned})
     return cluster
 
@@ -82,7 +82,7 @@ def main() -> None:
         policy.decide(question, {})
         seconds.append(time.process_time() - begin)
     columns = len(policy.weigh(question).table.configurations)
-    found = {
+    figures = {
         "gpus": sum(capacity.values()),
         "jobs": options.jobs,
         "configurations": columns,
@@ -90,11 +90,11 @@ def main() -> None:
         "later_cpu_s": min(seconds[1:], default=seconds[0]),
     }
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(figures, indent=1))
         return
     print(
-        f"{found['jobs']} jobs, {found['gpus']} GPUs, {columns} configurations:"
-        f" {found['first_cpu_s']:.2f} s of CPU at first, {found['later_cpu_s']:.2f} s later"
+        f"{figures['jobs']} jobs, {figures['gpus']} GPUs, {columns} configurations:"
+        f" {figures['first_cpu_s']:.2f} s of CPU at first, {figures['later_cpu_s']:.2f} s later"
     )
 
 

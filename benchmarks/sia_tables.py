@@ -133,8 +133,8 @@ def reference(data: Path, policy: str, trace: str, index: int) -> dict[str, floa
 
 def available(data: Path, trace: str) -> list[int]:
     """Return the numbers of a trace's workloads, ascending."""
-    found = (data / "workloads" / trace).glob("workload-*.csv")
-    return sorted(int(p.stem.partition("-")[2]) for p in found)
+    files = (data / "workloads" / trace).glob("workload-*.csv")
+    return sorted(int(p.stem.partition("-")[2]) for p in files)
 
 
 def compare(label: str, results: Sequence[tuple[Run, Result]], data: Path) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def tasks(options: argparse.Namespace, folder: Path) -> list[Run]:
 
 def _ablations(plain: dict[str, Any]) -> list[Run]:
     """Yield a workload with one thing changed at a time."""
-    found = [
+    variants = [
         Run(label="as the artifact", compat=True, **plain),
         Run(label="as the paper", compat=False, **plain),
     ]
@@ -222,21 +222,21 @@ def _ablations(plain: dict[str, Any]) -> list[Run]:
         ("paper, growth = 64", "growth", 64.0),
     ]
     for label, key, value in changes:
-        found.append(Run(label=label, compat=False, settings=((key, value),), **plain))
-    return found
+        variants.append(Run(label=label, compat=False, settings=((key, value),), **plain))
+    return variants
 
 
 def _variants(base: dict[str, Any], seed: int) -> list[Run]:
     """Yield philly-1 with all jobs of one class, and a pipeline among data-parallel jobs."""
-    found = []
+    variants = []
     for job_class in JobClass:
         plain: dict[str, Any] = {"trace": "philly", "index": 1, "job_class": job_class} | base
         label = f"philly-1, all {job_class.value}"
-        found.append(Run(label=label, seed=seed, **plain))
+        variants.append(Run(label=label, seed=seed, **plain))
         if job_class is JobClass.RIGID and not seed:
-            found.append(Run(label=f"{label}, gavel", policy="gavel", **plain))
+            variants.append(Run(label=f"{label}, gavel", policy="gavel", **plain))
     pipeline: dict[str, Any] = {"trace": "hybrid", "index": 1, "cluster": "dgx-ext:2x8,rtx:3x8"}
-    return [*found, Run(label="gpt_pmp among others", seed=seed, **pipeline, **base)]
+    return [*variants, Run(label="gpt_pmp among others", seed=seed, **pipeline, **base)]
 
 
 def main() -> None:

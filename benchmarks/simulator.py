@@ -62,16 +62,16 @@ def main() -> None:
     parser.add_argument("--replay", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for jobs, tables, cluster in _inputs(parser, options):
         if options.replay:
-            found.append(replay(jobs, tables, cluster, options.replay))
+            rows.append(replay(jobs, tables, cluster, options.replay))
         else:
-            found.append(measure(jobs, tables, cluster, options))
+            rows.append(measure(jobs, tables, cluster, options))
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows, indent=2))
         return
-    for one in found:
+    for one in rows:
         for name, value in one.items():
             print(f"{name:22} {value:.3f}" if isinstance(value, float) else f"{name:22} {value}")
         print()

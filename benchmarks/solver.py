@@ -115,8 +115,8 @@ def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> AssignmentProgra
     goodput = rows.goodput[drawn] * rng.uniform(0.95, 1.05, size=(jobs, len(rows.gpus)))
     cost = _cost(goodput, rows.factor[drawn], rows.held[drawn])
     capacity = np.array([round(gpus * share) for share in _SHARES], dtype=np.int64)
-    nobody = np.full(jobs, -1, dtype=np.int64)
-    return _program(rows, cost, goodput > _FILLER, capacity, nobody)
+    none_held = np.full(jobs, -1, dtype=np.int64)
+    return _program(rows, cost, goodput > _FILLER, capacity, none_held)
 
 
 def _cost(goodput: Floats, factor: Floats, held: Ints) -> Floats:
@@ -148,7 +148,7 @@ def measure(
         solution, seconds = _timed(lambda: solve(program, gap=GAP))
         times.append(seconds)
     ours = sorted(times)[len(times) // 2]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "gpus": int(program.capacity.sum()),
         "jobs": len(program.cost),
         "solve_cpu_s": ours,
@@ -158,14 +158,14 @@ def measure(
         "how": solution.how,
     }
     if not cbc:
-        return found
+        return figures
     (choice, objective), seconds = _timed(
         lambda: solve_reference(program, time_limit_s=limit_s, gap=GAP)
     )
-    found |= {"cbc_cpu_s": seconds, "cbc_finished": choice is not None, "ratio": seconds / ours}
+    figures |= {"cbc_cpu_s": seconds, "cbc_finished": choice is not None, "ratio": seconds / ours}
     if choice is not None:
-        found |= {"cbc_objective": objective, "better": 1 - solution.objective / objective}
-    return found
+        figures |= {"cbc_objective": objective, "better": 1 - solution.objective / objective}
+    return figures
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -199,15 +199,15 @@ def main() -> None:
         rows = invented(300, args.seed)
     for gpus, jobs in SIZES:
         programs[f"{gpus}, {jobs}"] = instance(rows, gpus=gpus, jobs=jobs, seed=args.seed)
-    found = []
+    rows_shown = []
     for name, program in programs.items():
         row = {"instance": name, "rows": rows.source}
         row |= measure(program, limit_s=args.limit, cbc=not args.skip_cbc)
-        found.append(row)
+        rows_shown.append(row)
         if not args.json:
             print(_line(row), flush=True)
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows_shown, indent=2))
 
 
 def _line(row: dict[str, Any]) -> str:

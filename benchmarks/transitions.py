@@ -3,15 +3,15 @@
     python -m benchmarks.transitions [--count 20] [--rivals 100] [--deaf 0.0] [--seed 1]
                                      [--json] [--keep] [--cluster farm64]
 
-The cluster is full. Pairs of elastic jobs hold some of its nodes and are dealt out anew among them,
-all of them in one transaction, as often as needed, while one-GPU jobs of another user pend for
-whatever gets free. The jobs (drivers/busy_job.sh) save when asked and go on from what they saved;
-`--deaf` is the share of notices that a job does not answer: those have to be rolled back.
+The cluster is full. Pairs of elastic jobs hold some of its nodes and are moved among them, all at
+once, as often as needed, while one-GPU jobs of another user wait for any GPU that becomes free. The
+jobs (drivers/busy_job.sh) save on a notice and continue from their save; `--deaf` is the share of
+notices that a job ignores: those transitions must be rolled back.
 
-Prints how many landed and how many were rolled back, how long Slurm's part took, and what an
-observer finds who knows nothing of the controller: jobs that lost work, rivals that got onto the
-jobs' nodes (without deaf jobs that must not be; one whose old place is taken by a job that
-landed goes back into the queue), and what was left behind. Exit code 1 if anything was.
+Prints how many transitions finished and how many were rolled back, how long Slurm's part took, and
+what Slurm alone shows: jobs that lost work, rivals that got onto the jobs' nodes (only after an
+ignored notice may that happen; a job whose old place is taken goes back into the queue), and what
+was left behind. Exit code 1 if anything was.
 """
 
 from __future__ import annotations
@@ -161,21 +161,21 @@ class Bench:
 
     def _left(self) -> list[str]:
         """Return what slurmctld shows that must not exist after the last transition."""
-        found = []
+        leftovers = []
         reservations = json.loads(on_cluster(self.cluster, "scontrol", "show", "res", "--json"))
-        found += [f"reservation {r['name']}" for r in reservations["reservations"]]
+        leftovers += [f"reservation {r['name']}" for r in reservations["reservations"]]
         shown = json.loads(on_cluster(self.cluster, "scontrol", "show", "job", "--json"))["jobs"]
         jobs = {j["job_id"]: j for j in shown}
         for job_id in self.movers:
             job = jobs.get(job_id)
             if job is None or job["job_state"] not in (["RUNNING"], ["PENDING"]):
-                found.append(f"job {job_id} is {job and job['job_state']}")
+                leftovers.append(f"job {job_id} is {job and job['job_state']}")
                 continue
-            found += [f"job {job_id}: {what}" for what in _marks(job, self.asked[job_id])]
+            leftovers += [f"job {job_id}: {what}" for what in _marks(job, self.asked[job_id])]
         for job in shown:
             if job["user_name"] == "bob" and (job["restart_cnt"] or job["required_nodes"]):
-                found.append(f"job {job['job_id']} of another user was touched")
-        return found
+                leftovers.append(f"job {job['job_id']} of another user was touched")
+        return leftovers
 
 
 def _marks(job: dict[str, Any], asked: str) -> list[str]:
@@ -185,20 +185,20 @@ def _marks(job: dict[str, Any], asked: str) -> list[str]:
         job: as slurmctld shows it.
         asked: the node that its user has named: others may fill it, and then it waits.
     """
-    found = []
+    marks = []
     if job["nice"] != NICE:
-        found.append(f"nice {job['nice']}")
+        marks.append(f"nice {job['nice']}")
     if job["priority"]["number"] >= 2**31:
-        found.append(f"priority {job['priority']['number']}")
+        marks.append(f"priority {job['priority']['number']}")
     if job["resv_name"]:
-        found.append(f"reservation {job['resv_name']}")
+        marks.append(f"reservation {job['resv_name']}")
     if job["hold"]:
-        found.append("held")
+        marks.append("held")
     if job["state_reason"] not in ("None", "", "Resources", "Priority"):
-        found.append(f"reason {job['state_reason']}")
+        marks.append(f"reason {job['state_reason']}")
     if set(filter(None, job["required_nodes"].split(","))) - {asked, *job["nodes"].split(",")}:
-        found.append(f"pinned to {job['required_nodes']} and runs on {job['nodes']}")
-    return found
+        marks.append(f"pinned to {job['required_nodes']} and runs on {job['nodes']}")
+    return marks
 
 
 def _problem(row: dict[str, Any]) -> str:
@@ -264,18 +264,18 @@ def main() -> None:
     finally:
         if not args.keep:
             subprocess.run([*command, "down"], check=False, stdout=subprocess.DEVNULL)
-    found = figures(run)
+    row = figures(run)
     if args.json:
-        print(json.dumps({**found, "rows": run["rows"]}))
+        print(json.dumps({**row, "rows": run["rows"]}))
     else:
-        print(f"{found['count']} transitions: {found['landed']} landed, {found['rolled_back']} "
-              f"rolled back, {found['other']} else; {args.rivals} rivals pending")  # fmt: skip
-        for part, v in found["seconds"].items():
+        print(f"{row['count']} transitions: {row['landed']} landed, {row['rolled_back']} "
+              f"rolled back, {row['other']} else; {args.rivals} rivals pending")  # fmt: skip
+        for part, v in row["seconds"].items():
             line = f"{part}: p50 {v['p50']:.2f} s, p95 {v['p95']:.2f} s, max {v['max']:.2f} s"
             print(f"  {line}")
-        print(f"  jobs: {found['attempts']}; stolen: {found['stolen']}; left: {found['left']}")
-        print(f"  rolled back because: {found['problems']}")
-    sys.exit(0 if clean(found) else 1)
+        print(f"  jobs: {row['attempts']}; stolen: {row['stolen']}; left: {row['left']}")
+        print(f"  rolled back because: {row['problems']}")
+    sys.exit(0 if clean(row) else 1)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=_PATIENCE_S))
-    found = Bench(args).run()
+    figures = Bench(args).run()
     if args.rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
     torch.distributed.barrier()
 
 
@@ -108,11 +108,11 @@ class Bench:
                 losses[name] += arms[name][1](arms[name][0])
                 dist.barrier()
                 walls[name].append((time.perf_counter() - begun) / arms[name][0])
-        found: dict[str, Any] = {"step_s": walls, "wire": wire, "parameter_bytes": 4 * size}
+        figures: dict[str, Any] = {"step_s": walls, "wire": wire, "parameter_bytes": 4 * size}
         if profile:
-            found |= self.account(profile, plan[0], wire["both_ways"])
-            found["difference"] = difference(losses)
-        return found
+            figures |= self.account(profile, plan[0], wire["both_ways"])
+            figures["difference"] = difference(losses)
+        return figures
 
     def layers(self) -> list[tuple[str, Any]]:
         """Return the whole model, with the same parameters each time and on each rank."""

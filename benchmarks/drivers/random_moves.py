@@ -65,7 +65,7 @@ def ready(controller: Controller, wanted: list[int]) -> list[Job]:
         jobs = [
             all_jobs[j] for j in wanted if j in all_jobs and all_jobs[j].state is JobState.RUNNING
         ]
-        reports = [controller.book.last_report(j.job_id) for j in jobs]
+        reports = [controller.store.last_report(j.job_id) for j in jobs]
         reporting = [
             j
             for r, j in zip(reports, jobs, strict=True)

@@ -1,8 +1,8 @@
 """Duration of a schedule whose operations take given times.
 
-The planner gives the time of a pipeline that is always full and whose transfers nobody
-waits for. A replay of the same times in the schedule's own order adds what fills and
-drains it, and waits for what travels. What is measured beyond that is the runtime's.
+The planner gives the time of a pipeline that is always full and does not wait for transfers. A
+replay of the same times in the schedule's order adds filling, draining and transfers. Measured
+time beyond that is overhead of the runtime.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def wait_for_steps(controller: Controller, job_id: int, run: int) -> float:
     deadline = time.time() + PATIENCE_S
     while time.time() < deadline:
         controller.look()
-        report = controller.book.last_report(job_id)
+        report = controller.store.last_report(job_id)
         if report and report.run >= run and report.startup_s is not None:
             return time.time()
         time.sleep(0.1)

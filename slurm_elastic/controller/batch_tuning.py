@@ -1,6 +1,6 @@
 """Settings of running jobs that need no restart: the batch, and how many layers to freeze.
 
-Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the best goodput on
+Batch: with `batch=MIN-MAX`, unless the policy leaves it alone, the one with the best goodput on
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
 measured: models are accurate only near what was measured. A change without a restart loses only
@@ -127,14 +127,16 @@ def obey(
     profile = learned.application.on(held.gpu_type)
     replicas = max(1, held.gpus // (profile.unit if profile else 1))
     reach = _STRETCH * max(present, learned.application.initial_batch)
-    # A library that says what fits splits the rest; any other takes its share at once.
+    # A library that accumulates splits a share that does not fit; others take it at once.
     if learned.observations and not learned.application.accumulation:
         reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
-    bounded = max(low, min(batch, high, max(reach, present)))
-    even = bounded - bounded % replicas
-    bounded = even if even >= low else bounded
+    next_batch = max(low, min(batch, high, max(reach, present)))
+    even = next_batch - next_batch % replicas
+    next_batch = even if even >= low else next_batch
     reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
-    return BatchChoice(bounded, present, limits, reason=reason if bounded != present else None)
+    return BatchChoice(
+        next_batch, present, limits, reason=reason if next_batch != present else None
+    )
 
 
 def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:

@@ -58,10 +58,10 @@ class Controller:
     ) -> None:
         self.config, self.reader, self.ledger, self.policy = config, reader, ledger, policy
         self._log = log
-        self.book = JobStore(ledger, config)
-        self.housekeeping = OrphanCleanup(scontrol, config, self.book, log)
-        self.accounts = UsageReconciler(ledger, log)
-        self.guardian = CrashLoopGuard(scontrol, config, self.book, ledger, log)
+        self.store = JobStore(ledger, config)
+        self.cleanup = OrphanCleanup(scontrol, config, self.store, log)
+        self.usage = UsageReconciler(ledger, log)
+        self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log)
         self.engine = TransitionEngine(
             scontrol=scontrol,
             ledger=ledger,
@@ -72,9 +72,11 @@ class Controller:
         capabilities = capabilities_of(policy)
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
-        self.dialogue = ReportHandler(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
-        self.book.learning.adaptive_batches = chooser != "user"
-        self.dialogue.predicts_frozen_layers = capabilities.predicts_frozen_layers
+        self.report_handler = ReportHandler(
+            store=self.store, engine=self.engine, tuner=self.tuner, log=log
+        )
+        self.store.learning.adaptive_batches = chooser != "user"
+        self.report_handler.predicts_frozen_layers = capabilities.predicts_frozen_layers
         self.retired = False
         #: PrivateData of slurm.conf; all of it is taken for private until slurmctld has answered.
         self.private = PRIVATE
@@ -172,7 +174,7 @@ class Controller:
             self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
 
     def _read_jobs(self) -> None:
-        self._jobs = self.book.all_in_force(self.reader.jobs())
+        self._jobs = self.store.all_in_force(self.reader.jobs())
 
     def _idle(self) -> bool:
         """Return whether nothing has happened and nothing is due, by a cheap look."""
@@ -191,9 +193,9 @@ class Controller:
         while self.engine.ended:
             transition, job = self.engine.ended.pop(0)
             if transition.state is TransitionState.DONE or transition.given_up:
-                self.book.changed(transition, job, time.time())
+                self.store.changed(transition, job, time.time())
             if transition.state is TransitionState.DONE and transition.target is not None:
-                self.dialogue.expect(transition)
+                self.report_handler.expect(transition)
             self.soon()
 
     # --- a round ---
@@ -207,15 +209,13 @@ class Controller:
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
-            reservations = self.housekeeping.sweep(
-                snapshot, self.engine.live, per_node=self._per_node
-            )
+            reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
             self.engine.reservations.adopt(reservations)
-            self.housekeeping.leases(snapshot.jobs, self.engine.live, retired=self.retired)
-        self.dialogue.forget(snapshot.job.keys())
+            self.cleanup.leases(snapshot.jobs, self.engine.live, retired=self.retired)
+        self.report_handler.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
         live = self.engine.live
-        records = self.book.records(snapshot, live)
+        records = self.store.records(snapshot, live)
         self.engine.outbox.pace(sum(r.reporting for r in records.values()))
         plan, state = decide_round(
             snapshot,
@@ -225,7 +225,7 @@ class Controller:
             state=self._state,
             previous=self._plan,
             seed=self.config.controller.seed,
-            resized=self.book.resized(time.time(), live.values()),
+            resized=self.store.resized(time.time(), live.values()),
         )
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
@@ -239,12 +239,12 @@ class Controller:
             plan=plan,
             records=records,
             batches=self.tuner.choices,
-            resizes=self.book.resizes(),
+            resizes=self.store.resizes(),
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
             next_round=time.time() + max(0.0, self.pace.until_round()),
             topology=self.config.topology,
-            kept_since=self.book.kept_since,
+            kept_since=self.store.kept_since,
         )
         if self.acts and written:
             self._act(snapshot, plan, records)
@@ -258,15 +258,15 @@ class Controller:
 
     def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         """Tune the batches of running jobs, which needs no restart."""
-        choices = self.tuner.round(
+        changed = self.tuner.round(
             snapshot,
             records,
-            self.book.last_reports(snapshot),
+            self.store.last_reports(snapshot),
             act=self.acts,
             leave={d.job_id for d in plan.changes},
             decided=plan.decision,
         )
-        for job, choice in choices:
+        for job, choice in changed:
             self._log.info(
                 f"JobId={job.display_id} Action=batch From={choice.present} To={choice.batch} "
                 f"Reason={choice.reason}"
@@ -289,9 +289,9 @@ class Controller:
         """Record the snapshot; return whether the ledger could be written."""
         try:
             self.engine.catch_up()
-            self.book.observe(snapshot)
-            self.accounts.tick()
-            self.guardian.review(snapshot, self.engine.live, act=self.acts)
+            self.store.observe(snapshot)
+            self.usage.tick()
+            self.guard.review(snapshot, self.engine.live, act=self.acts)
         except LedgerError as error:
             self._unwritten(error)
             return False
@@ -305,11 +305,11 @@ class Controller:
         changes = []
         for decision in plan.changes[: max(0, room)]:
             job = snapshot.job[decision.job_id]
-            spare_s = self.book.spare_s(job)
+            spare_s = self.store.spare_s(job)
             time_left = allowed(
                 job,
                 decision,
-                self.book.entry(job).budget,
+                self.store.entry(job).budget,
                 snapshot=snapshot,
                 records=records,
                 config=self.config,
@@ -317,7 +317,7 @@ class Controller:
             )
             changes.append(RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left))
         begun = self.engine.begin(changes) if changes else []
-        self.tuner.ahead(begun, snapshot, records, self.book.last_reports(snapshot))
+        self.tuner.ahead(begun, snapshot, records, self.store.last_reports(snapshot))
         for decision in begun:
             self._log.info(words(decision, snapshot))
         started = {d.job_id for d in begun}
@@ -325,13 +325,13 @@ class Controller:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue
             if job.state is JobState.PENDING:
-                if job.job_id in plan.decision and self.housekeeping.may_lease(job):
-                    self.housekeeping.lease(job)
+                if job.job_id in plan.decision and self.cleanup.may_lease(job):
+                    self.cleanup.lease(job)
             elif job.state is JobState.RUNNING:
-                self.dialogue.prove(job)
+                self.report_handler.prove(job)
 
     def _notice_s(self, job: Job) -> float:
-        directive = self.book.directive(job)
+        directive = self.store.directive(job)
         notice_s = directive.notice_s if directive else None
         return float(notice_s or self.config.resize.notice_s)
 
@@ -348,8 +348,8 @@ class Controller:
         """Apply a changed configuration; policy, sockets and paths stay until a restart."""
         self.config = config
         self.engine.config = config
-        self.housekeeping.config = self.guardian.config = config
-        self.book.learning.config = config
+        self.cleanup.config = self.guard.config = config
+        self.store.learning.config = config
         self.retired = False
         self.pace.at_once()
 
@@ -361,7 +361,7 @@ class Controller:
     def retire(self) -> str:
         """Begin nothing new and end leases; transitions under way are finished."""
         self.retired = True
-        waiting, pinned = self.housekeeping.give_back(self._jobs.values())
+        waiting, pinned = self.cleanup.give_back(self._jobs.values())
         text = (
             f"nothing new is begun; {waiting} waiting jobs were given to Slurm, "
             f"{len(self.engine.live)} changes under way will be finished"
@@ -387,7 +387,7 @@ class Controller:
             )
             for t in self.engine.live.values()
         )
-        reports = self.book.last_reports(self.view.snapshot)
+        reports = self.store.last_reports(self.view.snapshot)
         self.view = dataclasses.replace(self.view, transitions=rows, reports=reports)
 
     def _note(self, name: str, note: Reason | None) -> None:

@@ -57,7 +57,7 @@ from slurm_elastic.slurm.scontrol import (
 )
 
 _RETRY_S = 5.0
-#: Who stands by copies the active one's ledger at every so many looks at the lease.
+#: A standby copies the active controller's ledger at every so many looks at the lease.
 _COPIES = 4
 #: What of the configuration takes effect only at the next start.
 _FIXED = (
@@ -82,7 +82,7 @@ class Daemon:
         policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
-        self._keeper: LeaderElection | None = None
+        self._election: LeaderElection | None = None
 
     def run(self) -> None:
         """Run until SIGTERM.
@@ -100,9 +100,9 @@ class Daemon:
         reader = self._connect()
         if reader is None:
             return
-        self._keeper = self._make_keeper(reader, address) if address else None
+        self._election = self._make_election(reader, address) if address else None
         server = Server(self._config.api, None, self._log, role=self._role)
-        if self._keeper:
+        if self._election:
             self._open(server)
         try:
             while self._stand_by(StandbySync(ledger, self._log)):
@@ -118,9 +118,9 @@ class Daemon:
         self._say_hello()
         _notify("READY=1")
 
-    def _make_keeper(self, reader: Reader, address: str) -> LeaderElection:
+    def _make_election(self, reader: Reader, address: str) -> LeaderElection:
         takeover_s = self._config.controller.takeover_s
-        keeper = LeaderElection(
+        election = LeaderElection(
             reader=reader,
             writes=LeaseWrites(timeout_s=takeover_s * leader_lease.GAP, account=_account()),
             prefix=self._config.slurm.reservation_prefix,
@@ -128,52 +128,52 @@ class Daemon:
             takeover_s=takeover_s,
             log=self._log,
         )
-        keeper.lost = self._wakeup.set
-        return keeper
+        election.lost = self._wakeup.set
+        return election
 
     def _role(self) -> Role:
-        if self._keeper is None:
+        if self._election is None:
             return Role()
-        active = self._keeper.active_address
-        return Role("active" if self._keeper.holds else "standby", active)
+        active = self._election.active_address
+        return Role("active" if self._election.holds else "standby", active)
 
     def _stand_by(self, copying: StandbySync) -> bool:
         """Wait until this daemon is to act; return False when it is to stop."""
         last_line, copied = "", float("-inf")
-        while self._keeper and not self._stop:
+        while self._election and not self._stop:
             self._reload_if_asked(None)
             try:
-                if self._keeper.stand_by():
+                if self._election.stand_by():
                     break
-                active = self._keeper.active_address
+                active = self._election.active_address
                 line = f"stands by; Active={active or 'none yet'}"
             except SlurmUnreachableError as error:
                 line = f"stands by; {error}"
             if line != last_line:
                 self._log.info(line)
             last_line = line
-            if time.monotonic() - copied > self._keeper.pause_s * _COPIES:
+            if time.monotonic() - copied > self._election.pause_s * _COPIES:
                 copied = time.monotonic()
                 copying.follow(
-                    self._keeper.active_address,
-                    process=self._keeper.active_process,
-                    seconds=self._keeper.pause_s,
+                    self._election.active_address,
+                    process=self._election.active_process,
+                    seconds=self._election.pause_s,
                 )
                 copying.forget(self._config.controller)
-            self._wakeup.wait(self._keeper.pause_s)
+            self._wakeup.wait(self._election.pause_s)
             self._wakeup.clear()
         return not self._stop
 
     def _act(self, ledger: Ledger, reader: Reader, server: Server) -> None:
         """Act as the controller until SIGTERM, or until another controller acts."""
-        keeper = self._keeper
-        if keeper:
-            succeed(ledger, keeper.generation, self._log)
+        election = self._election
+        if election:
+            succeed(ledger, election.generation, self._log)
         controller = Controller(
             config=self._config,
             reader=reader,
             scontrol=Scontrol(
-                timeout_s=self._config.slurm.timeout_s, right=keeper.right if keeper else always
+                timeout_s=self._config.slurm.timeout_s, right=election.right if election else always
             ),
             ledger=ledger,
             policy=policy_protocol.load(self._config),
@@ -184,14 +184,14 @@ class Daemon:
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one
         server.serve(RequestHandler(controller, check=self._check, reconfigure=reconfigure))
-        if keeper is None:
+        if election is None:
             self._open(server)
         try:
             while not self._stop:
                 self._reload_if_asked(controller)
-                with keeper.working() if keeper else contextlib.nullcontext():
-                    if keeper:
-                        keeper.right()
+                with election.working() if election else contextlib.nullcontext():
+                    if election:
+                        election.right()
                     controller.look()
                 self._wakeup.wait(controller.pause())
                 self._wakeup.clear()
@@ -204,18 +204,20 @@ class Daemon:
 
     def _leave(self, live: int) -> None:
         """Stop acting: give back the lease, if there is one, and log what is under way."""
-        if self._keeper and not self._stop:
-            reason = self._keeper.drop()
-            self._log.error(f"no longer active: {reason}; {live} changes are left to who is")
+        if self._election and not self._stop:
+            why = self._election.drop()
+            self._log.error(
+                f"no longer active: {why}; {live} changes are left to the active controller"
+            )
             return
-        if self._keeper:
-            self._keeper.give_back()
+        if self._election:
+            self._election.give_back()
         self._log.info(f"selasticd stops, {live} changes under way")
 
     def _rival(self, reader: Reader) -> str:
         """Return the message about another controller that acts here, or ""."""
-        if self._keeper:
-            self._keeper.notice(reader.leases_seen)
+        if self._election:
+            self._election.notice(reader.leases_seen)
             return ""
         return rival(reader.leases_seen)
 
@@ -234,7 +236,7 @@ class Daemon:
 
     def _connect(self) -> Reader | None:
         """Wait for a usable slurm.conf; return None when the daemon is to stop."""
-        warned = False
+        logged = False
         while not self._stop:
             try:
                 return Reader(
@@ -242,9 +244,9 @@ class Daemon:
                     limits=AccountingLimits(),
                 )
             except SlurmUnreachableError as error:
-                if not warned:
+                if not logged:
                     self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
-                warned = True
+                logged = True
                 self._wakeup.wait(_RETRY_S)
         return None
 

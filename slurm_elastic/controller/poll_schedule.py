@@ -27,7 +27,7 @@ _FAST_S = 0.2
 _IDLE_SHARE, _FAST_SHARE, _ROUND_SHARE = 0.004, 0.2, 0.1
 #: After a change, others that come with it get this long to show.
 _SETTLE_S = 0.3
-#: Somebody's word about a job not known yet makes the next look come after this time.
+#: A request for an unknown job schedules the next look after this time.
 _UNKNOWN_S = 1.0
 _FIRST_SILENCE_S, _SILENCE_MAX_S = 1.0, 15.0
 _INTERNAL_ERROR_S = 10.0

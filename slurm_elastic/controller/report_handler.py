@@ -27,9 +27,9 @@ class ReportHandler:
     """Exchange with the running jobs. Where a method takes a job, it is as last read.
 
     Args:
-        book: where reports are kept.
-        engine: told when a job has saved.
-        tuner: told what may be frozen.
+        store: where reports are kept.
+        engine: receives acknowledgements of saved jobs.
+        tuner: receives the layers that may be frozen.
         log: structlog logger.
 
     Attributes:
@@ -37,9 +37,9 @@ class ReportHandler:
     """
 
     def __init__(
-        self, *, book: JobStore, engine: TransitionEngine, tuner: BatchTuner, log: Any
+        self, *, store: JobStore, engine: TransitionEngine, tuner: BatchTuner, log: Any
     ) -> None:
-        self._book, self._engine, self._tuner, self._log = book, engine, tuner, log
+        self._store, self._engine, self._tuner, self._log = store, engine, tuner, log
         self._outbox = engine.outbox
         self.predicts_frozen_layers = False
         self._measuring: dict[int, Transition] = {}
@@ -58,14 +58,18 @@ class ReportHandler:
         news = False
         if job is not None:
             now = time.time()
-            news = self._book.take(report, job, now)
+            news = self._store.take(report, job, now)
             try:
                 self._measure(report, job, now)
             except LedgerError as error:
                 self._log.error(str(error))
-            if act and not self._book.entry(job).held:
-                learned = self._book.freezable(job, report) if self.predicts_frozen_layers else None
-                self._tuner.heard(job, report, directive=self._book.directive(job), learned=learned)
+            if act and not self._store.entry(job).held:
+                learned = (
+                    self._store.freezable(job, report) if self.predicts_frozen_layers else None
+                )
+                self._tuner.heard(
+                    job, report, directive=self._store.directive(job), learned=learned
+                )
         if report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
         return news
@@ -86,7 +90,7 @@ class ReportHandler:
         A setting for other GPUs than the job holds goes to the attempt that will have them: the
         present one would restart in vain.
         """
-        entry, held, directive = self._book.entry(job), job.allocation, self._book.directive(job)
+        entry, held, directive = self._store.entry(job), job.allocation, self._store.directive(job)
         waits = stays = False
         if held and held.gpus:
             waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
@@ -96,13 +100,13 @@ class ReportHandler:
 
     def prove(self, job: Job) -> None:
         """Ask an unmodified script, once, to show at its next checkpoint that it resumes."""
-        report, directive = self._book.last_report(job.job_id), self._book.directive(job)
+        report, directive = self._store.last_report(job.job_id), self._store.directive(job)
         if (
             report is not None
             and directive is not None
             and report.run == job.run
             and report.kind == "script"
-            and not self._book.entry(job).proven
+            and not self._store.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
             reason = Reason("resume-rehearsal")
@@ -121,13 +125,13 @@ class ReportHandler:
         """Record the cost of a change, from its notice to the first step after it."""
         transition = self._measuring.get(report.job_id)
         if transition is None or report.run <= transition.run or report.startup_s is None:
-            return  # its first step is still to come, or it is a script and never tells
+            return  # its first step is still to come, or it is a script without steps
         del self._measuring[report.job_id]
         transition.entered["first_step"] = now
         transition.startup_s, transition.restore_s = report.startup_s, report.restore_s
         transition.checkpoint_s = report.checkpoint_s
         total = transition.seconds()["total"]
         if total is not None:
-            self._book.command(job, restart_s=total)
+            self._store.command(job, restart_s=total)
         self._engine.persist(transition)
         self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")

@@ -15,8 +15,8 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.slurm.slurm_settings import SlurmSite, options, seconds
 
-#: `error`: elastic jobs do not work or lose state; `warning`: somebody will be hurt one day;
-#: `info`: good to know.
+#: `error`: elastic jobs do not work or lose state; `warning`: harm in some cases;
+#: `info`: no harm.
 SEVERITIES = ("error", "warning", "info")
 
 #: cred_expire must outlast a transition: until then Slurm leaves a requeued job alone.
@@ -139,37 +139,37 @@ def _versions(facts: Facts, report: _Report) -> None:
             f"differs from the controller's {answer['version']}",
             "install the same release on both",
         )
-    loaded, release = answer.get("pyslurm"), slurm.split(".")[:2]
-    if loaded == "":
+    pyslurm, release = answer.get("pyslurm"), slurm.split(".")[:2]
+    if pyslurm == "":
         report.error(
             "pyslurm",
             "is missing beside selasticd, it sees no jobs",
             f"install pyslurm {'.'.join(release)}",
         )
-    elif loaded and loaded.split(".")[:2] != release:
+    elif pyslurm and pyslurm.split(".")[:2] != release:
         report.error(
-            f"pyslurm {loaded}",
+            f"pyslurm {pyslurm}",
             f"does not fit Slurm {slurm}, reads fail",
             f"install pyslurm {'.'.join(release)}",
         )
     for problem in answer.get("problems", ()):
         harm, _, remedy = problem.rpartition("; ")
-        report.warning("selasticd", f"says: {harm or problem}", remedy if harm else "see its log")
+        report.warning(
+            "selasticd", f"reports: {harm or problem}", remedy if harm else "see its log"
+        )
 
 
 def _plugin(facts: Facts, report: _Report) -> None:
     site, settings = facts.site, facts.site.settings
-    elastic_lines = [line for line in site.plugstack if "elastic.so" in line]
-    if any(line.split()[0] == "required" for line in elastic_lines):
+    plugin_lines = [line for line in site.plugstack if "elastic.so" in line]
+    if any(line.split()[0] == "required" for line in plugin_lines):
         report.error(
             "plugstack.conf: required elastic.so",
             "drains every node on which the file is missing",
             "write optional instead of required",
         )
-    elif not elastic_lines:
-        cause = (
-            site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
-        )
+    elif not plugin_lines:
+        why = site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
         report.warning(
             "plugstack.conf",
             f"does not load the plugin on this host ({cause}), sbatch refuses #SBATCH --elastic",

@@ -134,9 +134,9 @@ class ChaosSite:
             pattern = r"^SlurmctldHost=ctld\((\S+)\)"
         else:
             pattern = rf"^NodeName={host} .*NodeAddr=(\S+)"
-        found = re.search(pattern, self._conf, re.MULTILINE)
-        assert found, host
-        return found[1]
+        match = re.search(pattern, self._conf, re.MULTILINE)
+        assert match, host
+        return match[1]
 
     # --- selasticd ---
 
@@ -227,8 +227,8 @@ class ChaosSite:
     def _was_hit(self, name: str) -> bool:
         """Return whether a job was started on a node that Slurm did not yet know to be dead."""
         hit = {node for node, at in self.hit.items() if time.time() - at < 120}
-        seen = (j for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name)
-        return any(not hit.isdisjoint(j["held"]) for j in seen)
+        jobs = (j for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name)
+        return any(not hit.isdisjoint(j["held"]) for j in jobs)
 
     @contextmanager
     def fault(self, kind: str) -> Iterator[None]:

@@ -65,11 +65,11 @@ def _tail(log: str) -> str:
 
 def _last(samples: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
     """Return the last state or reason of each job."""
-    found: dict[str, str] = {}
+    last: dict[str, str] = {}
     for sample in samples:
         for job in sample["jobs"] or ():
-            found[job["name"]] = job[key]
-    return found
+            last[job["name"]] = job[key]
+    return last
 
 
 def _reservations(site: ChaosSite, rules: Rules, seconds: float) -> None:

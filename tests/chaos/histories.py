@@ -70,11 +70,11 @@ def _rows(lines: Iterable[str]) -> Iterable[Mapping[str, Any]]:
 
 def _numbered(lines: Iterable[str]) -> Iterable[tuple[Attempt, Mapping[str, Any]]]:
     """Yield each row of one file with its attempt: a repeated step belongs to another attempt."""
-    seen: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for row in _rows(lines):
         key = row["step"], row["run"]
-        yield (row["run"], seen[key]), row
-        seen[key] += 1
+        yield (row["run"], counts[key]), row
+        counts[key] += 1
 
 
 def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
@@ -94,22 +94,22 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     for step, attempt in mine.losses:
         last_of[attempt] = max(step, last_of.get(attempt, 0))
     if ended and last_of:
-        del last_of[max(last_of)]  # nobody has killed that one
-    found = []
+        del last_of[max(last_of)]  # that attempt was not killed
+    differences = []
     for (step, attempt), counts in sorted(mine.samples.items()):
         who = f"step {step} of attempt {attempt[0]}"
         want = expected.get(step, Counter())
         if counts - want:
-            found.append(f"{who} has samples that it should not have")
+            differences.append(f"{who} has samples that it should not have")
         elif (step, attempt) in mine.losses and counts != want and last_of.get(attempt) != step:
             last = f"the attempt's last step is {last_of.get(attempt, 'the last')}"
-            found.append(f"{who} lacks {(want - counts).total()} samples; {last}")
+            differences.append(f"{who} lacks {(want - counts).total()} samples; {last}")
     for (step, attempt), loss in sorted(mine.losses.items()):
         who = f"step {step} of attempt {attempt[0]}"
         if abs(loss - losses.get(step, float("nan"))) > TOLERANCE or step not in losses:
-            found.append(f"{who}: loss {loss}, not {losses.get(step)}")
+            differences.append(f"{who}: loss {loss}, not {losses.get(step)}")
     last = max(losses) if ended else max(mine.steps, default=0)
     missing = sorted(set(range(1, last + 1)) - mine.steps)
     if missing:
-        found.append(f"{len(missing)} steps were never computed, the first is {missing[0]}")
-    return found
+        differences.append(f"{len(missing)} steps were never computed, the first is {missing[0]}")
+    return differences

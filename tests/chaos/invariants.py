@@ -74,7 +74,7 @@ class Rules:
     _healthy_s: float = 0.0
     _last: float = 0.0
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _said: set[tuple[str, str]] = field(default_factory=set)
+    _recorded: set[tuple[str, str]] = field(default_factory=set)
 
     def judge(self, sample: Mapping[str, Any], *, healthy: bool) -> None:
         """Look at one sample of drivers/observer.py; `healthy`: nothing of the controls is hit."""
@@ -84,46 +84,46 @@ class Rules:
         self._last = at
         if sample["jobs"] is None:
             return
-        seen = {j["name"]: j for j in sample["jobs"] if j["name"] in self.jobs}
+        jobs = {j["name"]: j for j in sample["jobs"] if j["name"] in self.jobs}
         wrong: dict[tuple[str, str], tuple[float, str]] = {}
-        for name, job in seen.items():
+        for name, job in jobs.items():
             for rule, grace, text in self._job(self.jobs[name], job):
                 if not self.excused(rule, name):
                     wrong[rule, name] = (grace, text)
-        for rule, who, grace, text in [*self._nodes(seen), *self._reservations(sample, seen)]:
+        for rule, who, grace, text in [*self._nodes(jobs), *self._reservations(sample, jobs)]:
             wrong[rule, who] = (grace, text)
         for name, before in self._known.items():
-            if name not in seen and not before["ended"] and not self.excused("vanished", name):
+            if name not in jobs and not before["ended"] and not self.excused("vanished", name):
                 wrong["vanished", name] = (0.0, f"it was {before['state']}, id {before['id']}")
-        self._known |= seen
+        self._known |= jobs
         self._since = {k: self._since.get(k, self._healthy_s) for k in wrong}
         for (rule, who), (grace, text) in wrong.items():
             if self._healthy_s - self._since[rule, who] >= grace:
-                self._break(at, rule, who, text)
+                self._record(at, rule, who, text)
 
     def add(self, at: float, rule: str, who: str, text: str) -> None:
         """Add a breach that was found in another way."""
-        self._break(at, rule, who, text)
+        self._record(at, rule, who, text)
 
-    def _break(self, at: float, rule: str, who: str, text: str) -> None:
-        if (rule, who) not in self._said:
-            self._said.add((rule, who))
+    def _record(self, at: float, rule: str, who: str, text: str) -> None:
+        if (rule, who) not in self._recorded:
+            self._recorded.add((rule, who))
             self.breaches.append(Breach(at, rule, who, text))
 
     def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
-        found: list[tuple[str, float, str]] = []
+        broken: list[tuple[str, float, str]] = []
         if job["ended"]:
-            return found
+            return broken
         held = sum(map(len, job["held"].values()))
         if job["state"] == "RUNNING" and held and not asked.least <= held <= asked.most:
-            found.append(("range", 0.0, f"holds {held} GPUs, asked {asked.least}-{asked.most}"))
+            broken.append(("range", 0.0, f"holds {held} GPUs, asked {asked.least}-{asked.most}"))
         if (
             job["state"] == "PENDING"
             and job["reason"] in HELD
             and LAUNCH_FAILED not in job["description"]
             and not job["comment"].startswith(GUARDED)
         ):
-            found.append(("held", HOLD_GRACE_S, f"{job['reason']} {job['description']}".strip()))
+            broken.append(("held", HOLD_GRACE_S, f"{job['reason']} {job['description']}".strip()))
         marks = [
             f"reservation {job['reservation']}" if job["reservation"].startswith(OURS) else "",
             f"priority {job['priority']}" if job["priority"] >= FIRST else "",
@@ -135,12 +135,12 @@ class Rules:
         text = f"{job['state']}: " + ", ".join(m for m in marks if m)
         if any(marks):
             if asked.kind == "rigid":
-                found.append(("rigid", 0.0, text))
+                broken.append(("rigid", 0.0, text))
             else:
-                found.append(("pinned", GRACE_S, text))
+                broken.append(("pinned", GRACE_S, text))
         if asked.kind == "rigid" and job["restarts"]:
-            found.append(("restarted", 0.0, f"{job['restarts']} times"))
-        return found
+            broken.append(("restarted", 0.0, f"{job['restarts']} times"))
+        return broken
 
     def _nodes(
         self, seen: Mapping[str, Mapping[str, Any]]
@@ -155,12 +155,12 @@ class Rules:
             start = job["state"] == "PENDING" and job["priority"] >= FIRST
             if start and len(job["required"]) == 1:
                 promised[job["required"][0]] += job["asked"]
-        found = [
+        broken = [
             ("twice", f"{node} GPU {index}", 0.0, " and ".join(names))
             for (node, index), names in holders.items()
             if len(names) > 1
         ]
-        found += [
+        broken += [
             (
                 "twice",
                 node,
@@ -170,22 +170,24 @@ class Rules:
             for node, count in promised.items()
             if count > self.gpus[node]
         ]
-        return found
+        return broken
 
     @staticmethod
     def _reservations(
         sample: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
     ) -> Collection[tuple[str, str, float, str]]:
         named = {j["reservation"] for j in seen.values()}
-        found = []
+        broken = []
         for name, end in sample["reservations"].items():
             if not name.startswith(OURS) or name.startswith(LEASE):
                 continue
             if end - sample["at"] > AHEAD_S:
-                found.append(("reservation", name, 0.0, f"ends in {end - sample['at']:.0f} s only"))
+                broken.append(
+                    ("reservation", name, 0.0, f"ends in {end - sample['at']:.0f} s only")
+                )
             elif name not in named:
-                found.append(("reservation", name, GRACE_S, "no job names it"))
-        return found
+                broken.append(("reservation", name, GRACE_S, "no job names it"))
+        return broken
 
 
 def overlaps(beats: Mapping[int, list[tuple[float, str]]]) -> list[tuple[int, int, str, float]]:
@@ -198,11 +200,11 @@ def overlaps(beats: Mapping[int, list[tuple[float, str]]]) -> list[tuple[int, in
         (earlier attempt, later one, host of the earlier, seconds that both were there), beats
         of one second apart not counted.
     """
-    found = []
+    overlapping = []
     runs = sorted(run for run in beats if beats[run])
     for earlier, later in itertools.pairwise(runs):
         begun = min(at for at, _ in beats[later])
         last, host = max(beats[earlier])
         if last - begun > 1.5:
-            found.append((earlier, later, host, last - begun))
-    return found
+            overlapping.append((earlier, later, host, last - begun))
+    return overlapping

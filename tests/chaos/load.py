@@ -134,20 +134,20 @@ class Load:
 
     def done(self) -> set[str]:
         """Return the jobs that have logged their completion."""
-        found = self.cluster.exec(f"cd {HOME} && ls -d */done 2>/dev/null || true").stdout
-        return {line.partition("/")[0] for line in found.split()}
+        listed = self.cluster.exec(f"cd {HOME} && ls -d */done 2>/dev/null || true").stdout
+        return {line.partition("/")[0] for line in listed.split()}
 
     def beats(self) -> dict[str, dict[int, list[tuple[float, str]]]]:
         """Return name → attempt → (epoch, host)."""
         text = self.cluster.exec(f"cd {HOME} && grep -H . */beats 2>/dev/null || true").stdout
-        found: dict[str, dict[int, list[tuple[float, str]]]] = {}
+        beats: dict[str, dict[int, list[tuple[float, str]]]] = {}
         for line in text.splitlines():
             path, _, rest = line.partition(":")
             words = rest.split()
             if len(words) == 3:
-                runs = found.setdefault(path.partition("/")[0], defaultdict(list))
+                runs = beats.setdefault(path.partition("/")[0], defaultdict(list))
                 runs[int(words[1])].append((float(words[0]), words[2]))
-        return found
+        return beats
 
     def history(self, name: str) -> History:
         """Return the logs of a training."""
@@ -186,9 +186,9 @@ class Load:
             "SLURM_TIME_FORMAT=%s sacct -DXPn --format=JobName,State,Start,End -j " + ids,
             check=False,
         )
-        found: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+        attempts: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
         for line in done.stdout.splitlines():
             name, state, start, end = line.split("|")
             if start.isdigit() and end.isdigit():
-                found[name].append((state.split()[0], float(start), float(end)))
-        return found
+                attempts[name].append((state.split()[0], float(start), float(end)))
+        return attempts

@@ -158,10 +158,10 @@ def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
 
 
 def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
-    found: list[Submission] = []
+    submissions: list[Submission] = []
     at = 0.0
     while at < end:
-        number = len(found)
+        number = len(submissions)
         kind = ("train", "sleep", "rigid")[number] if number < 3 else ""
         kind = kind or rng.choices(("train", "sleep", "rigid"), (0.12, 0.6, 0.28))[0]
         least = rng.choice((1, 1, 2))
@@ -171,7 +171,7 @@ def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
         manner = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(
             ("plain", "slow", "deaf"), (0.75, 0.15, 0.1)
         )[0]
-        found.append(
+        submissions.append(
             Submission(
                 at=at,
                 name=f"{manner}-s{seed}n{number}",
@@ -183,4 +183,4 @@ def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
             )
         )
         at += rng.expovariate(1 / 8.0) if number >= 4 else 1.0
-    return found
+    return submissions

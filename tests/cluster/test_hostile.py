@@ -1,5 +1,8 @@
-"""Everything that a user may write is hostile: elastic jobs are resized right all the same,
-nothing is executed, no line is forged, no terminal is reached, and no other job is touched."""
+"""Hostile texts in everything that a user can write: elastic jobs are resized even so.
+
+Nothing is executed, no log line is forged, no control character reaches a terminal, and no other
+job is affected.
+"""
 
 import base64
 import json

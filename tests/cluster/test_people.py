@@ -1,7 +1,6 @@
 """Changes of jobs by owners and administrators during a transition; selasticd accepts them.
 
-Each scene plays several jobs at once, each on a node of its own; the tests look at what became
-of them.
+Each test runs several jobs at once, each on its own node, and checks what became of them.
 """
 
 import time

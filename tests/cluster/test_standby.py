@@ -137,7 +137,7 @@ def test_a_paused_controller_is_replaced_and_does_not_write_again(
     paused = len(active.log())
     assert writes(active.log()[begun:paused]) == []
     active.signal("CONT")
-    left = "no longer active: .*; 1 changes are left to who is"
+    left = "no longer active: .*; 1 changes are left to the active controller"
     active.wait_for(left, after=begun, timeout=LONG)
     active.wait_for(r"stands by; Active=\S+:7321", after=begun, timeout=LONG)
     wait(lambda: sorted(pair.roles().values()) == ["active", "standby"], "no standby")

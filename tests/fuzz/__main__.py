@@ -56,38 +56,38 @@ def main() -> int:
     parser.add_argument("--replay", metavar="SEED.N", help="try one input again")
     parser.add_argument("--list", action="store_true", help="the surfaces")
     parser.add_argument("--total", action="store_true", help="sum up the results")
-    asked = parser.parse_args()
-    if asked.total:
-        print(total(asked.results))
+    args = parser.parse_args()
+    if args.total:
+        print(total(args.results))
         return 0
-    if asked.list:
+    if args.list:
         for name in surfaces():
             doc = importlib.import_module(f"tests.fuzz.{name}").__doc__ or ""
             print(f"{name:<12}{doc.strip().splitlines()[0]}")
         return 0
     crashed = False
-    for name in asked.surface or surfaces():
+    for name in args.surface or surfaces():
         module = importlib.import_module(f"tests.fuzz.{name}")
-        if asked.replay:
-            print(module.one(random.Random(asked.replay)))
+        if args.replay:
+            print(module.one(random.Random(args.replay)))
             continue
-        seed = random.SystemRandom().randrange(10**6) if asked.seed is None else asked.seed
+        seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
         begun = time.monotonic()
-        if asked.guided:
-            tally = guided.run_guided(name, asked.minutes * 60)
+        if args.guided:
+            tally = guided.run_guided(name, args.minutes * 60)
         else:
-            tally = module.run(asked.minutes * 60, seed)
+            tally = module.run(args.minutes * 60, seed)
         row = {
             "surface": name,
             "seed": seed,
-            "engine": "atheris" if asked.guided else "random",
+            "engine": "atheris" if args.guided else "random",
             "at": int(time.time()),
             "seconds": round(time.monotonic() - begun),
             "inputs": tally.inputs,
             "crashes": tally.crashes,
             "notes": dict(sorted(tally.notes.items())),
         }
-        with asked.results.open("a", encoding="utf-8") as out:
+        with args.results.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
         print(f"{name}: seed {seed}, {tally.inputs:,} inputs, {len(tally.crashes)} crashes")
         for text in tally.crashes:

@@ -52,14 +52,14 @@ def run_guided(surface: str, seconds: float) -> Tally:
             f"-max_total_time={max(1, int(seconds))}", "-max_len=2048", "-print_final_stats=1",
         ]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    said = (done.stdout + done.stderr).decode(errors="replace")
-    if "No module named 'atheris'" in said:
+    output = (done.stdout + done.stderr).decode(errors="replace")
+    if "No module named 'atheris'" in output:
         raise SystemExit("--guided needs atheris: pip install atheris")
-    counted = re.search(r"number_of_executed_units:\s*(\d+)", said)
+    counted = re.search(r"number_of_executed_units:\s*(\d+)", output)
     tally = Tally(int(counted[1]) if counted else 0)
     if done.returncode or not counted:
-        tally.crashes.append(said[-2000:])
-    cover = re.findall(r"cov: (\d+)", said)
+        tally.crashes.append(output[-2000:])
+    cover = re.findall(r"cov: (\d+)", output)
     tally.notes["edges covered"] = int(cover[-1]) if cover else 0
     return tally
 

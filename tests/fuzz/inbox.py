@@ -110,12 +110,12 @@ class ControllerUnderTest:
         )  # fmt: skip
         self.controller._jobs = dict(snapshot.job)
         self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
-        self.desk = RequestHandler(
+        self.handler = RequestHandler(
             self.controller,
             check=lambda view: {"version": "0"},
             reconfigure=lambda: "read again",
         )
-        self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.desk, log)
+        self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.handler, log)
         here: Any = _Here()
         self.server._backend_thread = self.server._auth_pool = here
         self.loop = asyncio.new_event_loop()
@@ -129,10 +129,10 @@ class ControllerUnderTest:
 
     def known(self) -> str:
         """Return all that is stored of other users' jobs, as text."""
-        book = self.controller.book
+        store = self.controller.store
         return repr(
             [
-                (book.entry(j).to_body(), self.controller.engine.outbox.orders(j.job_id, 0))
+                (store.entry(j).to_body(), self.controller.engine.outbox.orders(j.job_id, 0))
                 for j in self.foreign
             ]
         )
@@ -167,7 +167,7 @@ def run(seconds: float, seed: int) -> Tally:
     checked_log.quiet()
     tally = drive(one, seconds=seconds, seed=seed)
     if _place is not None:
-        counts = len(_place.controller.book._entries), len(_place.server._waiting)
+        counts = len(_place.controller.store._entries), len(_place.server._waiting)
         if max(counts) > 20:
             tally.crashes.append(f"memory grows: {counts} entries and waiters")
     return tally
@@ -192,9 +192,9 @@ def _request(rng: random.Random) -> str:
     sent = json.dumps(reply)
     assert len(sent) < 10**6, f"a reply of {len(sent)} characters"
     assert reply.get("code") != "internal", f"{checked_log.LOG.last} {content!r:.500}"
-    said = [reply.get("error", ""), reply.get("text", "")]
-    said += [r.get("text", "") for r in reply.get("results", ())]
-    assert all(len(t) < 1500 and "\n" not in t for t in said), said
+    texts = [reply.get("error", ""), reply.get("text", "")]
+    texts += [r.get("text", "") for r in reply.get("results", ())]
+    assert all(len(t) < 1500 and "\n" not in t for t in texts), texts
     assert there.known() == before, "bob changed what is known of alice's jobs"
     return f"{str(content.get('op'))[:10] if content.get('op') in [*KNOWN] else 'other'}: " + (
         str(reply["code"]) if "error" in reply else "answered"
@@ -209,11 +209,11 @@ def _report(rng: random.Random) -> str:
     for _ in range(rng.choice((1, 1, 2, 4))):
         body = inputs.changed(rng, body)
     try:
-        found = Report.from_wire(body)
+        report = Report.from_wire(body)
     except ReportError as error:
         assert len(str(error)) < 1000, f"{len(str(error))} characters"
         return "report: refused"
-    assert Report.from_wire(json.loads(json.dumps(found.to_wire()))) == found
+    assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
     return "report: read"
 
 

@@ -85,10 +85,10 @@ class Raw:
         self.__dict__["_fields"] = fields
 
     def __getattr__(self, name: str) -> Any:
-        found = self.__dict__["_fields"][name]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        value = self.__dict__["_fields"][name]
+        if isinstance(value, Exception):
+            raise value
+        return value
 
     def get_resource_layout_per_node(self) -> dict[str, Any]:
         return self._layout
@@ -299,8 +299,8 @@ def _shown(controller: Controller) -> None:
 
 
 def _answer(op: str, view: Any, viewer: Viewer, args: Any, ask: Any) -> Any:
-    found = dispatch.answer(op, view, viewer, args, **ask)
-    return json.loads(json.dumps(found))
+    answer = dispatch.answer(op, view, viewer, args, **ask)
+    return json.loads(json.dumps(answer))
 
 
 def run(seconds: float, seed: int) -> Tally:

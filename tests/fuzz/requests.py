@@ -70,8 +70,8 @@ def run(seconds: float, seed: int) -> Tally:
         )
         done = cluster.exec(PROGRAM, user="bob", stdin=lines, timeout=900)
         for job, line in zip(jobs, done.stdout.splitlines(), strict=True):
-            code, took, _, *said = line.split(" ")
-            fault = _judge(job, int(code), int(took), bytes.fromhex("".join(said)))
+            code, took, _, *words = line.split(" ")
+            fault = _judge(job, int(code), int(took), bytes.fromhex("".join(words)))
             tally.notes["accepted" if code == "0" else "refused"] += 1
             if fault:
                 shown = {name: text[:80] for name, text in job.items()}

@@ -39,7 +39,7 @@ def drive(
         seed: input number n is drawn from Random(f"{seed}.{n}"), so that each replays alone.
         most: largest number of inputs; None: no limit.
     """
-    tally, end, seen = Tally(), time.monotonic() + seconds, set()
+    tally, end, places = Tally(), time.monotonic() + seconds, set()
     while time.monotonic() < end and (most is None or tally.inputs < most):
         tally.inputs += 1
         number = f"{seed}.{tally.inputs}"
@@ -50,7 +50,7 @@ def drive(
             where = " < ".join(
                 f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in frames[:-5:-1]
             )
-            if where not in seen and len(seen) < MOST_CRASHES:
-                seen.add(where)
+            if where not in places and len(places) < MOST_CRASHES:
+                places.add(where)
                 tally.crashes.append(f"{number} {type(error).__name__}: {error!s:.300} ({where})")
     return tally

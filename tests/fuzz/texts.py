@@ -37,13 +37,13 @@ class Parser(NamedTuple):
 
 
 def _directive(text: str) -> None:
-    found = Directive.parse(text)
-    assert Directive.parse(str(found)) == found, "its canonical form means something else"
+    directive = Directive.parse(text)
+    assert Directive.parse(str(directive)) == directive, "its canonical form means something else"
 
 
 def _layout(text: str) -> None:
-    found = LayoutText.parse(text)
-    assert LayoutText.parse(str(found)) == found, "its canonical form means something else"
+    layout = LayoutText.parse(text)
+    assert LayoutText.parse(str(layout)) == layout, "its canonical form means something else"
 
 
 def _nodes(text: str) -> None:

@@ -66,7 +66,7 @@ def _add_job(rng, cluster, free, job_id, *, transitions, costs):
         elastic += f",unit={unit}" if unit > 1 else ""
         elastic += rng.choice(["", f",types={kind}", ",types=a100:v100"])
         if rng.random() < 0.5 and held:
-            seen = Measurement(
+            measurement = Measurement(
                 gpu_type=kind,
                 gpus=held,
                 nodes=len(on),
@@ -77,7 +77,7 @@ def _add_job(rng, cluster, free, job_id, *, transitions, costs):
                 sync_s=rng.choice([None, 0.0, 0.01, 1.0]),
                 reports=rng.choice([0, 3]),
             )
-            record["measurements"] = (seen,)
+            record["measurements"] = (measurement,)
             record["gradient_bytes"] = rng.choice([None, 1e6, 1e8, 1e10])
         if costs and held:
             record["checkpoint_s"] = rng.choice([None, 0.0, 30.0])

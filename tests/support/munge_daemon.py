@@ -1,4 +1,4 @@
-"""A munged of the tests' own: its key and its socket are nobody else's."""
+"""A munged for the tests, with its own key and socket."""
 
 import os
 import subprocess

@@ -69,10 +69,10 @@ def _add_job(rng, cluster, free, job_id):
     if rng.random() < 0.7:
         record["learned"] = _learned(rng, kind, on, most, rigid, unit)
     elif on and rng.random() < 0.5:
-        seen = Measurement(
+        measurement = Measurement(
             gpu_type=kind, gpus=held, nodes=len(on), samples_per_s=rng.uniform(1, 100), steps=9
         )
-        record["measurements"] = (seen,)
+        record["measurements"] = (measurement,)
     cluster.add(job_id, elastic=directive, on=on or None, record=record)
 
 
@@ -101,14 +101,14 @@ def _learned(rng, kind, on, gpus, rigid, unit):
         gpus=gpus,
         types=types,
     )
-    seen = ()
+    observations = ()
     held = sum(on.values())
     if on and rng.random() < 0.7:
         micro_step = rng.uniform(0.01, 2.0)
         step = micro_step * rng.uniform(1.0, 2.0)
-        seen = (Observation(kind, len(on), held, 8, step, micro_step),)
+        observations = (Observation(kind, len(on), held, 8, step, micro_step),)
     noise = Noise(rng.uniform(0.0, 10.0), rng.uniform(0.1, 1e4)) if rng.random() < 0.8 else None
-    return Learned(application, seen, noise)
+    return Learned(application, observations, noise)
 
 
 def random_question(cluster, seed, leave_out=None):

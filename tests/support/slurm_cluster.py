@@ -46,8 +46,8 @@ def until(
     end = time.monotonic() + WAIT_FACTOR * seconds
     while not happens():
         if time.monotonic() > end:
-            said = what() if callable(what) else what
-            raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {said}")
+            text = what() if callable(what) else what
+            raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {text}")
         time.sleep(0.3)
 
 
@@ -100,18 +100,18 @@ class SlurmCluster:
 
     def wait(self, job: int, *states: str, timeout: float = 60) -> str:
         """Wait until the job is in one of `states`; return which."""
-        seen = ""
+        state = ""
 
         def there() -> bool:
-            nonlocal seen
-            seen = self.state(job)
-            return seen in states
+            nonlocal state
+            state = self.state(job)
+            return state in states
 
         try:
             until(there, seconds=timeout)
         except AssertionError as error:
-            raise AssertionError(f"job {job} is {seen}, not {states}: {error}") from None
-        return seen
+            raise AssertionError(f"job {job} is {state}, not {states}: {error}") from None
+        return state
 
     def free_gpus(self) -> int:
         """Return the number of GPUs that no job holds, on all nodes."""

@@ -88,9 +88,9 @@ def _shapes(per_node: int, nodes: int) -> set[Shape]:
 
 
 def _curve(speed: float, shape: Shape) -> MeasuredCurve:
-    found = {m: _step_s(m, speed, shape) for m in (1, 2, *_MICRO)}
+    times = {m: _step_s(m, speed, shape) for m in (1, 2, *_MICRO)}
     return MeasuredCurve(
-        tuple(found), tuple(s for s, _ in found.values()), tuple(n for _, n in found.values())
+        tuple(times), tuple(s for s, _ in times.values()), tuple(n for _, n in times.values())
     )
 
 

@@ -181,11 +181,11 @@ def busy(nodes: int, jobs: int, *, per_node: int = 8, seed: int = 0) -> Cluster:
         record: dict[str, object] = {}
         if elastic and on and rng.random() < 0.8:
             rate = 100 * rng.random() * size ** rng.uniform(0.7, 0.98)
-            seen = Measurement(
+            measurement = Measurement(
                 gpu_type=wants, gpus=size, nodes=len(on), samples_per_s=rate, steps=100
             )
             record = {
-                "measurements": (seen,),
+                "measurements": (measurement,),
                 "checkpoint_s": rng.uniform(1, 20),
                 "restart_s": rng.uniform(5, 60),
             }
@@ -206,13 +206,13 @@ def _spread(
 ) -> dict[str, int]:
     """Take GPUs on the first nodes from a random one on; return {} if they do not suffice."""
     start = rng.randrange(len(members))
-    found: dict[str, int] = {}
+    taken: dict[str, int] = {}
     share = min(size, members[0].gpus)
     for n in (*members[start:], *members[:start]):
         if n.gpu_type == gpu_type and free[n.name] >= share:
-            found[n.name] = share
-            if sum(found.values()) >= size:
-                for name, gpus in found.items():
+            taken[n.name] = share
+            if sum(taken.values()) >= size:
+                for name, gpus in taken.items():
                     free[name] -= gpus
-                return found
+                return taken
     return {}

@@ -262,11 +262,11 @@ class TrainingRuns:
 
     def samples(self) -> list[Counter[int]]:
         """Return how often each sample was trained on, by epoch."""
-        seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+        counts: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
         for path in self.out.glob("samples-rank*.jsonl"):
             for line in lines(path):
-                seen[line["epoch"]].update(line["indices"])
-        return seen
+                counts[line["epoch"]].update(line["indices"])
+        return counts
 
     def log(self) -> str:
         return "".join(p.read_text() for p in sorted(self.out.glob("rank*.err")))

@@ -22,15 +22,15 @@ def own_address(config: Config) -> str:
     port = frames.parse_address(config.api.listen)[1]
     on_port = [a for a in named if _port(a) == port]
     names = {socket.gethostname(), socket.gethostname().partition(".")[0], socket.getfqdn()}
-    own_addresses = [a for a in on_port if frames.parse_address(a)[0] in names]
-    own_addresses = own_addresses or [a for a in on_port if _is_here(frames.parse_address(a)[0])]
-    if len(own_addresses) != 1:
-        count = "more than one" if own_addresses else "none"
+    own = [a for a in here if frames.parse_address(a)[0] in names]
+    own = own or [a for a in here if _is_here(frames.parse_address(a)[0])]
+    if len(own) != 1:
+        what = "more than one" if own else "none"
         raise ConfigError(
             f"[api] controller = {config.api.controller!r}: {count} of these is this daemon, at "
             f"{socket.gethostname()} with port {port} of listen; name the host that each runs on"
         )
-    return own_addresses[0]
+    return own[0]
 
 
 def _port(address: str) -> int:
@@ -43,10 +43,10 @@ def _port(address: str) -> int:
 def _is_here(host: str) -> bool:
     """Return whether a name resolves to an address that can be bound on this host."""
     try:
-        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, _, _, address in infos:
+    for family, kind, _, _, address in candidates:
         with socket.socket(family, kind) as sock:
             try:
                 sock.bind(address)

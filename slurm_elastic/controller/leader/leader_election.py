@@ -20,7 +20,7 @@ from slurm_elastic.slurm.scontrol import LeaseWrites, NotActiveError, ScontrolEr
 
 #: A loop that is busy with one look for this many times `takeover_s` hangs.
 _HANGS = 6
-#: What Slurm says of a reservation that it has already.
+#: Slurm's error for a reservation that exists already.
 _EXISTS = "Duplicate reservation name"
 
 
@@ -83,7 +83,7 @@ class LeaderElection:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.lost: Callable[[], object] = lambda: None
-        #: Generation that is, or was last, ours.
+        #: Generation that is, or was last, held here.
         self.generation = 0
 
     # --- standing by ---
@@ -256,7 +256,7 @@ class LeaderElection:
             except ScontrolError as error:
                 if "invalid" in str(error):
                     with self._lock:
-                        self._end("slurmctld knows the lease no more")
+                        self._end("slurmctld has lost the lease")
                     break
                 self._say(f"Lease={self.generation} Problem={error}")
                 continue

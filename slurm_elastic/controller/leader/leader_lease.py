@@ -7,17 +7,17 @@ of several attempts at generation n+1 one succeeds: compare-and-set.
 
 With T the seconds of `takeover_s`, all on each host's own steady clock:
 
-- the holder writes a beat every T/6, and may write to Slurm until T/2 after it *began* the last
-  beat that slurmctld took (`Tenure`). Once that is over, it is over: it stands by like others.
-- who stands by looks every T/12. He makes the next generation when he has seen the same lease,
-  beat and all, for T, from the *end* of the first look on, looks at most T/3 apart
-  (`LeaseObservation`); or at once, when its holder has given it back.
-- who has made one beats without a right for `DURABLE_S`, and begins only if it is still there
-  (`LeaseClaim`): a slurmctld that dies forgets what it took in its last five seconds.
+- The holder renews the lease (a beat) every T/6, and may write to Slurm until T/2 after it *began*
+  the last beat that slurmctld took (`Tenure`). After that it stands by.
+- A standby looks every T/12. It makes the next generation when it has seen the same lease with the
+  same beat for T, from the *end* of the first look on, looks at most T/3 apart
+  (`LeaseObservation`); or at once, when the holder has given the lease back.
+- The maker of a lease beats without a right for `DURABLE_S`, and begins only if the lease is still
+  there (`LeaseClaim`): a slurmctld that dies loses the changes of its last five seconds.
 
-So a holder's right ends T/2 before another begins. That half is kept for one beat that nobody saw
-because slurmctld died and forgot it: begun at most T/2 after the beat that was seen, it gave a
-right for T/2 more.
+So a holder's right ends T/2 before another begins. That half covers one beat that no look saw
+because slurmctld died and lost it: begun at most T/2 after the last beat seen, it gave a right for
+T/2 more.
 
 >>> lease = LeaseMark("selastic_active_7", "slurm-elastic lease: holder=h1:7321 id=a3 beat=12")
 >>> lease.generation, lease.holder, lease.free
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 #: Parts of `takeover_s`.
 BEAT, LOOK, RIGHT, GAP = 1 / 6, 1 / 12, 1 / 2, 1 / 3
-#: Seconds after which slurmctld has written down what it was told (measured: five).
+#: Seconds after which slurmctld has saved a change (measured: five).
 DURABLE_S = 6.0
 
 _COMMENT = "slurm-elastic lease:"

@@ -21,7 +21,7 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.rpc import frames, requests
 
-#: Table → the column that says when a row was written.
+#: Table → the column with the time at which a row was written.
 _WRITTEN = {"jobs": "seen", "transitions": "updated", "applications": "seen", "profiles": "seen"}
 #: Seconds before what was reached that are asked for again, should the clock have been set.
 _AGAIN_S = 60.0
@@ -127,15 +127,15 @@ def take(ledger: Ledger, answer: dict[str, Any]) -> int:
     """Replace rows by those of the active controller's ledger; return how many.
 
     Raises:
-        LedgerError: the other ledger is of another version, or ours cannot be written.
+        LedgerError: the other ledger is of another version, or this one cannot be written.
     """
     count = 0
     with ledger.raw() as db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if answer.get("version") != version:
             raise LedgerError(
-                f"the active controller's ledger has version {answer.get('version')!r:.20}, ours "
-                f"{version}: install the same release of slurm-elastic on both"
+                f"the active controller's ledger has version {answer.get('version')!r:.20}, "
+                f"this one {version}: install the same release of slurm-elastic on both"
             )
         for table in (*_WRITTEN, "segments"):
             columns = [r["name"] for r in db.execute(f"PRAGMA table_info({table})").fetchall()]

@@ -41,9 +41,9 @@ def find(view: View, name: str) -> tuple[int, ...]:
 
     Empty when the snapshot has none.
     """
-    job_ids = view.snapshot.named.get(name)
-    if job_ids:
-        return job_ids
+    ids = view.snapshot.named.get(name)
+    if ids:
+        return ids
     raw = int(name) if name.isascii() and name.isdigit() else 0
     return (raw,) if raw in view.snapshot.job else ()
 

@@ -340,7 +340,7 @@ def _partitions(view: View) -> list[PartitionRow]:
         for node in present:
             types[node.gpu_type] += node.gpus
         used = sum(n.used_gpus for n in present)
-        elastic_used = min(used, sum(elastic[n.name] for n in present))
+        in_use_elastic = min(used, sum(elastic[n.name] for n in present))
         idle = sum(n.free_gpus for n in present)
         gpus = sum(n.gpus for n in present)
         if not gpus:
@@ -350,8 +350,8 @@ def _partitions(view: View) -> list[PartitionRow]:
                 "name": name,
                 "gpus": gpus,
                 "types": {t: c for t, c in sorted(types.items()) if c},
-                "elastic": elastic_used,
-                "rigid": used - elastic_used,
+                "elastic": in_use_elastic,
+                "rigid": used - in_use_elastic,
                 "idle": idle,
                 "unavailable": max(0, gpus - used - idle),
                 "waiting": waiting[name],

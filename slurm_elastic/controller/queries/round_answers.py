@@ -21,12 +21,12 @@ from slurm_elastic.rpc.answers import (
 def plan(view: View, viewer: Viewer) -> PlanAnswer:
     """Return what the last round decided."""
     rows = JobRows(view, viewer)
-    made = view.plan
+    last_plan = view.plan
     shown = {j.job_id for j in viewer.jobs(view)}
-    decisions = [d for d in made.decisions if d.job_id in shown] if made else []
+    decisions = [d for d in last_plan.decisions if d.job_id in shown] if last_plan else []
     return {
         "time": view.snapshot.time,
-        "planned": made.time if made else None,
+        "planned": last_plan.time if last_plan else None,
         "mode": view.mode,
         "policy": view.policy,
         "changes": [_row(rows, d) for d in decisions if d.action is not Action.KEEP],
@@ -39,7 +39,7 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
                 "since": c.since,
                 "until": c.until,
             }
-            for c in (made.claims if made else ())
+            for c in (last_plan.claims if last_plan else ())
             if c.job_id in shown
         ],
         "notes": rows.notes(),

@@ -43,7 +43,7 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
         for job in snapshot.jobs
         if job.allocation and job.state in HOLDING and _present(job.allocation, snapshot.node)
     }
-    people = _People(view, viewer, fabric, tree, places)
+    rows = _LinkRows(view, viewer, fabric, tree, places)
     parents = {c: s.name for s in snapshot.switches for c in s.children}
     shown = [j for j in viewer.jobs(view) if j.job_id in places]
     return {
@@ -60,11 +60,11 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
             for tier, link in estimates.links.items()
         },
         "switches": [
-            people.switch(s.name, parents.get(s.name, ""), s.level)
+            rows.switch(s.name, parents.get(s.name, ""), s.level)
             for s in sorted(snapshot.switches, key=lambda s: (-s.level, s.name))
         ],
-        "nodes": [people.node(n) for n in snapshot.nodes if n.gpus],
-        "jobs": [people.spread(j) for j in sorted(shown, key=lambda j: order(j.display_id))],
+        "nodes": [rows.node(n) for n in snapshot.nodes if n.gpus],
+        "jobs": [rows.spread(j) for j in sorted(shown, key=lambda j: order(j.display_id))],
     }
 
 
@@ -76,7 +76,7 @@ def network_problems(view: View) -> list[str]:
     return [*problems(snapshot.switches), *Fabric.of(snapshot, view.topology).problems]
 
 
-class _People:
+class _LinkRows:
     """Rows about jobs and links, as one viewer may see them."""
 
     def __init__(

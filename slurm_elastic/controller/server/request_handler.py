@@ -90,16 +90,16 @@ class RequestHandler:
         """See `RequestBackend`."""
         controller = self._controller
         job = controller.job(report.job_id)
-        if controller.dialogue.hear(report, job, act=controller.acts):
+        if controller.report_handler.hear(report, job, act=controller.acts):
             controller.soon()
         return self.orders(report.job_id, report.run)
 
     def orders(self, job_id: int, run: int) -> Orders:
         """See `RequestBackend`."""
         job = self._controller.job(job_id)
-        orders = self._controller.dialogue.orders(job_id, run, job=job)
-        reason = self._controller.dialogue.reason(job_id, run)
-        if job is None or reason is None:
+        orders = self._controller.report_handler.orders(job_id, run, job=job)
+        why = self._controller.report_handler.reason(job_id, run)
+        if job is None or why is None:
             return orders
         shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
@@ -172,23 +172,23 @@ class RequestHandler:
         job = self._controller.job(job_id)
         if job is None or job.submission is None:
             raise RequestRefusedError("not an elastic job")
-        book = self._controller.book
+        store = self._controller.store
         if op == "teach":
             types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
             observations, text = profile_import.observations_of(args.get("profile"), types)
             if not dry:
-                book.teach(job, observations)
+                store.teach(job, observations)
             return text
         if op == "update":
-            ordered, text = updated(book.in_force(job), book.entry(job).layout, args)
+            ordered, text = updated(store.in_force(job), store.entry(job).layout, args)
             if not dry:
-                book.order(job, override=ordered.override, layout=ordered.layout)
-                self._controller.dialogue.stand(job)
+                store.order(job, override=ordered.override, layout=ordered.layout)
+                self._controller.report_handler.stand(job)
             return text
         held = op == "hold"
         if not dry:
-            book.order(job, held=held)
-            if op == "release" and book.let_go(job):
+            store.order(job, held=held)
+            if op == "release" and store.let_go(job):
                 if not self._controller.acts:
                     raise RequestRefusedError(
                         f"selasticd does not act now: use `scontrol release {job.display_id}`"
@@ -201,11 +201,11 @@ class RequestHandler:
         job = self._controller.job(ids[0]) if len(ids) == 1 else None
         if job is None or job.submission is None:
             return None
-        book = self._controller.book
+        store = self._controller.store
         return Particulars(
-            layout=book.entry(job).layout,
+            layout=store.entry(job).layout,
             orders=self.orders(job.job_id, job.run),
-            profile=book.profile(job),
+            profile=store.profile(job),
         )
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:

@@ -25,7 +25,7 @@ from typing import Any
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
-#: A program that never tells a step may be at work for long without our seeing it: its attempt
+#: A program that never reports a step may make progress unseen: its attempt
 #: was in vain only if it failed sooner.
 SHORT_S = 300.0
 
@@ -47,7 +47,7 @@ class AttemptProgress:
         since: when it started, or was last seen waiting to (epoch s); None: not known.
         nodes: it ran on.
         mark: newest complete checkpoint of the attempt before; None: none.
-        reached: newest complete checkpoint of this one, resumed from or written; None: none told.
+        reached: newest complete checkpoint of this one, resumed from or written; None: none.
         ended: exit code with which its program ended by itself, by esrun's report; None: running.
         code: exit code that Slurm has put it back into the queue for; 0: none.
         told: whether any attempt of the job has reported a step.
@@ -77,7 +77,7 @@ class AttemptProgress:
         """Return it from the ledger's JSON; unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        progress = cls(**{k: v for k, v in values.items() if k in names})
+        progress = cls(**{k: v for k, v in values.items() if k in known})
         progress.why = Reason.from_json(values.get("why"))
         return progress
 
@@ -99,16 +99,16 @@ def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) ->
         begin(watch, report.run, at=now)
     ended = report.exit_code if report.phase == "ended" else None
     steps = [s for s in (report.checkpoint_step, report.resumed_from) if s is not None]
-    last_step = max(steps, default=None)
+    reported = max(steps, default=None)
     if report.run >= watch.run:
-        watch.told = watch.told or report.step is not None or last_step is not None
+        watch.told = watch.told or report.step is not None or reported is not None
     if report.run == watch.run:
-        watch.reached, watch.ended = _later(watch.reached, last_step), ended
+        watch.reached, watch.ended = _later(watch.reached, reported), ended
         if _further(watch):
             watch.vain = 0
     elif report.run > watch.run:
-        reached_before = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
-        watch.ahead = [report.run, _later(reached_before, last_step), ended]
+        known = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
+        watch.ahead = [report.run, _later(known, reported), ended]
 
 
 def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:

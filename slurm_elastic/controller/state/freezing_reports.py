@@ -125,8 +125,8 @@ class FreezingReports:
 
     def of(self, key: str) -> Learned | None:
         """Return the last data put for a job; None: no layers freeze."""
-        pair = self._kept.get(key)
-        return pair[1] if pair else None
+        kept = self._kept.get(key)
+        return kept[1] if kept else None
 
     def forget(self, alive: set[str]) -> None:
         """Drop the data of jobs that are gone."""

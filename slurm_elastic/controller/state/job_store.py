@@ -35,7 +35,7 @@ from slurm_elastic.topology import Topology
 _MIN_STEPS = 3
 #: A job that has not reported for this many seconds is left alone.
 _SILENT_S = 180.0
-#: Node lists of ours that are recognised later.
+#: Node lists set by the controller that are recognised later.
 _PINS = 6
 #: The ledger's oldest rows are looked for this often, and while there are any.
 _FORGET_S, _FORGET_MORE_S = 600.0, 30.0
@@ -221,8 +221,8 @@ class JobStore:
             entry.resizes += 1
             entry.leased = transition.target is None and not transition.given_up
             entry.pin = list(transition.target.nodes) if transition.target else []
-            pins = [list(a.nodes) for a in (transition.planned, transition.target) if a]
-            entry.pins = [p for p in entry.pins if p not in pins][-_PINS:] + pins
+            node_lists = [list(a.nodes) for a in (transition.planned, transition.target) if a]
+            entry.pins = [p for p in entry.pins if p not in node_lists][-_PINS:] + node_lists
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
             if transition.budget is not None and transition.budget.set_s is not None:
                 entry.budget = transition.budget

@@ -266,7 +266,7 @@ class Ledger:
             ).fetchall()
         return _transitions(rows)
 
-    # --- who held what, when ---
+    # --- allocations over time ---
 
     def begin_segment(self, row: Mapping[str, Any]) -> None:
         """Begin a segment of GPUs held. Keys: the columns of `segments` but `end`."""

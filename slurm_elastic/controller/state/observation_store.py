@@ -152,7 +152,7 @@ class ObservationStore:
 
     def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
         shared.version += 1
-        # The newest first: what a job that has not said anything yet is taken for.
+        # The newest first: a job without reports is taken for it.
         others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))
@@ -205,17 +205,17 @@ class ObservationStore:
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
         settings = (directive, cluster, self.config, self.adaptive_batches)
-        last = self._kept.get(job.key)
-        if last and last.state == state and last.settings == settings:
-            return last.learned
-        learned = self._learned(job, lesson, shared, directive, cluster)
-        if last is None or last.settings != settings:
-            last = self._kept[job.key] = _CachedLearned(state, settings, learned, at=now)
-        elif learned == last.learned:
-            last.state = state  # others know it by its identity
-        elif last.takes(learned, now):
-            last.state, last.learned = state, learned
-        return last.learned
+        kept = self._kept.get(job.key)
+        if kept and kept.state == state and kept.settings == settings:
+            return kept.found
+        data = self._learned(job, lesson, shared, directive, cluster)
+        if kept is None or kept.settings != settings:
+            kept = self._kept[job.key] = _Kept(state, settings, data, at=now)
+        elif data == kept.found:
+            kept.state = state  # others know it by its identity
+        elif kept.takes(data, now):
+            kept.state, kept.found = state, data
+        return kept.found
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
         """Return its application's observations; before a report those of the name's latest job."""
@@ -374,23 +374,23 @@ def estimated(
         Relative speeds, if nothing was measured.
     """
     configured = {t: stated.get(t, 1.0) for t in types}
-    known_rates = {**earlier, **measured(points)}
-    configured |= {t: stated.get(t, 1.0) for t in known_rates}
-    all_rates = scaled(known_rates, configured) if known_rates else configured
-    return {t: all_rates[t] for t in types}
+    rates = {**earlier, **measured(points)}
+    configured |= {t: stated.get(t, 1.0) for t in rates}
+    every = scaled(rates, configured) if rates else configured
+    return {t: every[t] for t in types}
 
 
 def _rates(
     points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
 ) -> dict[str, float]:
     """Return samples/s in the one size of a rigid job; of unmeasured types by `single`."""
-    gpus, known_rates = directive.min_gpus, {}
+    gpus, rates = directive.min_gpus, {}
     for p in points:
         if p.gpus == gpus and p.gpu_type in single:
             replicas = max(1, gpus // directive.unit_for(p.gpu_type))
             micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
-            known_rates[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
-    return scaled(known_rates, single) if known_rates else {t: gpus * s for t, s in single.items()}
+            rates[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
+    return scaled(rates, single) if rates else {t: gpus * s for t, s in single.items()}
 
 
 def scaled(values: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:

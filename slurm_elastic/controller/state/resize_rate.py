@@ -15,7 +15,7 @@ class ResizeRate:
     """The resizes of the last hour, of jobs that are gone, too; begins with the ledger's."""
 
     def __init__(self, ledger: Ledger) -> None:
-        #: By id of the transition: who, when (epoch s).
+        #: By id of the transition: user, time (epoch s).
         self._ended: dict[int, tuple[str, float]] = {}
         for body in ledger.ended_since(time.time() - HOUR_S):
             with contextlib.suppress(ValueError):

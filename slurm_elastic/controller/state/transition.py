@@ -130,9 +130,9 @@ class Transition:
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
         """Return a new one (id 0) of a job; `more`: other attributes, `target` is None."""
-        identity = {name: getattr(job, name) for name in _OF_JOB}
+        of_job = {name: getattr(job, name) for name in _OF_JOB}
         fields = {"target": None, **more}
-        return cls(id=0, action=action, reason=reason, old=job.allocation, **identity, **fields)
+        return cls(id=0, action=action, reason=reason, old=job.allocation, **of_job, **fields)
 
     @property
     def since(self) -> float:

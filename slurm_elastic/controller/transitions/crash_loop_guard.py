@@ -33,7 +33,7 @@ class CrashLoopGuard:
     Args:
         scontrol: writes.
         config: the site's.
-        book: records of jobs.
+        store: records of jobs.
         ledger: where holds are kept for `selastic history`.
         log: structlog logger.
 
@@ -42,9 +42,9 @@ class CrashLoopGuard:
     """
 
     def __init__(
-        self, scontrol: Scontrol, config: Config, book: JobStore, ledger: Ledger, log: Any
+        self, scontrol: Scontrol, config: Config, store: JobStore, ledger: Ledger, log: Any
     ) -> None:
-        self._scontrol, self.config, self._book = scontrol, config, book
+        self._scontrol, self.config, self._store = scontrol, config, store
         self._ledger, self._log = ledger, log
         self._advised: set[str] = set()
         self.holds = 0
@@ -64,11 +64,11 @@ class CrashLoopGuard:
         for job in snapshot.jobs:
             if not job.elastic or job.state is JobState.ENDED:
                 continue
-            watch = self._book.entry(job).watch
-            old_run = watch.run
-            self._follow(watch, job, snapshot, by_transition=job.job_id in live)
-            if watch.run != old_run:
-                self._book.touch(job)
+            watch = self._store.entry(job).watch
+            last_run = watch.run
+            self._follow(watch, job, snapshot, ours=job.job_id in live)
+            if watch.run != last_run:
+                self._store.touch(job)
             if not act:
                 self._advise(watch, job)
             elif job.job_id in live:
@@ -117,8 +117,8 @@ class CrashLoopGuard:
             )
 
     def _hold(self, watch: AttemptProgress, job: Job) -> None:
-        watch.why = _hold_reason(watch)
-        self._book.command(job, watch=watch)
+        watch.why = _why(watch)
+        self._store.command(job, watch=watch)
         try:
             self._scontrol.hold(job)
         except SlurmUnreachableError:
@@ -161,7 +161,7 @@ class CrashLoopGuard:
             self._comment(job, "")
         self._log.info(f"JobId={job.display_id} Hold=released")
         watch.why, watch.freed, watch.vain = None, False, 0
-        self._book.command(job, watch=watch)
+        self._store.command(job, watch=watch)
 
     def _comment(self, job: Job, text: str) -> None:
         """Set the comment; a failure changes neither hold nor release."""

@@ -53,8 +53,8 @@ def allowed(
     if job.time_limit_s is None or (budget is None and not config.resize.extend_time):
         return ExtensionPolicy()
     if budget is None:
-        requested_min = int(job.submission.shape.get("time_limit", 0)) if job.submission else 0
-        trusted = not requested_min or job.time_limit_s <= 60 * requested_min
+        submitted_minutes = int(job.submission.shape.get("time_limit", 0)) if job.submission else 0
+        trusted = not submitted_minutes or job.time_limit_s <= 60 * submitted_minutes
         budget = time_limits.fresh(job.time_limit_s + spare_s, trusted=trusted)
     if not config.resize.extend_time:
         return ExtensionPolicy(budget, ExtensionTerms())
@@ -124,17 +124,15 @@ def _pace(
     full_gpus = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
     if gpus >= full_gpus:  # more than MAX it never gets, whatever it was submitted with
         return 1.0
-    requested_type = shape.submitted_type(job.submission.shape) if job.submission else ""
+    submitted_type = shape.submitted_type(job.submission.shape) if job.submission else ""
     min_nodes = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
-    kind, gpu_type = requested_type or gpu_type, gpu_type or requested_type
+    kind, gpu_type = submitted_type or gpu_type, gpu_type or submitted_type
 
     def fewest(count: int, of: str) -> int:
         return -(-count // max(1, snapshot.per_node.get(of, count)))
 
     tree = Topology.of(snapshot)
     spread, racks = tree.spread(n for n in nodes if tree.has(n))
-    full_speed = model.speed(
-        kind, full_gpus, min(full_gpus, max(min_nodes, fewest(full_gpus, kind), 1))
-    )
-    speed = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
-    return speed / full_speed if full_speed > 0 else 1.0
+    full = model.speed(kind, wanted, min(wanted, max(min_nodes, fewest(wanted, kind), 1)))
+    here = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
+    return here / full if full > 0 else 1.0

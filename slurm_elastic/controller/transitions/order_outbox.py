@@ -74,7 +74,7 @@ class DesiredSettings:
         if not fields:
             return orders
         settings = {
-            name: setting for name, runs in fields.items() if (setting := _setting_in(runs, run))
+            name: setting for name, runs in fields.items() if (setting := _latest(runs, run))
         }
         seq = max([orders.seq, *(seq for seq, _ in settings.values())])
         values = {name: value for name, (_, value) in settings.items()}
@@ -85,14 +85,14 @@ class DesiredSettings:
         self._values = {k: v for k, v in self._values.items() if k in alive}
 
 
-def _setting_in(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
+def _latest(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
     """Return number and value of the latest attempt up to this one."""
     attempts = [r for r in runs if r <= run]
     return runs[max(attempts)] if attempts else None
 
 
 def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
-    setting = _setting_in(runs, run)
+    setting = _latest(runs, run)
     return setting[1] if setting else None
 
 

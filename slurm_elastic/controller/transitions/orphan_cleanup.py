@@ -30,12 +30,12 @@ class OrphanCleanup:
     Args:
         scontrol: writes.
         config: the site's.
-        book: records of jobs.
+        store: records of jobs.
         log: structlog logger.
     """
 
-    def __init__(self, scontrol: Scontrol, config: Config, book: JobStore, log: Any) -> None:
-        self._scontrol, self.config, self._book, self._log = scontrol, config, book, log
+    def __init__(self, scontrol: Scontrol, config: Config, store: JobStore, log: Any) -> None:
+        self._scontrol, self.config, self._store, self._log = scontrol, config, store, log
         self._renewed: dict[str, float] = {}
 
     def leases(self, jobs: Iterable[Job], live: Mapping[int, Any], *, retired: bool) -> None:
@@ -48,7 +48,7 @@ class OrphanCleanup:
         for job in jobs:
             if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
                 continue
-            entry = self._book.entry(job)
+            entry = self._store.entry(job)
             if not entry.leased:
                 continue
             renewed = self._renewed.get(job.key, float("-inf"))
@@ -73,14 +73,14 @@ class OrphanCleanup:
 
     def may_lease(self, job: Job) -> bool:
         """Return whether a pending job that is not to start now may be made to wait."""
-        entry = self._book.entry(job)
+        entry = self._store.entry(job)
         ready = job.begin_time is None and not job.dependency and job.reason in READY
         free = not entry.leased and entry.broken != job.run
         return ready and free and self._is_ours(job, held=entry.held)
 
     def lease(self, job: Job) -> None:
         """Make a pending job wait: Slurm starts it by itself if the lease is not renewed."""
-        self._book.command(job, leased=True)
+        self._store.command(job, leased=True)
         self._renew(job, time.monotonic())
         self._log.info(f"JobId={job.display_id} Lease={self.config.slurm.lease_s:g}s")
 
@@ -101,7 +101,7 @@ class OrphanCleanup:
         for job in jobs:
             if not job.elastic:
                 continue
-            if job.state is JobState.PENDING and self._book.entry(job).leased:
+            if job.state is JobState.PENDING and self._store.entry(job).leased:
                 self.end_lease(job)
                 ended += 1
             elif job.state is JobState.RUNNING and self._pinned(job):
@@ -111,7 +111,7 @@ class OrphanCleanup:
     def _keep(self, job: Job, **values: Any) -> None:
         """Keep values as `JobStore.command`; on a full disk in memory only."""
         with contextlib.suppress(LedgerError):
-            self._book.command(job, **values)
+            self._store.command(job, **values)
 
     def _renew(self, job: Job, now: float) -> None:
         start = f"now+{int(self.config.slurm.lease_s)}"
@@ -143,8 +143,8 @@ class OrphanCleanup:
             directive = job.directive
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
-            entry = self._book.entry(job)
-            if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
+            entry = self._store.entry(job)
+            if self._pinned(job) or ((kept or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
                     fields["StartTime"] = "now"
@@ -152,7 +152,7 @@ class OrphanCleanup:
         return tuple(r for r in snapshot.reservations if r.ours)
 
     def _pinned(self, job: Job) -> bool:
-        entry = self._book.entry(job)
+        entry = self._store.entry(job)
         return pinned_by_us(job, pin=entry.pin, earlier=entry.pins)
 
     @staticmethod

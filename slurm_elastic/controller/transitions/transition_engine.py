@@ -77,7 +77,7 @@ class TransitionEngine:
         self._ledger, self._config, self._log = ledger, config, log
         self.reservations = Reservations(scontrol, config, account, log)
         self.outbox = OrderOutbox()
-        self._moves = TransitionSteps(scontrol, log)
+        self._steps = TransitionSteps(scontrol, log)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
@@ -87,7 +87,7 @@ class TransitionEngine:
         for id_, _, body in ledger.live_transitions():
             try:
                 transition = Transition.from_body({**body, "id": id_})
-            except ValueError as error:  # housekeeping finds what it has left in Slurm
+            except ValueError as error:  # `OrphanCleanup` clears its traces in Slurm
                 log.warning(f"Transition={id_} Problem={error}")
                 ledger.put_transition(id_, TransitionState.ENDED.value, body, live=False)
                 continue
@@ -230,9 +230,9 @@ class TransitionEngine:
         """Advance one transition as far as it goes; an unwritten step is not begun."""
         job = site.job(transition)
         for _ in range(len(TransitionState)):
-            old_state = transition.state
+            last_state = transition.state
             try:
-                self._moves.advance(transition, job, site, self._enter)
+                self._steps.advance(transition, job, site, self._enter)
             except ScontrolError as error:
                 if transition.refused <= 1:  # not once more for each time that it is tried again
                     state = transition.state.value
@@ -241,7 +241,7 @@ class TransitionEngine:
             except LedgerError as error:
                 transition.state, transition.problem = TransitionState.UNDONE, Reason("not-written")
                 return transition, job, error
-            if transition.state is old_state or not transition.state.live:
+            if transition.state is last_state or not transition.state.live:
                 break
         return transition, job, None
 
@@ -379,7 +379,7 @@ class TransitionEngine:
             elif t.state is not TransitionState.CLEAR:
                 t.state = (
                     TransitionState.DRAIN if t.old else TransitionState.RESHAPE
-                )  # who waited has left nothing
+                )  # a waiting job had no GPUs
 
     def _open(self, transition: Transition) -> None:
         nodes = transition.target.nodes if transition.target else ()

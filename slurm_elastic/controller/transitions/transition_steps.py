@@ -339,14 +339,14 @@ class TransitionSteps:
             return t.limit_s
         name = "queue" if t.target is None else "planned" if t.target == t.planned else "old"
         reserved = t.terms.reserved.get(name)
-        old_limit_s = t.budget.set_s
+        last_limit_s = t.budget.set_s
         t.budget, t.limit_s = time_limits.begun(
             t.budget,
             pace=t.terms.paces.get(name, 1.0),
             most_s=t.terms.most_s,
             until_s=None if reserved is None else reserved - time.time(),
         )
-        if t.budget.extended_s and t.limit_s != old_limit_s:
+        if t.budget.extended_s and t.limit_s != last_limit_s:
             self._log.info(f"{t} TimeLimit={t.limit_s} Extended={t.budget.extended_s}")
         return t.limit_s
 

@@ -9,7 +9,7 @@ from slurm_elastic.placement.delay.free_map import Place
 
 @dataclass(slots=True, kw_only=True)
 class Gang:
-    """One job as orders and gang policies see it; they must not change it.
+    """State of one job; orders and gang policies must not change it.
 
     Attributes:
         model: names its communication (models/communication.py).
@@ -40,6 +40,6 @@ class Gang:
 
     @property
     def network_sensitivity(self) -> float:
-        """The part of its work that is done, over run time in ideal run times; 0: never ran."""
+        """Part of the work that is done, over run time in ideal run times; 0: never ran."""
         # Divisions as in the author's code: gangs that never suffer differ in rounding only.
         return self.done / (self.ran_s / self.ideal_s) if self.ran_s > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Where Sia's published artifact does not do what its paper says: one switch each.
+"""Deviations of Sia's published artifact from its paper, one switch each.
 
-The table in docs/sia.md says what each is worth.
+Their effects: the table in docs/sia.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.config.schema import SiaSettings
 
-#: Seconds that the artifact takes a restart for when it does not know the application.
+#: Seconds of a restart of applications that the artifact has no constant for.
 OTHER_RESTART_S = 30.0
 #: Digits that the artifact keeps of a cost.
 COST_DIGITS = 2
@@ -42,7 +42,7 @@ class ArtifactRules:
 
     @classmethod
     def of(cls, config: SiaSettings) -> ArtifactRules:
-        """The rules that a configuration asks for."""
+        """Return the rules that a configuration sets."""
         names = cls.__slots__
         chosen = {n for n in names if n.replace("_", "-") in config.artifact_rules}
         return cls(**{n: config.artifact_compat or n in chosen for n in names})

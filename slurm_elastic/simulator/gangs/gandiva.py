@@ -1,7 +1,7 @@
-"""`gandiva` for gangs, as Dally's author compares with it: no waiting for a place, moves later.
+"""`gandiva` for gangs, as Dally's author compares with it: no waits for a place, later moves.
 
 After Xiao et al., OSDI'18, in the form that Dally compares with: first come, first served,
-nothing is kept for who does not fit. A gang takes the node with the most free GPUs, else
+nothing is kept for gangs that do not fit. A gang takes the node with the most free GPUs, else
 anything. One that ran over a rack or the network moves into a node when it finds one at the end
 of its lease. Our reading: the author's code tests the wrong node, moves between batches, and
 binds sizes to nodes, so that its figures say little but "much worse".
@@ -17,16 +17,16 @@ from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
 
 
 class Gandiva:
-    """The policy; it remembers nothing."""
+    """Policy `gandiva`; without state."""
 
     renews = True
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By arrival."""
+        """Rank by arrival."""
         return gang.arrival_s, gang.job_id
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
-        """Offer what is free to one after another."""
+        """Offer the free GPUs to one gang after another."""
         room, grants = offer.room.copy(), []
         for gang in offer.waiting:
             if gang.gpus > room.free_total:

@@ -1,9 +1,9 @@
-"""Scheduling of gangs by offers: the protocol of Dally and of what it is compared with.
+"""Scheduling of gangs by offers: the protocol of Dally and the policies compared with it.
 
 A gang runs on exactly the GPUs that it asked for, or on none, and holds them
 for a lease; then it bids again. Whenever GPUs are free, they are offered to
 the waiting gangs in the policy's order; each takes some of them, or waits on.
-Why that is not the protocol of `base.py`: docs/adr/0006-gangs-by-offers.md.
+Why that is not the protocol of policy_protocol.py: docs/adr/0006-gangs-by-offers.md.
 
 Policies are pure: the same question and state give the same answer. Times are seconds.
 """
@@ -29,7 +29,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a policy is asked.
+    """Question to a policy: the free GPUs, and the gangs that wait.
 
     Attributes:
         waiting: in the policy's order (`rank`).
@@ -45,7 +45,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A gang accepts these GPUs, all at once."""
+    """GPUs that a gang accepts, all at once."""
 
     job_id: int
     place: Place
@@ -54,7 +54,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Who takes what; `wake_s`: ask again then, even if nothing happens before."""
+    """Grants and the next state; `wake_s`: time of the next offer, even without an event."""
 
     grants: tuple[Grant, ...]
     state: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Answer:
 
 
 class GangPolicy(Protocol):
-    """One system.
+    """Policy of one system.
 
     Attributes:
         renews: at the end of its lease a gang bids at once, and pays for a restart only if it
@@ -73,7 +73,7 @@ class GangPolicy(Protocol):
     renews: bool
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """Its place in the order; lowest first. Fixed while the gang waits."""
+        """Return the sort key of a gang, lowest first; fixed while the gang waits."""
         ...
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:

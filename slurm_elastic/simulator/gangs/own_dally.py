@@ -1,4 +1,4 @@
-"""`dally` by default: Dally's idea, with what its author's runs show to be wrong mended.
+"""`dally` by default: Dally's idea, without the faults that its author's runs show.
 
 Our definition throughout; docs/dally.md has the figures.
 
@@ -10,20 +10,20 @@ computes the largest part of its time; among equals the tightest. It accepts one
 `_TOLERANCE` worse than the best that the empty cluster has: gangs that do not suffer from
 distance start at once, the others wait, while those behind them are served.
 
-*Timer*: who has waited T is *due*. Nobody is made to spread: the nodes on which its GPUs come
-free first are kept for it (reserve.py). T is tuned,
+*Timer*: a gang that has waited T is *due*. No gang is made to spread: the nodes on which its GPUs
+come free first are kept for it (reserve.py). T is tuned,
 
     T = min(96, max(3, mean + 2 std)) leases
 
 over the waits of at least one lease that ended within the last 24 leases, and those that still go
-on, of all gangs together; so it grows when everybody waits, and reservations stay the exception.
+on, of all gangs together; so it grows when all gangs wait, and reservations stay the exception.
 
 *Longest wait* (checked by a property test). With k gangs that are due before it, lease L, longest
 batch of iterations B and restart R, a gang that wants GPUs gets them within
 
     96 L + (k + 1) (L + B + R)
 
-*Leases*: at the end of its lease a gang bids again, and keeps its GPUs unless somebody goes
+*Leases*: at the end of its lease a gang bids again, and keeps its GPUs unless another gang goes
 before it, or a place is better. It never moves, nor is it preempted, before.
 """
 
@@ -50,7 +50,7 @@ _MOST_KEPT = 8
 
 
 class OwnDally:
-    """The policy; it remembers when waits ended and how long they were."""
+    """Policy `dally` with our timer; its state: ends and lengths of waits."""
 
     renews = True
 
@@ -68,11 +68,11 @@ class OwnDally:
         self._ideal: dict[tuple[NodeLayout, str, int], float] = {}
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By GPU time left."""
+        """Rank by GPU time left."""
         return gang.left_s * gang.gpus, gang.since_s, gang.job_id
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
-        """Those that are due first, then everybody in order; see the module."""
+        """Serve the gangs that are due, then all others in order; see the module."""
         now = offer.now_s
         waits = [w for w in state.get("waits", []) if w[0] >= now - _HISTORY * self._lease_s]
         timer_s = self._timer_s(waits, offer.waiting, now)
@@ -103,7 +103,7 @@ class OwnDally:
         return tuned_s(leases, lease_s=self._lease_s, most=self._most)
 
     def _due(self, offer: Offer, choice: PlaceChoice, timer_s: float) -> list[Grant]:
-        """Grants to gangs that have waited long enough; their nodes are taken from the choice."""
+        """Return grants to gangs that are due; the nodes kept for them leave the choice."""
         due = [g for g in offer.waiting if offer.now_s - g.since_s >= timer_s]
         if not due:
             return []

@@ -1,15 +1,15 @@
 """`dally` as published: delay timers and network-sensitive preemption (arXiv 2401.16492).
 
-Order: the lowest network sensitivity first, that is, whoever has suffered most
-from communication; a gang that never ran has 0. With W the part of its work that is done,
+Order: the lowest network sensitivity first, that is, the gang slowed down most
+by communication; a gang that never ran has 0. With W the part of its work that is done,
 
     Nw_sens = W / (T_run / T_ideal)
 
 ties: longest without an assignment, then the smaller id. A gang takes the first link
 domain with room, else the first node; else it waits as the timers say
-(placement/delay/timers.py), then takes the first rack, then anything. Who does not fit is
-passed over, and nothing is kept for it. What docs/dally.md criticises is as published here;
-`own_dally` mends it.
+(placement/delay/timers.py), then takes the first rack, then anything. A gang that does not fit
+is passed over, and nothing is kept for it. The faults that docs/dally.md lists are as published;
+`own_dally` has none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
 
 
 class PublishedDally:
-    """The policy; it remembers the tuner's waits."""
+    """Policy `dally` as published; its state: the tuner's waits."""
 
     renews = False
 
@@ -33,11 +33,11 @@ class PublishedDally:
         self._timers = timers
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By network sensitivity; see the module."""
+        """Rank by network sensitivity; see the module."""
         return gang.network_sensitivity, gang.since_s, gang.job_id
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
-        """Offer what is free to one after another; see the module."""
+        """Offer the free GPUs to one gang after another; see the module."""
         waits: Waits = state
         search = FirstFit(offer.room.copy())
         grants = []
@@ -74,7 +74,7 @@ class PublishedDally:
 
 
 class FirstFit:
-    """The first domain, node or rack with room, in the published order; nothing is searched twice.
+    """Search for the first domain, node or rack with room, in the published order; cached.
 
     Attributes:
         room: what is still free.
@@ -85,24 +85,24 @@ class FirstFit:
         self._found: dict[tuple[str, int], Place] = {}
 
     def take(self, place: Place) -> None:
-        """Give a place away."""
+        """Remove the GPUs of a place from the free ones."""
         self.room.take(place)
         self._found.clear()
 
     def near(self, gpus: int) -> Place:
-        """In a link domain, else in a node; () if there is none."""
+        """Return a place in a link domain, else in a node; () if there is none."""
         return self._once("near", gpus, lambda: self._domain(gpus) or self.node(gpus))
 
     def node(self, gpus: int) -> Place:
-        """In a node."""
+        """Return a place in a node; () if there is none."""
         return self._once("node", gpus, lambda: self._node(gpus))
 
     def rack(self, gpus: int) -> Place:
-        """In a rack, in order of index."""
+        """Return a place in a rack, in order of index; () if there is none."""
         return self._once("rack", gpus, lambda: self._rack(gpus))
 
-    def _once(self, what: str, gpus: int, find: Callable[[], Place]) -> Place:
-        key = what, gpus
+    def _once(self, kind: str, gpus: int, find: Callable[[], Place]) -> Place:
+        key = kind, gpus
         if key not in self._found:
             self._found[key] = find()
         return self._found[key]

@@ -1,9 +1,9 @@
-"""The order in which the author's simulator of Dally looks at nodes and domains, to be compared.
+"""Order in which the published simulator of Dally searches nodes and domains, for comparison.
 
 It takes the first one with room, of a hash table of those with free GPUs
 (Apache Commons Collections' map with several keys): a key's bucket follows
 from the exclusive or of its parts, buckets are walked downwards, and within one the
-latest comer is first. Any other order is as good a schedule, but not the same one.
+latest entry is first. Any other order is as good a schedule, but not the same one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _LOAD = 0.75
 
 
 def domains(room: FreeMap) -> tuple[int, ...]:
-    """Domains with free GPUs, in that order."""
+    """Return the domains with free GPUs, in that order."""
     keys, index = _domain_keys(room.sites)
     return tuple(index[k] for k in walk(tuple(keys[d] for d, f in enumerate(room.free) if f)))
 
 
 def nodes(room: FreeMap) -> tuple[int, ...]:
-    """Nodes with free GPUs, in that order."""
+    """Return the nodes with free GPUs, in that order."""
     keys, index = _node_keys(room.sites)
     return tuple(index[k] for k in walk(tuple(keys[n] for n, f in enumerate(room.node) if f)))
 
 
 @lru_cache(maxsize=4096)
 def walk(keys: tuple[Key, ...]) -> tuple[Key, ...]:
-    """Keys in the order in which the table is walked when they came in the order given."""
+    """Return the keys in the order of the table, after their insertion in the given order."""
     buckets: list[list[tuple[int, Key]]] = [[] for _ in range(_FIRST_BUCKETS)]
     for count, key in enumerate(keys, start=1):
         mixed = _mixed(key)
@@ -52,7 +52,7 @@ def _doubled(buckets: list[list[tuple[int, Key]]]) -> list[list[tuple[int, Key]]
 
 
 def _mixed(key: Key) -> int:
-    """A 32-bit mix of the exclusive or of the parts."""
+    """Return a 32-bit mix of the exclusive or of the parts."""
     word = 0
     for part in key:
         word ^= part
@@ -64,14 +64,14 @@ def _mixed(key: Key) -> int:
 
 @lru_cache(maxsize=8)
 def _node_keys(sites: NodeLayout) -> tuple[tuple[Key, ...], dict[Key, int]]:
-    """(rack, node within it) of each node, and back."""
+    """Return (rack, node within it) of each node, and the inverse."""
     keys = tuple((rack, node - sites.nodes_of[rack][0]) for node, rack in enumerate(sites.rack_of))
     return keys, {key: node for node, key in enumerate(keys)}
 
 
 @lru_cache(maxsize=8)
 def _domain_keys(sites: NodeLayout) -> tuple[tuple[Key, ...], dict[Key, int]]:
-    """(rack, node within it, domain within that) of each domain, and back."""
+    """Return (rack, node within it, domain within that) of each domain, and the inverse."""
     of_node, _ = _node_keys(sites)
     keys = tuple(
         (*of_node[node], domain - sites.domains_of[node][0])

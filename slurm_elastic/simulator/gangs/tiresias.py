@@ -24,7 +24,7 @@ UNSKEWED = frozenset({"ResNet50", "ResNet18", "BERT"})
 
 
 class Tiresias:
-    """The policy; it remembers nothing."""
+    """Policy `tiresias`; without state."""
 
     renews = False
 
@@ -32,11 +32,11 @@ class Tiresias:
         self._published = published
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By attained service."""
+        """Rank by attained service."""
         return gang.service_gpu_s, gang.since_s, gang.job_id
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
-        """Offer what is free to one after another."""
+        """Offer the free GPUs to one gang after another."""
         search = FirstFit(offer.room.copy())
         grants = []
         for gang in offer.waiting:

@@ -20,29 +20,29 @@ ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"
 def ask(*words: str) -> dict | None:
     try:
         done = subprocess.run([*words, "--json"], capture_output=True, timeout=30, check=False)
-        found = json.loads(done.stdout.decode(errors="surrogateescape"))
+        answer = json.loads(done.stdout.decode(errors="surrogateescape"))
     except (subprocess.TimeoutExpired, ValueError):
         return None
     # Of a slurmctld that dies while it is asked, scontrol makes an empty list and exit code 0.
-    told = not done.returncode and found["last_update"]["number"]
-    return found if told else None
+    complete = not done.returncode and answer["last_update"]["number"]
+    return answer if complete else None
 
 
 def gpus(text: str) -> int:
     """Return the GPUs of `cpu=4,gres/gpu=4,gres/gpu:v100=4`."""
-    found = dict(item.split("=", 1) for item in text.split(",") if "=" in item)
-    return int(found.get("gres/gpu", 0))
+    counts = dict(item.split("=", 1) for item in text.split(",") if "=" in item)
+    return int(counts.get("gres/gpu", 0))
 
 
 def indices(text: str) -> list[int]:
     """Return the indices of `gpu:v100:2(IDX:0,2-3)`."""
-    found: list[int] = []
+    numbers: list[int] = []
     inner = text.partition("IDX:")[2].rstrip(")")
     for part in inner.split(","):
         low, _, high = part.partition("-")
         if low.isdigit():
-            found += range(int(low), int(high or low) + 1)
-    return found
+            numbers += range(int(low), int(high or low) + 1)
+    return numbers
 
 
 def job(raw: dict) -> dict:

@@ -22,10 +22,10 @@ def word() -> str:
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while chunk := await reader.read(65536):
-            said = word()
-            if said == "cut":
+            setting = word()
+            if setting == "cut":
                 break
-            await asyncio.sleep(float(said))
+            await asyncio.sleep(float(setting))
             writer.write(chunk)
             await writer.drain()
     except (OSError, ValueError):

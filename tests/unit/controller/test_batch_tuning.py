@@ -447,8 +447,8 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     controller._jobs = controller.reader.jobs()
     told = report(gpus=4, micro_batch=16, step_time_s=0.1, micro_step_s=0.08, max_micro_batch=64,
                   layers=9, certified=2, certified_penalty=0.001)  # fmt: skip
-    controller.dialogue.hear(told, of, act=controller.acts)
-    answer = controller.dialogue.orders(7, 0, job=of)
+    controller.report_handler.hear(told, of, act=controller.acts)
+    answer = controller.report_handler.orders(7, 0, job=of)
     assert answer.frozen == (2 if mode == "act" else None)
     controller.round()
     choice = controller.view.batches[7]
@@ -473,7 +473,7 @@ def test_a_round_decides_with_the_directive_in_force(tmp_path):
         account="selastic",
         log=Log(),
     )
-    controller.book.order(of, override="1-2")
+    controller.store.order(of, override="1-2")
     controller.look()
     assert str(controller.view.snapshot.job[7].directive) == "1-2"
     assert str(controller.job(7).submission.directive) == "4"

@@ -48,7 +48,7 @@ def test_a_thousand_jobs_leave_nothing_behind():
         scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log
     )
     handler = ReportHandler(
-        book=store, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
+        store=store, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
     )
     sizes = []
     for generation in range(10):

@@ -14,7 +14,7 @@ from tests.support.job_records import FakeScontrol, Log, job, transition
 
 
 class Site:
-    """A dialogue with job 7, and which jobs it woke."""
+    """A report handler with job 7, and the jobs that it woke."""
 
     def __init__(self):
         self.ledger, self.log, self.woken = Ledger(":memory:"), Log(), []
@@ -27,8 +27,8 @@ class Site:
             log=self.log,
         )
         self.engine.outbox.wake = self.woken.append
-        self.dialogue = ReportHandler(
-            book=self.store,
+        self.report_handler = ReportHandler(
+            store=self.store,
             engine=self.engine,
             tuner=BatchTuner(self.engine.outbox.tell),
             log=self.log,
@@ -36,7 +36,7 @@ class Site:
 
     def hear(self, of, **fields):
         report = Report(job_id=7, **({"run": 0, "phase": "training"} | fields))
-        return self.dialogue.hear(report, of, act=True)
+        return self.report_handler.hear(report, of, act=True)
 
 
 @pytest.fixture
@@ -51,11 +51,13 @@ def test_a_script_is_asked_once_to_prove_that_it_resumes(site):
     running = job({"n1": 4})
     site.hear(running, kind="script")
     for _ in range(2):
-        site.dialogue.prove(running)
-    orders = site.dialogue.orders(7, 0, job=running)
+        site.report_handler.prove(running)
+    orders = site.report_handler.orders(7, 0, job=running)
     assert orders.action == "rehearse"
     assert site.woken == [7]
-    assert site.dialogue.orders(7, 1, job=running).action == "run", "it is for this attempt only"
+    assert site.report_handler.orders(7, 1, job=running).action == "run", (
+        "it is for this attempt only"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,23 +72,23 @@ def test_a_script_is_asked_once_to_prove_that_it_resumes(site):
 def test_who_need_not_or_cannot_prove_it_is_not_asked(site, directive, fields):
     running = job({"n1": 4}, directive=directive)
     site.hear(running, **fields)
-    site.dialogue.prove(running)
-    assert site.dialogue.orders(7, 0, job=running) == Orders()
+    site.report_handler.prove(running)
+    assert site.report_handler.orders(7, 0, job=running) == Orders()
 
 
 def test_a_directive_that_was_replaced_by_one_size_needs_no_proof(site):
     running = job({"n1": 4})
     site.store.order(running, override="4")
     site.hear(running, kind="script")
-    site.dialogue.prove(running)
-    assert site.dialogue.orders(7, 0, job=running).action == "run"
+    site.report_handler.prove(running)
+    assert site.report_handler.orders(7, 0, job=running).action == "run"
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_who_saved_for_a_notice_that_nobody_gave_goes_on(site, known):
     running = job({"n1": 4}) if known else None
     site.hear(running, phase="saved", notice=5)
-    orders = site.dialogue.orders(7, 0, job=running)
+    orders = site.report_handler.orders(7, 0, job=running)
     assert (orders.action, orders.notice) == ("resume", 5)
     assert site.woken == [7]
 
@@ -100,7 +102,7 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
         id=site.ledger.add_transition(7, "7@100", body),
         entered={"NOTIFY": 1.0, "saved": 2.0, "REQUEUE": 2.0, "running": 5.0},
     )
-    site.dialogue.expect(moved)
+    site.report_handler.expect(moved)
     there = job({"n1": 2}, run=1)
     site.hear(there, run=0, startup_s=9.0)
     site.hear(there, run=1)

@@ -144,10 +144,10 @@ def test_versions():
     assert "pyslurm 25.11.0 does not fit Slurm 24.11.5" in found(pyslurm="25.11.0")[0]
     assert "pyslurm is missing" in found(pyslurm="")[0]
     assert "differs from the controller's 0.0.9" in found(version="0.0.9")[0]
-    assert "says: ledger is full" in found(problems=["ledger is full"])[0]
+    assert "reports: ledger is full" in found(problems=["ledger is full"])[0]
     twice = "node g1 is in two racks, r1 and r2; name it in one of them"
     assert found(problems=[twice])[0].endswith(
-        "says: node g1 is in two racks, r1 and r2: name it in one of them"
+        "reports: node g1 is in two racks, r1 and r2: name it in one of them"
     )
 
 

@@ -34,7 +34,7 @@ def decide(cluster, limits, *, queue="slurm", resized=None):
     return plan
 
 
-def scene(*jobs):
+def cluster_with(*jobs):
     """Cluster of elastic jobs 1-4, one GPU each on a node of its own."""
     cluster = Cluster([node(f"n{j}") for j in jobs])
     for j in jobs:
@@ -47,7 +47,7 @@ def gpus(plan):
 
 
 def test_the_site_s_share():
-    cluster = scene(1, 2)
+    cluster = cluster_with(1, 2)
     assert gpus(decide(cluster, LimitSettings())) == {1: 4, 2: 4}
     plan = decide(cluster, LimitSettings(share=0.5))
     assert sum(gpus(plan).values()) == 2 + 4
@@ -55,7 +55,7 @@ def test_the_site_s_share():
 
 
 def test_a_users_share_names_the_user():
-    cluster = scene(2, 3, 4)  # 3 is bob's
+    cluster = cluster_with(2, 3, 4)  # 3 is bob's
     plan = decide(cluster, LimitSettings(user_share=0.25))  # 3 of 12
     found = gpus(plan)
     assert (found[3], found[2] + found[4]) == (4, 2 + 3)
@@ -70,11 +70,14 @@ def test_a_users_share_names_the_user():
 
 
 def test_a_partition_s_share():
-    assert gpus(decide(scene(1, 2), LimitSettings(partition_shares={"other": 0.0}))) == {1: 4, 2: 4}
+    assert gpus(decide(cluster_with(1, 2), LimitSettings(partition_shares={"other": 0.0}))) == {
+        1: 4,
+        2: 4,
+    }
 
 
 def test_min_starts_whatever_is_used_up():
-    cluster = scene(1)
+    cluster = cluster_with(1)
     cluster.add(2, elastic="2-4", gpus=2)
     limits = LimitSettings(share=0.0, resizes=0, resizes_per_user=0)
     plan = decide(cluster, limits, queue="controller")
@@ -83,7 +86,7 @@ def test_min_starts_whatever_is_used_up():
 
 def test_a_user_s_resizes_are_used_up():
     spent = {"alice": [NOW - 600.0, NOW - 60.0]}
-    plan = decide(scene(1, 2), LimitSettings(resizes_per_user=2), resized=spent)
+    plan = decide(cluster_with(1, 2), LimitSettings(resizes_per_user=2), resized=spent)
     assert gpus(plan) == {1: 4, 2: 1}
     why = words(plan.decision[2].waiting_for)
     assert why.startswith(
@@ -93,11 +96,11 @@ def test_a_user_s_resizes_are_used_up():
 
 def test_an_hour_later_they_are_not():
     spent = {"alice": [NOW - 3601.0, NOW - 3700.0]}
-    assert gpus(decide(scene(2), LimitSettings(resizes_per_user=2), resized=spent)) == {2: 4}
+    assert gpus(decide(cluster_with(2), LimitSettings(resizes_per_user=2), resized=spent)) == {2: 4}
 
 
 def test_the_site_s_resizes_go_round_in_order():
-    plan = decide(scene(1, 2), LimitSettings(resizes=1), resized={})
+    plan = decide(cluster_with(1, 2), LimitSettings(resizes=1), resized={})
     assert sorted(gpus(plan).values()) == [1, 4]
     left = next(d for d in plan.decisions if d.action is Action.KEEP)
     assert "the site has used 0 of 1 resizes this hour, and others come first" in words(

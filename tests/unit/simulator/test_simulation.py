@@ -358,10 +358,10 @@ def test_nothing_has_no_figures():
 
 def test_fairness_compares_with_a_share_of_ones_own():
     alone = run(job(), policy=Scripted(**{"net-0": [(0, "a100", 8)]})).jobs[0]
-    crowd = run(*(job(f"net-{i}") for i in range(8)), policy=Scripted()).jobs
+    contended = run(*(job(f"net-{i}") for i in range(8)), policy=Scripted()).jobs
     assert alone.rho > 0.5
-    assert min(j.rho for j in crowd) > 1.0
-    assert math.isfinite(max(j.rho for j in crowd))
+    assert min(j.rho for j in contended) > 1.0
+    assert math.isfinite(max(j.rho for j in contended))
 
 
 def test_progress_is_told():

@@ -171,7 +171,7 @@ def quick(slurm):
 def test_a_lease_that_is_gone_is_lost_with_the_next_beat(quick, slurm):
     slurm.kept.clear()
     assert quick.was_lost.wait(30)
-    with pytest.raises(NotActiveError, match="knows the lease no more"):
+    with pytest.raises(NotActiveError, match="has lost the lease"):
         quick.right()
 
 

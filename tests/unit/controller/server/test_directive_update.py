@@ -76,7 +76,7 @@ def test_a_dry_run_changes_nothing(site):
     assert site.update(layout="2-1-1", dry_run=True) == (True, "layout 2-1-1")
     assert site.update(elastic="1-2,parallel=hybrid", layout="1x2", dry_run=True)[0]
     assert site.orders() == before
-    assert site.controller.book.entry(site.job).override == ""
+    assert site.controller.store.entry(site.job).override == ""
 
 
 def test_a_layout_of_another_size_waits(site):
@@ -169,7 +169,7 @@ def test_what_cannot_be_written_down_is_not_done(site):
     assert not done
     assert "ledger" in text
     assert site.orders() == before
-    assert site.controller.book.entry(site.job).override == ""
+    assert site.controller.store.entry(site.job).override == ""
 
 
 def test_only_elastic_jobs(site):

@@ -20,8 +20,8 @@ def updates(store, *seen):
     return [c[2] for c in scontrol.calls if c[0] == "update"]
 
 
-def swept(book, *seen):
-    return [fields.get("ReqNodeList") for fields in updates(book, *seen)]
+def swept(store, *seen):
+    return [fields.get("ReqNodeList") for fields in updates(store, *seen)]
 
 
 def moved(store, number, *nodes, to_queue=False):
