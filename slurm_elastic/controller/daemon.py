@@ -205,9 +205,9 @@ class Daemon:
     def _leave(self, live: int) -> None:
         """Stop acting: give back the lease, if there is one, and log what is under way."""
         if self._election and not self._stop:
-            why = self._election.drop()
+            reason = self._election.drop()
             self._log.error(
-                f"no longer active: {why}; {live} changes are left to the active controller"
+                f"no longer active: {reason}; {live} changes are left to the active controller"
             )
             return
         if self._election:

@@ -169,7 +169,9 @@ def _plugin(facts: Facts, report: _Report) -> None:
             "write optional instead of required",
         )
     elif not plugin_lines:
-        why = site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        cause = (
+            site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        )
         report.warning(
             "plugstack.conf",
             f"does not load the plugin on this host ({cause}), sbatch refuses #SBATCH --elastic",

@@ -165,12 +165,12 @@ class _LinkRows:
 
     def _link(self, link: str) -> LinkRow:
         users = self._users.get(link, ())
-        visible = [self._shown[i].display_id for i in users if i in self._shown]
+        seen = [self._shown[i].display_id for i in users if i in self._shown]
         return {
             "link": link,
             "gbit_s": self._fabric.gbit_s(link),
-            "users": visible,
-            "others": len(users) - len(visible),
+            "users": seen,
+            "others": len(users) - len(seen),
         }
 
 

@@ -98,8 +98,8 @@ class RequestHandler:
         """See `RequestBackend`."""
         job = self._controller.job(job_id)
         orders = self._controller.report_handler.orders(job_id, run, job=job)
-        why = self._controller.report_handler.reason(job_id, run)
-        if job is None or why is None:
+        reason = self._controller.report_handler.reason(job_id, run)
+        if job is None or reason is None:
             return orders
         shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.

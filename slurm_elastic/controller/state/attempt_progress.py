@@ -77,7 +77,7 @@ class AttemptProgress:
         """Return it from the ledger's JSON; unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        progress = cls(**{k: v for k, v in values.items() if k in known})
+        progress = cls(**{k: v for k, v in values.items() if k in names})
         progress.why = Reason.from_json(values.get("why"))
         return progress
 
@@ -107,8 +107,8 @@ def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) ->
         if _further(watch):
             watch.vain = 0
     elif report.run > watch.run:
-        known = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
-        watch.ahead = [report.run, _later(known, reported), ended]
+        reached_before = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
+        watch.ahead = [report.run, _later(reached_before, reported), ended]
 
 
 def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:

@@ -52,8 +52,8 @@ def measured(
         old: measurement of the same shape so far.
     """
     compute_s, sync_s, reports = None, None, 0
-    if known is not None:
-        compute_s, sync_s, reports = known.compute_s, known.sync_s, known.reports
+    if old is not None:
+        compute_s, sync_s, reports = old.compute_s, old.sync_s, old.reports
     parts = _parts(report)
     if parts is not None:
         near = compute_s is not None and compute_s / _OTHER < parts[0] < compute_s * _OTHER

@@ -205,17 +205,17 @@ class ObservationStore:
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
         settings = (directive, cluster, self.config, self.adaptive_batches)
-        kept = self._kept.get(job.key)
-        if kept and kept.state == state and kept.settings == settings:
-            return kept.found
+        last = self._kept.get(job.key)
+        if last and last.state == state and last.settings == settings:
+            return last.learned
         data = self._learned(job, lesson, shared, directive, cluster)
-        if kept is None or kept.settings != settings:
-            kept = self._kept[job.key] = _Kept(state, settings, data, at=now)
-        elif data == kept.found:
-            kept.state = state  # others know it by its identity
-        elif kept.takes(data, now):
-            kept.state, kept.found = state, data
-        return kept.found
+        if last is None or last.settings != settings:
+            last = self._kept[job.key] = _CachedLearned(state, settings, data, at=now)
+        elif data == last.learned:
+            last.state = state  # others know it by its identity
+        elif last.takes(data, now):
+            last.state, last.learned = state, data
+        return last.learned
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
         """Return its application's observations; before a report those of the name's latest job."""
@@ -376,8 +376,8 @@ def estimated(
     configured = {t: stated.get(t, 1.0) for t in types}
     rates = {**earlier, **measured(points)}
     configured |= {t: stated.get(t, 1.0) for t in rates}
-    every = scaled(rates, configured) if rates else configured
-    return {t: every[t] for t in types}
+    all_rates = scaled(rates, configured) if rates else configured
+    return {t: all_rates[t] for t in types}
 
 
 def _rates(

@@ -66,7 +66,7 @@ class CrashLoopGuard:
                 continue
             watch = self._store.entry(job).watch
             last_run = watch.run
-            self._follow(watch, job, snapshot, ours=job.job_id in live)
+            self._follow(watch, job, snapshot, by_transition=job.job_id in live)
             if watch.run != last_run:
                 self._store.touch(job)
             if not act:
@@ -117,7 +117,7 @@ class CrashLoopGuard:
             )
 
     def _hold(self, watch: AttemptProgress, job: Job) -> None:
-        watch.why = _why(watch)
+        watch.why = _hold_reason(watch)
         self._store.command(job, watch=watch)
         try:
             self._scontrol.hold(job)

@@ -133,6 +133,8 @@ def _pace(
 
     tree = Topology.of(snapshot)
     spread, racks = tree.spread(n for n in nodes if tree.has(n))
-    full = model.speed(kind, wanted, min(wanted, max(min_nodes, fewest(wanted, kind), 1)))
-    here = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
-    return here / full if full > 0 else 1.0
+    full_speed = model.speed(
+        kind, full_gpus, min(full_gpus, max(min_nodes, fewest(full_gpus, kind), 1))
+    )
+    speed = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
+    return speed / full_speed if full_speed > 0 else 1.0

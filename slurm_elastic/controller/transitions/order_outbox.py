@@ -87,8 +87,8 @@ class DesiredSettings:
 
 def _latest(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
     """Return number and value of the latest attempt up to this one."""
-    attempts = [r for r in runs if r <= run]
-    return runs[max(attempts)] if attempts else None
+    known = [r for r in runs if r <= run]
+    return runs[max(known)] if known else None
 
 
 def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:

@@ -144,7 +144,7 @@ class OrphanCleanup:
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
             entry = self._store.entry(job)
-            if self._pinned(job) or ((kept or first) and job.required_nodes):
+            if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
                     fields["StartTime"] = "now"
