@@ -301,7 +301,7 @@ class BatchTuner:
 
     def ahead(
         self,
-        begun: Iterable[Decision],
+        decisions: Iterable[Decision],
         snapshot: Snapshot,
         records: Mapping[int, JobRecord],
         reports: Mapping[int, Report],
@@ -309,12 +309,12 @@ class BatchTuner:
         """Set the best batch for jobs on their way to other GPUs, from their next attempt on.
 
         Args:
-            begun: changes that have just been begun.
+            decisions: of changes that have just begun.
             snapshot: as for `round`.
             records: as for `round`.
             reports: as for `round`.
         """
-        for decision in begun:
+        for decision in decisions:
             job, report = snapshot.job[decision.job_id], reports.get(decision.job_id)
             record = records.get(decision.job_id)
             if record is None or report is None or decision.target is None:

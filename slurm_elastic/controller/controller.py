@@ -316,11 +316,11 @@ class Controller:
                 spare_s=spare_s,
             )
             changes.append(RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left))
-        begun = self.engine.begin(changes) if changes else []
-        self.tuner.ahead(begun, snapshot, records, self.store.last_reports(snapshot))
-        for decision in begun:
+        decisions = self.engine.begin(changes) if changes else []
+        self.tuner.ahead(decisions, snapshot, records, self.store.last_reports(snapshot))
+        for decision in decisions:
             self._log.info(words(decision, snapshot))
-        started = {d.job_id for d in begun}
+        started = {d.job_id for d in decisions}
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue

@@ -105,31 +105,31 @@ def _cost(outcome: JobOutcome) -> float:
 
 def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
     """Book the mover on what the giver holds, if each fits where the other is."""
-    wants, gives = mover.wished, giver.round_job.current
-    back, leaves = giver.wished, mover.round_job.current
-    if wants is None or gives is None or back is None or leaves is None:
+    mover_wish, giver_place = mover.wished, giver.round_job.current
+    giver_wish, mover_place = giver.wished, mover.round_job.current
+    if mover_wish is None or giver_place is None or giver_wish is None or mover_place is None:
         return False
-    if wants.gpu_type != gives.gpu_type or back.gpu_type != leaves.gpu_type:
+    if mover_wish.gpu_type != giver_place.gpu_type or giver_wish.gpu_type != mover_place.gpu_type:
         return False
     later = assignment.later
-    later.give(giver.round_job.need, gives)
-    later.give(mover.round_job.need, leaves)
-    target = assignment.find(mover.round_job, wants.gpu_type, wants.gpus)
+    later.give(giver.round_job.need, giver_place)
+    later.give(mover.round_job.need, mover_place)
+    target = assignment.find(mover.round_job, mover_wish.gpu_type, mover_wish.gpus)
     giver_target = None
     if target is not None:
         later.take(mover.round_job.need, target)
-        giver_target = assignment.find(giver.round_job, back.gpu_type, back.gpus)
+        giver_target = assignment.find(giver.round_job, giver_wish.gpu_type, giver_wish.gpus)
     if target is None or giver_target is None:
         if target is not None:
             later.give(mover.round_job.need, target)
-        later.take(giver.round_job.need, gives)
-        later.take(mover.round_job.need, leaves)
+        later.take(giver.round_job.need, giver_place)
+        later.take(mover.round_job.need, mover_place)
         return False
-    mover.target, mover.reason = target, wants.reason
+    mover.target, mover.reason = target, mover_wish.reason
     giver.target = None
     giver.reason = Reason(
         "changes-places",
         job=mover.round_job.job.display_id,
-        reason=back.reason or Reason("keeps-allocation"),
+        reason=giver_wish.reason or Reason("keeps-allocation"),
     )
     return True

@@ -44,8 +44,8 @@ def _consolidate_job(assignment: Assignment, outcome: JobOutcome) -> None:
 
 def _weigh(assignment: Assignment, outcome: JobOutcome, target: Allocation) -> None:
     round_job, frame = outcome.round_job, assignment.frame
-    now = round_job.speed(frame, round_job.current)
-    gain = round_job.speed(frame, target) / now - 1 if now > 0 else 0.0
+    speed = round_job.speed(frame, round_job.current)
+    gain = round_job.speed(frame, target) / speed - 1 if speed > 0 else 0.0
     if round_job.current is not None:
         gain = min(gain, round_job.most_gain(frame, round_job.current))
     horizon, cost = _horizon_s(assignment, round_job), round_job.cost_s

@@ -142,8 +142,8 @@ class Explainer:
             return Reason("holds-min", gpus=holds.gpus) if least else None
         model, last = round_job.model, holds.gpus - smaller
         nodes = len(holds.nodes)
-        now = model.speed(holds.gpu_type, holds.gpus, nodes)
-        each = (now - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
+        speed = model.speed(holds.gpu_type, holds.gpus, nodes)
+        each = (speed - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
         if each <= 0:
             return None
         return Reason(
@@ -151,7 +151,7 @@ class Explainer:
             gpus=last,
             speed=each if model.measured else None,
             unit=model.unit if model.measured else None,
-            part=each / now,
+            part=each / speed,
             compared=outcome is not None,
         )
 

@@ -74,8 +74,8 @@ class JobStore:
         with self._lock:
             if job.key not in self._entries:
                 # A job that runs or has run may have been sent there under a ledger that is lost.
-                fresh = job.run == 0 and job.state is not JobState.RUNNING
-                entry = StoredJob(job.job_id, pin=[] if fresh else None)
+                never_ran = job.run == 0 and job.state is not JobState.RUNNING
+                entry = StoredJob(job.job_id, pin=[] if never_ran else None)
                 self._entries[job.key] = self._stored(job) or entry
                 self._catch_up(job)
             return self._entries[job.key]
@@ -271,10 +271,10 @@ class JobStore:
             watch.freed = bool(watch.why)
             return watch.freed
 
-    def teach(self, job: Job, taught: Observations) -> None:
+    def teach(self, job: Job, observations: Observations) -> None:
         """Keep the observations that an owner imports for a job's application."""
         with self._lock:
-            self.learning.adopt(job, taught)
+            self.learning.adopt(job, observations)
 
     def observe(self, snapshot: Snapshot) -> None:
         """Follow a snapshot: attempts that begin or end, jobs that are gone.
@@ -373,7 +373,7 @@ class JobStore:
         self, job: Job, transition: Transition | None, now: float, types: tuple[str, ...]
     ) -> JobRecord:
         entry = self.entry(job)
-        heard, report = self._reports.get(job.job_id, (0.0, None))
+        reported_s, report = self._reports.get(job.job_id, (0.0, None))
         directive = self.directive(job)
         learned = self.learning.learned(
             job, entry.lesson, directive=directive, cluster=types, now=now
@@ -392,7 +392,7 @@ class JobStore:
             job_id=job.job_id,
             measurements=tuple(shapes.values()),
             proven=entry.proven,
-            reporting=report is not None and report.run == job.run and now - heard < _SILENT_S,
+            reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
             checkpoint_s=entry.checkpoint_s,
             restart_s=entry.restart_s,
             progress=entry.progress,

@@ -143,11 +143,11 @@ class ObservationStore:
         shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
         self._changed(job, lessons, shared)
 
-    def adopt(self, job: Job, taught: Observations) -> None:
+    def adopt(self, job: Job, observations: Observations) -> None:
         """Add the observations that an owner imports to the application of a job."""
         lessons = self._of(job)
-        shared = lessons.get(taught.stated) or taught
-        shared.absorb(taught)
+        shared = lessons.get(observations.stated) or observations
+        shared.absorb(observations)
         self._changed(job, lessons, shared)
 
     def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
@@ -251,8 +251,8 @@ class ObservationStore:
         inherited = shared.points if shared else {}
         points = {**inherited, **lesson.points}
         believed = points if self.config.sia.share else lesson.points
-        begun = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
-        span = _span(begun, directive) if self.adaptive_batches else None
+        initial_batch = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
+        span = _span(initial_batch, directive) if self.adaptive_batches else None
         rigid = directive.min_gpus == directive.max_gpus and span is None
         most = lesson.most or (shared.most if shared else 0)
         single = estimated(
@@ -267,7 +267,7 @@ class ObservationStore:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
         else:
             job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
-            initial = min(batch, begun)
+            initial = min(batch, initial_batch)
         application = Application(
             name=(lesson.stated or (shared.stated if shared else "")) or job.name,
             job_class=job_class,
@@ -301,7 +301,9 @@ class ObservationStore:
                 if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
             ),
             # The variance is stated at the batch that the script began with.
-            Noise(noise[0], noise[1] * (begun / initial if span else 1.0)) if noise else None,
+            Noise(noise[0], noise[1] * (initial_batch / initial if span else 1.0))
+            if noise
+            else None,
         )
 
 
@@ -313,12 +315,12 @@ def _expected(shared: Observations | None, directive: Directive) -> int:
     return max(directive.batch[0], min(batch, directive.batch[1]))
 
 
-def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
+def _span(initial_batch: int, directive: Directive) -> tuple[int, int] | None:
     """Return the batches to choose from, or None; those below the script's own are never better."""
     if directive.batch is None:
         return None
     low, high = directive.batch
-    return (max(low, begun), high) if max(low, begun) < high else None
+    return (max(low, initial_batch), high) if max(low, initial_batch) < high else None
 
 
 def _micro_batch_limit(

@@ -62,10 +62,10 @@ def hopeless(
     left = {t.id: t for t in live}
     if all(t.state is not TransitionState.RESERVE for t in left.values()):
         return frozenset()
-    now = _held_gpus(jobs)
+    used_now = _held_gpus(jobs)
     lost: set[int] = set()
     while True:
-        used_after = Counter(now)
+        used_after = Counter(used_now)
         for t in left.values():
             job = jobs.get(t.job_id)
             used_after.subtract(_shares(job.allocation if job else None))

@@ -126,8 +126,8 @@ class TransitionEngine:
             LedgerError: nothing was started.
         """
         ready, name = self._ready(changes)
-        fresh = self._written_down(ready, name)
-        targets = [t for t in fresh if t.target]
+        written = self._written_down(ready, name)
+        targets = [t for t in written if t.target]
         if targets:
             nodes = {n for t in targets if t.target for n in t.target.nodes}
             try:
@@ -137,10 +137,10 @@ class TransitionEngine:
                     self._refused[t.job_id] = time.monotonic() + _REFUSED_S
                     reason = Reason("slurm-refused", error=str(error))
                     self._end(t, TransitionState.UNDONE, reason, None)
-        begun = {t.job_id: t for t in fresh if t.state.live}
+        begun_by_job = {t.job_id: t for t in written if t.state.live}
         with self._lock:
-            self._live |= begun
-        return [c.decision for c in ready if c.job.job_id in begun]
+            self._live |= begun_by_job
+        return [c.decision for c in ready if c.job.job_id in begun_by_job]
 
     def _written_down(self, changes: list[RequestedChange], name: str | None) -> list[Transition]:
         """Write new transitions to the ledger, with a target in the reservation of this name."""

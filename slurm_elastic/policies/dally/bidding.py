@@ -224,7 +224,9 @@ class BiddingRound:
         shrunk = collect(shrinkable, missing, self.candidates.frame.per_node.get(kind, 0))
         if shrunk is None:
             return False
-        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in shrunk]
+        changes = [
+            (g.bidder, g.allocation, left, g.bidder.job_id in self.results) for g, left in shrunk
+        ]
         if not self.candidates.exchange(
             bidder, place, changes, {n: g for n, g in idle.items() if g}
         ):

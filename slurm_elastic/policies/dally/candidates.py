@@ -259,7 +259,7 @@ class RoundCandidates:
         self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
 
     def improve(self, bidder: GangState, old: Allocation, new: Allocation) -> None:
-        """Give a served gang another place out of what is free; `before` is freed."""
+        """Give a served gang another place; its old GPUs count as free already."""
         self.resources.take(bidder.need, new)
         more = {n: g - old.on(n) for n, g in new.shares if g > old.on(n)}
         self._remove(new.gpu_type, more)
@@ -273,9 +273,9 @@ class RoundCandidates:
     ) -> bool:
         """Give a gang a place of `idle` GPUs and of those that others give; False: impossible."""
         saved = self.resources.copy()
-        for giver, has, left, served in changes:
+        for giver, allocation, left, served in changes:
             if served:
-                self.resources.give(giver.need, has)
+                self.resources.give(giver.need, allocation)
             elif not self.holds(giver, left):
                 self.resources = saved
                 return False
@@ -284,10 +284,10 @@ class RoundCandidates:
             self.resources = saved
             return False
         self.resources.take(bidder.need, place)
-        for _, has, _, served in changes:
+        for _, allocation, _, served in changes:
             if not served:
                 # All of it was open to all gangs until now.
-                self._remove(has.gpu_type, dict(has.shares), idle=False)
+                self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
         self._remove(place.gpu_type, idle)
         return True
 

@@ -93,7 +93,7 @@ class DallyReasons:
             return Reason("starts-smaller-for", gpus=left.gpus, job=taker.name)
         return Reason(
             "gives-to-job",
-            gpus=giver.has.gpus - left.gpus,
+            gpus=giver.allocation.gpus - left.gpus,
             job=taker.name,
             running=taker.held is not None,
         )

@@ -114,8 +114,8 @@ class BatchProposals:
         if held is None:
             if row.least not in [a.gpus for a in ranked]:
                 ranked.append(_at(row, target.gpu_type, row.least, Reason("min-for-now")))
-            wants = Reason("gpus-not-free", gpus=target.gpus, gpu_type=target.gpu_type)
-            ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wants))
+            wait_reason = Reason("gpus-not-free", gpus=target.gpus, gpu_type=target.gpu_type)
+            ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wait_reason))
         return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
 
     def _chosen(self, row: ValueRow, target: BatchTarget) -> Reason:

@@ -286,12 +286,12 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
     at = np.full(len(c.job), -1, dtype=np.int64)
     free = c.room.copy()
     for _ in range(passes):
-        now = at[c.row]
-        runs = now >= 0
-        gain = c.profit - np.where(runs, c.profit[now], 0.0)
-        extra = c.gpus - np.where(runs, c.gpus[now], 0)
+        current = at[c.row]
+        runs = current >= 0
+        gain = c.profit - np.where(runs, c.profit[current], 0.0)
+        extra = c.gpus - np.where(runs, c.gpus[current], 0)
         useful = (gain > _GAIN) & (extra > 0) & (extra <= free[c.kind])
-        useful &= ~runs | (c.kind[now] == c.kind)
+        useful &= ~runs | (c.kind[current] == c.kind)
         density = np.where(useful, gain / np.maximum(extra, 1), 0.0)
         best = np.maximum.reduceat(density, first)
         steps = np.flatnonzero(useful & (density >= best[c.row]))
@@ -318,15 +318,15 @@ def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
     near = np.flatnonzero(regret <= bound - float(c.profit[picked].sum()))
     row, kind, gpus, profit = c.row[near], c.kind[near], c.gpus[near], c.profit[near]
     for _ in range(_MOST_MOVES if len(near) else 0):
-        now = at[row]
-        runs = now >= 0
-        gain = profit - np.where(runs, c.profit[now], 0.0)
-        back = np.where(runs & (c.kind[now] == kind), c.gpus[now], 0)
-        gain[gpus - back > free[kind]] = 0.0
+        current = at[row]
+        runs = current >= 0
+        gain = profit - np.where(runs, c.profit[current], 0.0)
+        given_back = np.where(runs & (c.kind[current] == kind), c.gpus[current], 0)
+        gain[gpus - given_back > free[kind]] = 0.0
         best = int(np.argmax(gain))
         if gain[best] <= _GAIN:
             break
-        old = now[best]
+        old = current[best]
         if old >= 0:
             free[c.kind[old]] += c.gpus[old]
         free[kind[best]] -= gpus[best]
