@@ -71,7 +71,7 @@ class Fabric:
 
 
 def _uplinks(
-    snapshot: Snapshot, settings: schema.TopologySettings, found: dict[str, float]
+    snapshot: Snapshot, settings: schema.TopologySettings, bandwidths: dict[str, float]
 ) -> Iterator[str]:
     switches = {s.name for s in snapshot.switches}
     for text, speed in settings.uplinks.items():
@@ -80,16 +80,16 @@ def _uplinks(
             yield _unreadable("uplinks", text)
         for name in names:
             if name in snapshot.node:
-                found[name] = speed
+                bandwidths[name] = speed
             elif name in switches:
-                found[f"{_SWITCH}{name}"] = speed
+                bandwidths[f"{_SWITCH}{name}"] = speed
         unknown = [n for n in names if n not in snapshot.node and n not in switches]
         if unknown:
             yield _unknown("uplinks", unknown, "switch")
 
 
 def _domains(
-    snapshot: Snapshot, settings: schema.TopologySettings, found: dict[str, Domains]
+    snapshot: Snapshot, settings: schema.TopologySettings, domains: dict[str, Domains]
 ) -> Iterator[str]:
     types = {n.gpu_type for n in snapshot.nodes}
     # Types first, so that settings of single nodes override them.
@@ -99,7 +99,7 @@ def _domains(
             yield _unreadable("domains", text)
         named = {*names}
         nodes = [n for n in snapshot.nodes if n.gpus and (n.name in named or n.gpu_type == text)]
-        found |= {n.name: _even(n, size) for n in nodes if n.gpus % size == 0}
+        domains |= {n.name: _even(n, size) for n in nodes if n.gpus % size == 0}
         uneven = [n for n in nodes if n.gpus % size]
         if uneven:
             yield (

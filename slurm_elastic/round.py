@@ -92,15 +92,15 @@ def decide_round(
     spent = site_limits.resized(snapshot, records) if resized is None else resized
     stay: Mapping[int, Reason] = {}
     for left in reversed(range(_MOST_REFUSALS)):
-        plan, after, concessions = decide(stay=stay)
+        plan, next_state, concessions = decide(stay=stay)
         refused = site_limits.refused(
             plan, snapshot, concessions=concessions, spent=spent, limits=limits, all_others=not left
         )
         if not refused:
-            return plan, after
+            return plan, next_state
         stay = {**refused, **stay}  # other jobs may take what these do not
-    plan, after, _ = decide(stay=stay)
-    return plan, after
+    plan, next_state, _ = decide(stay=stay)
+    return plan, next_state
 
 
 def _decide(
@@ -163,14 +163,14 @@ def _decide(
         if binding
         else deferred_grants.deferred(plan, assignment.outcomes.values(), promised, config)
     )
-    waits = assignment.gate.after((t, plan.decision[j].target) for j, t in round_jobs.items())
-    after = {
+    waits = assignment.gate.next_state((t, plan.decision[j].target) for j, t in round_jobs.items())
+    next_state = {
         "policy": dict(policy_state),
         "refused": dict(sorted(pending_claims.refused.items())),
         "promised": deferred,
         **({"placement": waits} if waits else {}),
     }
-    return plan, after, frozenset(pending_claims.concessions)
+    return plan, next_state, frozenset(pending_claims.concessions)
 
 
 class _PolicyQuestions:
@@ -210,7 +210,7 @@ class _PolicyQuestions:
         any_shrinks = any(o.shrinks for o in assignment.outcomes.values())
         if any_shrinks and assignment.welfare() <= _EPSILON:
             assignment.later, assignment.outcomes = saved_later, saved_outcomes
-            assignment.place([self._kept(p) for p in proposals], self._round_jobs)
+            assignment.place([self._without_shrinking(p) for p in proposals], self._round_jobs)
             consolidate(assignment)
         for _ in range(_MOST_OFFERS):
             if not self._offer_again(assignment):
@@ -269,7 +269,7 @@ class _PolicyQuestions:
         proposals, _ = self._ask(assignment.frame.snapshot, willing, idle)
         return assignment.grow(proposals)
 
-    def _kept(self, proposal: Proposal) -> Proposal:
+    def _without_shrinking(self, proposal: Proposal) -> Proposal:
         """Return a proposal without giving up GPUs."""
         round_job, wished = self._round_jobs[proposal.job_id], proposal.alternatives[0]
         current = round_job.current

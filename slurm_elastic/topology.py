@@ -113,19 +113,19 @@ class Topology:
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         return len(nodes), len({self._rack_of[n] for n in nodes})
 
-    def distance(self, one: str, other: str) -> int:
+    def distance(self, first: str, second: str) -> int:
         """Return the links between two nodes: 0 for the same node, 2 within a rack, else 4 or more.
 
         For nodes that no switch connects it is the sum of their depths.
         """
-        if one == other:
+        if first == second:
             return 0
         below = self._below
-        i, j = self._index[one], self._index[other]
-        both = below.counts[below.member[:, i] & below.member[:, j]]
-        if not len(both):
+        i, j = self._index[first], self._index[second]
+        common = below.counts[below.member[:, i] & below.member[:, j]]
+        if not len(common):
             return 2 if not len(below.names) else int(below.above[[i, j]].sum()) + 2
-        shared = len(both)
+        shared = len(common)
         return int(below.above[i] + below.above[j]) - 2 * shared + 2
 
     def links(self, where: Allocation | Iterable[str]) -> tuple[str, ...]:
@@ -138,8 +138,8 @@ class Topology:
         if len(nodes) <= 1:
             return ()
         below = self._below
-        mine = below.member[:, [self._index[n] for n in nodes]].sum(axis=1)
-        crossed = np.flatnonzero((mine > 0) & (mine < len(nodes)))
+        own_counts = below.member[:, [self._index[n] for n in nodes]].sum(axis=1)
+        crossed = np.flatnonzero((own_counts > 0) & (own_counts < len(nodes)))
         return (*sorted(nodes), *(below.names[i] for i in crossed))
 
     def users(self, wheres: Mapping[int, Allocation | Iterable[str]]) -> dict[str, tuple[int, ...]]:
@@ -188,7 +188,7 @@ def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
     lowest switches.
     """
     names = {s.name for s in switches}
-    found: list[str] = []
+    errors: list[str] = []
     parents: dict[str, list[str]] = {}
     racks: dict[str, list[str]] = {}
     for switch in switches:
@@ -199,23 +199,25 @@ def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
                 racks.setdefault(node, []).append(switch.name)
     graph: nx.DiGraph[str] = nx.DiGraph((s.name, c) for s in switches for c in s.children)
     if not nx.is_directed_acyclic_graph(graph):
-        loop = [one for one, _ in nx.find_cycle(graph)]
-        found.append(
+        loop = [vertex for vertex, _ in nx.find_cycle(graph)]
+        errors.append(
             f"switches {' > '.join([*loop, loop[0]])} form a loop; remove one from Switches="
         )
     for child, above in sorted(parents.items()):
         if child not in names:
-            found.append(f"switch {above[0]} names {child}, which does not exist; add or remove it")
+            errors.append(
+                f"switch {above[0]} names {child}, which does not exist; add or remove it"
+            )
         elif len(above) > 1:
-            found.append(
+            errors.append(
                 f"switch {child} is below {' and '.join(sorted(above))}; name it in one of them"
             )
-    found += [
+    errors += [
         f"node {node} is in two racks, {' and '.join(sorted(above))}; name it in one of them"
         for node, above in sorted(racks.items())
         if len(above) > 1
     ]
-    return tuple(found)
+    return tuple(errors)
 
 
 def check(switches: Sequence[Switch]) -> None:

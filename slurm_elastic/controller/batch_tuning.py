@@ -95,20 +95,20 @@ def choose(
         b: _goodput(learned, held, b, per_node)
         for b in (inside, *_tried(learned, held, (low, reach), per_node))
     }
-    best, before = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
+    best, present_goodput = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
     if best == inside or goodput[best] <= 0:
         return stays
-    if before <= 0:
-        why = Reason("batch-does-not-fit", batch=inside)
-        return BatchChoice(best, present, limits, reason=why)
-    gain = goodput[best] / before - 1
+    if present_goodput <= 0:
+        reason = Reason("batch-does-not-fit", batch=inside)
+        return BatchChoice(best, present, limits, reason=reason)
+    gain = goodput[best] / present_goodput - 1
     if gain < MIN_GAIN:
         if stays.reason:
             return stays
-        why = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
-        return _because(stays, why)
-    why = Reason("batch-goodput", gain=gain, present=inside)
-    return BatchChoice(best, present, limits, gain, why)
+        reason = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
+        return _because(stays, reason)
+    reason = Reason("batch-goodput", gain=gain, present=inside)
+    return BatchChoice(best, present, limits, gain, reason)
 
 
 def obey(
@@ -301,7 +301,7 @@ class BatchTuner:
 
     def ahead(
         self,
-        begun: Iterable[Decision],
+        decisions: Iterable[Decision],
         snapshot: Snapshot,
         records: Mapping[int, JobRecord],
         reports: Mapping[int, Report],
@@ -309,12 +309,12 @@ class BatchTuner:
         """Set the best batch for jobs on their way to other GPUs, from their next attempt on.
 
         Args:
-            begun: changes that have just been begun.
+            decisions: of changes that have just begun.
             snapshot: as for `round`.
             records: as for `round`.
             reports: as for `round`.
         """
-        for decision in begun:
+        for decision in decisions:
             job, report = snapshot.job[decision.job_id], reports.get(decision.job_id)
             record = records.get(decision.job_id)
             if record is None or report is None or decision.target is None:

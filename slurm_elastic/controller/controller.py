@@ -88,8 +88,8 @@ class Controller:
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: frozenset[tuple[int, str, int]] = frozenset()
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
-        kept = ledger.get("policy_state", {})
-        self._state: Mapping[str, Any] = kept if isinstance(kept, dict) else {}
+        policy_state = ledger.get("policy_state", {})
+        self._state: Mapping[str, Any] = policy_state if isinstance(policy_state, dict) else {}
         self._plan: Plan | None = None
         self.pace = PollSchedule()
         #: Called from other threads when the next look shall come sooner.
@@ -316,11 +316,11 @@ class Controller:
                 spare_s=spare_s,
             )
             changes.append(RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left))
-        begun = self.engine.begin(changes) if changes else []
-        self.tuner.ahead(begun, snapshot, records, self.store.last_reports(snapshot))
-        for decision in begun:
+        decisions = self.engine.begin(changes) if changes else []
+        self.tuner.ahead(decisions, snapshot, records, self.store.last_reports(snapshot))
+        for decision in decisions:
             self._log.info(words(decision, snapshot))
-        started = {d.job_id for d in begun}
+        started = {d.job_id for d in decisions}
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue

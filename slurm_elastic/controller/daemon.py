@@ -205,9 +205,9 @@ class Daemon:
     def _leave(self, live: int) -> None:
         """Stop acting: give back the lease, if there is one, and log what is under way."""
         if self._election and not self._stop:
-            why = self._election.drop()
+            reason = self._election.drop()
             self._log.error(
-                f"no longer active: {why}; {live} changes are left to the active controller"
+                f"no longer active: {reason}; {live} changes are left to the active controller"
             )
             return
         if self._election:
@@ -324,8 +324,8 @@ def _account() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def _differs(one: schema.Config, other: schema.Config, section: str, name: str) -> bool:
-    return bool(getattr(getattr(one, section), name) != getattr(getattr(other, section), name))
+def _differs(first: schema.Config, second: schema.Config, section: str, name: str) -> bool:
+    return bool(getattr(getattr(first, section), name) != getattr(getattr(second, section), name))
 
 
 def _notify(text: str) -> None:
@@ -359,8 +359,8 @@ def _line(_: Any, __: str, event: Any) -> str:
     """Return a text as one printable line."""
     time_ = event.pop("timestamp", "")
     level, text = event.pop("level", "info"), str(event.pop("event", ""))
-    rest = " ".join(f"{k}={v}" for k, v in event.items())
-    shown = "".join(c if c.isprintable() else "?" for c in f"{text} {rest}".rstrip())
+    fields = " ".join(f"{k}={v}" for k, v in event.items())
+    shown = "".join(c if c.isprintable() else "?" for c in f"{text} {fields}".rstrip())
     return f"{time_[:-3]} {level}: {shown}".strip() if time_ else f"{level}: {shown}"
 
 

@@ -113,8 +113,8 @@ class PollSchedule:
 
     def soon(self, seconds: float = _SETTLE_S) -> None:
         """Schedule a round after so many seconds, if rounds are cheap enough for that."""
-        wanted = max(time.monotonic() + max(seconds, _SETTLE_S), self._not_before)
-        self._next_round = min(self._next_round, wanted)
+        due = max(time.monotonic() + max(seconds, _SETTLE_S), self._not_before)
+        self._next_round = min(self._next_round, due)
 
     def at_once(self) -> None:
         """Make a round due at the next look."""

@@ -109,8 +109,8 @@ class ReportHandler:
             and not self._store.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
-            why = Reason("resume-rehearsal")
-            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=why)
+            reason = Reason("resume-rehearsal")
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=reason)
 
     def expect(self, transition: Transition) -> None:
         """Await the first step of a job on its new GPUs, which shows what the change cost."""

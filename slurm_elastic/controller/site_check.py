@@ -63,16 +63,16 @@ class Facts:
 
 @dataclass
 class _Report:
-    found: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def error(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
 
     def warning(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
 
     def info(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
@@ -81,7 +81,7 @@ def check(facts: Facts) -> tuple[Finding, ...]:
     for look in _LOOKS:
         if facts.site.settings or look in _WITHOUT_SLURM:
             look(facts, report)
-    return tuple(sorted(report.found, key=lambda f: SEVERITIES.index(f.severity)))
+    return tuple(sorted(report.findings, key=lambda f: SEVERITIES.index(f.severity)))
 
 
 def _reachable(facts: Facts, report: _Report) -> None:
@@ -169,10 +169,12 @@ def _plugin(facts: Facts, report: _Report) -> None:
             "write optional instead of required",
         )
     elif not plugin_lines:
-        why = site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        cause = (
+            site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        )
         report.warning(
             "plugstack.conf",
-            f"does not load the plugin on this host ({why}), sbatch refuses #SBATCH --elastic",
+            f"does not load the plugin on this host ({cause}), sbatch refuses #SBATCH --elastic",
             "include /etc/slurm/plugstack.conf.d/*.conf",
         )
         if settings.get("JobFileAppend") == "0":

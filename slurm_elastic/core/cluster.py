@@ -268,23 +268,23 @@ class Snapshot:
     @cached_property
     def per_node(self) -> Mapping[str, int]:
         """GPUs of the largest node of each type."""
-        found: dict[str, int] = {}
+        largest: dict[str, int] = {}
         for node in self.nodes:
-            if node.gpus > found.get(node.gpu_type, 0):
-                found[node.gpu_type] = node.gpus
-        return found
+            if node.gpus > largest.get(node.gpu_type, 0):
+                largest[node.gpu_type] = node.gpus
+        return largest
 
     @cached_property
     def smallest(self) -> Mapping[str, Mapping[str, int]]:
         """GPUs on the smallest node of each type, by partition."""
-        found: dict[str, dict[str, int]] = {}
+        sizes_by_partition: dict[str, dict[str, int]] = {}
         for partition in self.partitions:
-            sizes = found.setdefault(partition.name, {})
+            sizes = sizes_by_partition.setdefault(partition.name, {})
             for name in partition.nodes:
                 node = self.node.get(name)
                 if node and node.gpus:
                     sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
-        return found
+        return sizes_by_partition
 
     @cached_property
     def named(self) -> Mapping[str, tuple[int, ...]]:

@@ -123,24 +123,24 @@ class Directive:
 
     def __str__(self) -> str:
         """Return the canonical form: fixed order, no defaults; it parses to an equal directive."""
-        words = [_range(self.min_gpus, self.max_gpus)]
+        fields = [_range(self.min_gpus, self.max_gpus)]
         if self.types:
-            words.append("types=" + ":".join(self.types))
+            fields.append("types=" + ":".join(self.types))
         if self.batch is not None:
-            words.append("batch=" + _range(*self.batch))
+            fields.append("batch=" + _range(*self.batch))
         if self.parallel != "data":
-            words.append("parallel=" + self.parallel)
+            fields.append("parallel=" + self.parallel)
         if self.freeze != "off":
-            words.append("freeze=" + self.freeze)
+            fields.append("freeze=" + self.freeze)
         if self.max_penalty != DEFAULT_MAX_PENALTY:
-            words.append("max-penalty=" + _percent(self.max_penalty))
+            fields.append("max-penalty=" + _percent(self.max_penalty))
         if self.notice_s is not None:
-            words.append(f"notice={self.notice_s}")
+            fields.append(f"notice={self.notice_s}")
         if self.unit is not None:
-            words.append(f"unit={self.unit}")
+            fields.append(f"unit={self.unit}")
         elif self.units:
-            words.append("unit=" + "/".join(f"{name}:{count}" for name, count in self.units))
-        return ",".join(words)
+            fields.append("unit=" + "/".join(f"{name}:{count}" for name, count in self.units))
+        return ",".join(fields)
 
     def unit_for(self, gpu_type: str) -> int:
         """Return the GPUs per replica on this type."""
@@ -201,7 +201,7 @@ def _fields(text: str) -> dict[str, object]:
     first, *items = text.split(",")
     least, most = _gpus(first)
     values: dict[str, object] = {"min_gpus": least, "max_gpus": most}
-    seen: set[str] = set()
+    keys: set[str] = set()
     for position, item in enumerate(items, start=2):
         if not item:
             raise DirectiveError(
@@ -212,9 +212,9 @@ def _fields(text: str) -> dict[str, object]:
             raise DirectiveError(item, f'"{item}" is not key=value; {_KNOWN}')
         if key not in KEYS:
             raise DirectiveError(key, f'key "{key}" is unknown; {_KNOWN}')
-        if key in seen:
+        if key in keys:
             raise DirectiveError(key, f"{key} is given twice; keep one")
-        seen.add(key)
+        keys.add(key)
         values |= _READERS[key](value)
     return values
 
@@ -336,7 +336,7 @@ _READERS: dict[str, Callable[[str], dict[str, object]]] = {
 }
 
 
-def _check_name(name: str, known: list[str], *, key: str, example: str) -> None:
+def _check_name(name: str, names: list[str], *, key: str, example: str) -> None:
     if not name:
         raise DirectiveError(name, f"{key} has an empty name; write {example}")
     if not _NAME.fullmatch(name):
@@ -347,7 +347,7 @@ def _check_name(name: str, known: list[str], *, key: str, example: str) -> None:
         raise DirectiveError(
             name, f'{key}: "{name}" is a slice of a GPU (MIG); name types of whole GPUs'
         )
-    if name in known:
+    if name in names:
         raise DirectiveError(name, f"{key}: {name} is listed twice; keep one")
 
 

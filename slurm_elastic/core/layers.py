@@ -105,15 +105,15 @@ class LayerProfile:
             if layer.name in names:
                 raise LayerError(f"duplicate layer {layer.name}", layer.name)
             names.add(layer.name)
-        known: set[tuple[str, str]] = set()
+        seen_edges: set[tuple[str, str]] = set()
         for edge in self.edges:
             for name in edge:
                 if name not in names:
                     pair = " -> ".join(edge)
                     raise LayerError(f"edge {pair}: layer {name!r} does not exist", *edge)
-            if edge in known:
+            if edge in seen_edges:
                 raise LayerError(f"duplicate edge {edge[0]} -> {edge[1]}", *edge)
-            known.add(edge)
+            seen_edges.add(edge)
         self._check_cycles()
         self._check_connected()
 
@@ -130,10 +130,10 @@ class LayerProfile:
     def successors(self) -> list[list[int]]:
         """Return, for each layer, the layers that read its output, as indices in `layers`."""
         index = {layer.name: i for i, layer in enumerate(self.layers)}
-        found: list[list[int]] = [[] for _ in self.layers]
+        successors_of: list[list[int]] = [[] for _ in self.layers]
         for source, target in self.edges:
-            found[index[source]].append(index[target])
-        return found
+            successors_of[index[source]].append(index[target])
+        return successors_of
 
     def topological(self) -> list[int]:
         """Return a topological order as indices in `layers`; ties keep the given order."""
@@ -182,14 +182,14 @@ class LayerProfile:
             for target in targets:
                 neighbours[i].append(target)
                 neighbours[target].append(i)
-        seen, todo = {0}, [0]
+        reached, todo = {0}, [0]
         while todo:
             for i in neighbours[todo.pop()]:
-                if i not in seen:
-                    seen.add(i)
+                if i not in reached:
+                    reached.add(i)
                     todo.append(i)
         for i, layer in enumerate(self.layers):
-            if i not in seen:
+            if i not in reached:
                 raise LayerError(
                     f"layer {layer.name} is not connected with {self.layers[0].name}: "
                     "add the edge that leads to it",

@@ -53,17 +53,17 @@ def _expand_word(word: str, room: int) -> list[str]:
         )
     numbers: list[str] = []
     for part in ranges.split(","):
-        found = _PART.fullmatch(part)
-        if found is None:
+        part_match = _PART.fullmatch(part)
+        if part_match is None:
             raise ValueError(
                 f"{part[:40]!r} in a node list is invalid: expected a number or a range"
             )
-        low, high = found[1], found[2] or found[1]
+        low, high = part_match[1], part_match[2] or part_match[1]
         if int(high) - int(low) >= room - len(numbers):
             _too_many()
         numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
-    rest = _expand_word(suffix, room // max(1, len(numbers)))
-    return [f"{prefix}{number}{end}" for number in numbers for end in rest]
+    endings = _expand_word(suffix, room // max(1, len(numbers)))
+    return [f"{prefix}{number}{end}" for number in numbers for end in endings]
 
 
 def _too_many() -> NoReturn:

@@ -114,17 +114,17 @@ class Reason:
         Raises:
             ValueError: it is none.
         """
-        code, _, rest = text.strip().partition(" ")
+        code, _, fields = text.strip().partition(" ")
         definition = DEFINITIONS.get(code)
         kinds = {p.name: p.kind for p in definition.parameters} if definition else {}
         parameters: dict[str, object] = {}
         at = 0
-        while match := _LOG_KEY.match(rest, at):
+        while match := _LOG_KEY.match(fields, at):
             name, at = match[1], match.end()
-            if rest[at : at + 1] in ('"', "[", "{"):
-                parameters[name], at = json.JSONDecoder().raw_decode(rest, at)
+            if fields[at : at + 1] in ('"', "[", "{"):
+                parameters[name], at = json.JSONDecoder().raw_decode(fields, at)
                 continue
-            word = rest[at:].split(" ", 1)[0]
+            word = fields[at:].split(" ", 1)[0]
             parameters[name], at = _unlogged(kinds.get(name), word), at + len(word)
         return cls(code, **parameters)
 
@@ -154,10 +154,10 @@ def log_form(reason: Reason | None) -> str:
     return "" if reason is None else str(reason)
 
 
-def _checked(code: str, given: dict[str, Any]) -> Iterator[tuple[str, Value]]:
+def _checked(code: str, parameters: dict[str, Any]) -> Iterator[tuple[str, Value]]:
     """Yield the parameters in the order of the definition, as plain Python values."""
     for name, nullable, plain in _FIELDS[code]:
-        value = given.pop(name, None)
+        value = parameters.pop(name, None)
         if value is None:
             if not nullable:
                 raise ValueError(f"reason {code}: parameter {name} is missing")
@@ -169,8 +169,8 @@ def _checked(code: str, given: dict[str, Any]) -> Iterator[tuple[str, Value]]:
             raise ValueError(
                 f"reason {code}: {name} = {value!r} is invalid: expected {error}"
             ) from None
-    if given:
-        raise ValueError(f"reason {code}: unknown parameters {', '.join(given)}")
+    if parameters:
+        raise ValueError(f"reason {code}: unknown parameters {', '.join(parameters)}")
 
 
 def _plain_form(parameter: Parameter) -> Callable[[Any], Value]:
@@ -183,15 +183,15 @@ def _plain_form(parameter: Parameter) -> Callable[[Any], Value]:
 
 
 def _finite(value: Any) -> float:
-    found = float(value)
-    if not math.isfinite(found):
+    number = float(value)
+    if not math.isfinite(number):
         raise ValueError("a finite number")
-    return found
+    return number
 
 
 def _finite_or_none(value: Any) -> float | None:
-    found = float(value)
-    return found if math.isfinite(found) else None
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 def _choice(choices: tuple[str, ...], value: str) -> str:

@@ -119,8 +119,8 @@ def candidates(
         high = np.full(column, float(most))
     gpus = np.array(configurations.gpus, dtype=np.int64).reshape(column)
     replicas = np.maximum(gpus // unit, 1)
-    known = np.array([p is not None for p in rows], dtype=np.bool_).reshape(column)
-    possible = known & (gpus % unit == 0)
+    has_type = np.array([p is not None for p in rows], dtype=np.bool_).reshape(column)
+    possible = has_type & (gpus % unit == 0)
     #: Samples of a global batch per sample of a micro-batch.
     spread = (replicas * application.micro_batches).astype(np.float64)
     if fixed:

@@ -29,10 +29,10 @@ def source(
     for o in observations:
         if o.gpu_type in counts:
             counts[o.gpu_type] += 1
-    seen = [name for name, count in counts.items() if count]
-    if not seen:
+    observed_types = [name for name, count in counts.items() if count]
+    if not observed_types:
         return None
-    return seen[0] if compat else max(seen, key=counts.__getitem__)
+    return observed_types[0] if compat else max(observed_types, key=counts.__getitem__)
 
 
 def ratio(
@@ -51,8 +51,8 @@ def ratio(
             parameters = fits[name]
             rate = float(parameters.throughput(1, 1, profile.most)) * application.micro_batches
         rates.append(rate)
-    this, that = rates
-    return this / that if this is not None and that is not None else 1.0
+    type_rate, base_rate = rates
+    return type_rate / base_rate if type_rate is not None and base_rate is not None else 1.0
 
 
 def singles(application: Application) -> dict[str, float]:
@@ -61,6 +61,6 @@ def singles(application: Application) -> dict[str, float]:
     A type without a profile counts as slow as the slowest profiled one, so that it
     is used when nothing better is free; without any profile all types count 1.
     """
-    known = [t.single for t in application.types if t.single is not None]
-    slowest = min(known, default=1.0)
+    measured = [t.single for t in application.types if t.single is not None]
+    slowest = min(measured, default=1.0)
     return {t.gpu_type: slowest if t.single is None else t.single for t in application.types}

@@ -226,5 +226,5 @@ def _tree(size: float, count: float, link: GangLink) -> float:
 
 
 def _over(span: Span) -> str:
-    words = ("rack", "node", "link domain")
-    return ", ".join(f"{n} {w}{'s' if n != 1 else ''}" for n, w in zip(span, words, strict=True))
+    levels = ("rack", "node", "link domain")
+    return ", ".join(f"{n} {w}{'s' if n != 1 else ''}" for n, w in zip(span, levels, strict=True))

@@ -93,10 +93,10 @@ def _left(costs: tuple[LayerCost, ...]) -> tuple[tuple[float, ...], tuple[float,
     every = sum(c.forward_s + c.backward_s for c in costs)
     size = sum(c.parameter_bytes for c in costs)
     saved = accumulate((c.backward_s for c in costs), initial=0.0)
-    kept = accumulate((c.parameter_bytes for c in costs), initial=0.0)
+    frozen_bytes = accumulate((c.parameter_bytes for c in costs), initial=0.0)
     return (
         tuple(1.0 - b / every for b in saved),
-        tuple(max(0.0, 1.0 - b / size) if size else 1.0 for b in kept),
+        tuple(max(0.0, 1.0 - b / size) if size else 1.0 for b in frozen_bytes),
     )
 
 
@@ -115,8 +115,8 @@ def progress(
     """
     goodput = model.goodputs_of(configurations)
     choices = allowed(learned.prefixes)
-    known = learned.prefixes is not None and learned.prefixes.costs and learned.observations
-    if not known or learned.application.job_class is JobClass.RIGID or len(choices) == 1:
+    predictable = learned.prefixes is not None and learned.prefixes.costs and learned.observations
+    if not predictable or learned.application.job_class is JobClass.RIGID or len(choices) == 1:
         longest = np.full(len(configurations), choices[-1][0], dtype=np.int64)
         return EffectiveProgress(goodput, longest)
     assert learned.prefixes is not None
@@ -146,22 +146,27 @@ def prefix(model: GoodputModel, learned: Learned, *, gpu_type: str, nodes: int, 
     """
     if learned.application.on(gpu_type) is None:
         return allowed(learned.prefixes)[-1][0]
-    one = ConfigurationSet((gpu_type,), (nodes,), (gpus,))
-    return int(progress(model, learned, one).prefix[0])
+    configuration = ConfigurationSet((gpu_type,), (nodes,), (gpus,))
+    return int(progress(model, learned, configuration).prefix[0])
 
 
-def thawed(seen: Observation, left: RemainingWork) -> Observation:
+def thawed(observation: Observation, left: RemainingWork) -> Observation:
     """Estimate the same measurement without frozen layers.
 
     A step is taken to be its compute and, beyond that, its network's time; what launching costs
     (alpha_c) counts as compute.
 
     Args:
-        seen: measured with the prefix frozen.
+        observation: measured with the prefix frozen.
         left: of a step then.
     """
-    micro = seen.micro_step_s / left.compute
-    network = max(0.0, seen.step_s - seen.micro_step_s) / left.network
+    micro = observation.micro_step_s / left.compute
+    network = max(0.0, observation.step_s - observation.micro_step_s) / left.network
     return Observation(
-        seen.gpu_type, seen.nodes, seen.gpus, seen.micro_batch, micro + network, micro
+        observation.gpu_type,
+        observation.nodes,
+        observation.gpus,
+        observation.micro_batch,
+        micro + network,
+        micro,
     )

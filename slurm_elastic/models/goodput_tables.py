@@ -69,11 +69,11 @@ class GoodputBasis:
         self.per_node = dict(per_node)
         self.observations: dict[str, tuple[Observation, ...]] = {}
         for profile in application.types:
-            seen = tuple(o for o in observations if o.gpu_type == profile.gpu_type)
-            for o in seen:
+            of_type = tuple(o for o in observations if o.gpu_type == profile.gpu_type)
+            for o in of_type:
                 throughput.check(o, profile.unit)
-            if seen:
-                self.observations[profile.gpu_type] = seen
+            if of_type:
+                self.observations[profile.gpu_type] = of_type
         self.source = bootstrap.source(application, observations, compat=compat)
 
     def unit(self, gpu_type: str) -> int:
@@ -238,13 +238,13 @@ def _used(
 
 
 def _per_node(of: GoodputBasis, gpu_type: str, configurations: ConfigurationSet) -> int:
-    known = of.per_node.get(gpu_type)
-    if known is not None:
-        return known
+    stated = of.per_node.get(gpu_type)
+    if stated is not None:
+        return stated
     rows = zip(configurations.types, configurations.nodes, configurations.gpus, strict=True)
     requested = [-(-gpus // nodes) for name, nodes, gpus in rows if name == gpu_type]
-    seen = [-(-o.gpus // o.nodes) for o in of.observations.get(gpu_type, ())]
-    return max(requested + seen)
+    observed = [-(-o.gpus // o.nodes) for o in of.observations.get(gpu_type, ())]
+    return max(requested + observed)
 
 
 def _rates(
@@ -333,12 +333,14 @@ def _requested(of: GoodputBasis, configurations: ConfigurationSet) -> Floats:
         singles = bootstrap.singles(of.application)
         single = np.array([singles.get(name, 0.0) for name in configurations.types])
         rates = np.where(own.valid[:, 0], single * own.replicas[:, 0], 0.0)
-    whole = [
+    whole_replicas = [
         gpus % of.unit(name) == 0
         for name, gpus in zip(configurations.types, configurations.gpus, strict=True)
     ]
-    known = np.array([stated.get(name, math.nan) for name in configurations.types])
-    return np.asarray(np.where(np.isnan(known), rates, np.where(whole, known, 0.0)))
+    stated_rates = np.array([stated.get(name, math.nan) for name in configurations.types])
+    return np.asarray(
+        np.where(np.isnan(stated_rates), rates, np.where(whole_replicas, stated_rates, 0.0))
+    )
 
 
 def check(application: Application) -> None:
@@ -350,12 +352,12 @@ def check(application: Application) -> None:
     where = f"application {application.name}"
     for name in ("initial_batch", "max_batch", "batch", "gpus", "micro_batches"):
         _at_least_one(where, name, getattr(application, name))
-    seen = set()
+    names = set()
     for profile in application.types:
         place = f"{where} on {profile.gpu_type}"
-        if profile.gpu_type in seen:
+        if profile.gpu_type in names:
             raise ValueError(f"{place}: the type is given twice")
-        seen.add(profile.gpu_type)
+        names.add(profile.gpu_type)
         for name in ("least", "most", "unit"):
             _at_least_one(place, name, getattr(profile, name))
         if profile.most < profile.least:

@@ -81,11 +81,11 @@ class LinkEstimates:
             for m in stalls(record)
             if m.reports >= LEAST_REPORTS and m.sync_s
         ]
-        seen = cls(configured=configured)
+        estimates = cls(configured=configured)
         for tier in TIERS:
             if tier in known_tiers(configured):
                 continue
-            below = seen._all()
+            below = estimates._all()
             jobs: dict[tuple[str, int], list[float]] = {}
             for owner, i, size, m in samples:
                 if tier_of(m) == tier:
@@ -94,8 +94,8 @@ class LinkEstimates:
             for (owner, _), speeds in jobs.items():
                 votes[owner] = (*votes.get(owner, ()), statistics.median(speeds))
             if votes:
-                seen = replace(seen, _votes={**seen._votes, tier: votes})
-        return seen
+                estimates = replace(estimates, _votes={**estimates._votes, tier: votes})
+        return estimates
 
     @property
     def links(self) -> dict[str, LinkEstimate]:

@@ -137,8 +137,8 @@ class CommunicationCost:
             rates: `[speedup] types`.
         """
         size, work = record.gradient_bytes, step_work(record)
-        known = links.inside(), links.rack, links.spine
-        if not size or not 0 < size < math.inf or not work or known == (None, None, None):
+        speeds = links.inside(), links.rack, links.spine
+        if not size or not 0 < size < math.inf or not work or speeds == (None, None, None):
             return None
         return cls(
             links=links,
@@ -193,9 +193,9 @@ class CommunicationCost:
         return float(self.parts(gpu_type, gpus, nodes, racks, share=share, linked=linked))
 
     def _work(self, gpu_type: str) -> float:
-        known = dict(self.work)
-        if gpu_type in known:
-            return known[gpu_type]
+        work_by_type = dict(self.work)
+        if gpu_type in work_by_type:
+            return work_by_type[gpu_type]
         rates = dict(self.rates)
         units = [seconds * rates.get(name, 1.0) for name, seconds in self.work]
         return statistics.fmean(units) / rates.get(gpu_type, 1.0)
@@ -276,8 +276,8 @@ def tier_of(m: Measurement) -> str:
 
 def known_tiers(links: Links) -> frozenset[str]:
     """Tiers whose speed is known."""
-    known = {"node": links.inside(), "rack": links.rack, "spine": links.spine}
-    return frozenset(tier for tier, speed in known.items() if speed is not None)
+    speeds = {"node": links.inside(), "rack": links.rack, "spine": links.spine}
+    return frozenset(tier for tier, speed in speeds.items() if speed is not None)
 
 
 def _ring(size: float, count: Floats, speed: float | None) -> Floats:

@@ -76,12 +76,12 @@ class LiveCommunication:
 
     def part(self, model: str, gpus: int, span: Span) -> float:
         """See `Communication`; what was measured counts whatever the link domains."""
-        known = self._known.get(model)
-        if known is None:
-            known = self._known[model] = self._stalls(model)
+        stalls_by_place = self._known.get(model)
+        if stalls_by_place is None:
+            stalls_by_place = self._known[model] = self._stalls(model)
         racks, nodes, _ = span
-        seen = known.measured.get((model, gpus, racks, nodes, nodes))
-        return known.part(model, gpus, span) if seen is None else seen
+        measured = stalls_by_place.measured.get((model, gpus, racks, nodes, nodes))
+        return stalls_by_place.part(model, gpus, span) if measured is None else measured
 
     def _stalls(self, model: str) -> Stalls:
         job_id, kind = split_key(model)

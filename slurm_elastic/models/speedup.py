@@ -112,8 +112,8 @@ class SpeedModel:
 
     def base(self, gpu_type: str) -> float:
         """Return the speed of one GPU of this type, before the correction at measured shapes."""
-        known = self._bases.get(gpu_type)
-        return self._scale * self._other.get(gpu_type, 1.0) if known is None else known
+        fitted = self._bases.get(gpu_type)
+        return self._scale * self._other.get(gpu_type, 1.0) if fitted is None else fitted
 
     def speeds(
         self,
@@ -161,10 +161,10 @@ class SpeedModel:
             log_speed += max(_LEAST_LOG, math.log2(part)) if part > 0 else _LEAST_LOG
         if gpu_type in self._points:
             total, weights = 0.0, 1.0
-            for at_g, at_n, at_r, rest in zip(*self._points[gpu_type], strict=True):
+            for at_g, at_n, at_r, residual in zip(*self._points[gpu_type], strict=True):
                 apart = (log_g - at_g) ** 2 + (log_n - at_n) ** 2 + (log_r - at_r) ** 2
                 weight = 1.0 / max(apart, _NEAR)
-                total += weight * rest
+                total += weight * residual
                 weights += weight
             log_speed += float(total / weights)
         return self.base(gpu_type) * math.exp2(log_speed)
@@ -174,13 +174,13 @@ class SpeedModel:
         log_speed = _shape(log_g, log_n, log_r, self._losses)
         if self.toll is not None:
             log_speed = log_speed + _log_part(self.toll, gpu_type, g, n, r, share=share)
-        seen = self._points.get(gpu_type)
-        if seen is not None:
-            at_g, at_n, at_r, rest = seen
+        points = self._points.get(gpu_type)
+        if points is not None:
+            at_g, at_n, at_r, residual = points
             distance = (log_g[..., None] - at_g) ** 2 + (log_n[..., None] - at_n) ** 2
             distance = distance + (log_r[..., None] - at_r) ** 2
             weight = 1.0 / np.maximum(distance, _NEAR)
-            log_speed = log_speed + weight @ rest / (weight.sum(axis=-1) + 1.0)
+            log_speed = log_speed + weight @ residual / (weight.sum(axis=-1) + 1.0)
         return np.asarray(self.base(gpu_type) * np.exp2(log_speed), dtype=np.float64)
 
 
@@ -195,15 +195,15 @@ def concave_envelope(x: Floats, y: Floats) -> NDArray[np.int64]:
         x: ascending, distinct.
         y: any values of the same length.
     """
-    kept: NDArray[np.int64] = np.arange(int(np.argmax(y)) + 1)
-    while len(kept) > 2:
-        slopes = np.diff(y[kept]) / np.diff(x[kept])
+    vertices: NDArray[np.int64] = np.arange(int(np.argmax(y)) + 1)
+    while len(vertices) > 2:
+        slopes = np.diff(y[vertices]) / np.diff(x[vertices])
         # A point below the line between its neighbours is below the envelope: all go at once.
         dents = np.flatnonzero(slopes[1:] > slopes[:-1] + 1e-12 * np.abs(slopes[:-1])) + 1
         if not len(dents):
             break
-        kept = np.delete(kept, dents)
-    return kept
+        vertices = np.delete(vertices, dents)
+    return vertices
 
 
 def _sane(m: Measurement) -> bool:
@@ -233,8 +233,8 @@ def _fit(
     stated = np.array([_exponent(loss_in_node), across, across])
     if toll is not None:
         links = toll.links
-        known = (links.inside(), links.rack, links.spine)
-        stated[[speed is not None for speed in known]] = 0.0
+        tiers = (links.inside(), links.rack, links.spine)
+        stated[[speed is not None for speed in tiers]] = 0.0
     other = dict(rates)
     if not measurements:
         return SpeedModel(bases={}, other=other, scale=1.0, losses=_triple(stated), toll=toll)
@@ -271,11 +271,11 @@ def _fit(
     points = {}
     offsets = []
     for name, (g, n, r), paid, s in zip(names, logs, tolls, log_s, strict=True):
-        rest = s - _shape(g, n, r, fitted) - paid
-        offset = float(rest.mean())
+        residual = s - _shape(g, n, r, fitted) - paid
+        offset = float(residual.mean())
         bases[name] = 2.0**offset
         offsets.append(offset - math.log2(other.get(name, 1.0)))
-        points[name] = (g, n, r, rest - offset)
+        points[name] = (g, n, r, residual - offset)
     return SpeedModel(
         bases=bases,
         other=other,

@@ -52,12 +52,12 @@ class JobOutcome:
     @property
     def shrinks(self) -> bool:
         """Whether the job gives up GPUs that its directive allows."""
-        now, then = self.round_job.current, self.target
-        if now is None or not self.round_job.allowed(now):
+        current, target = self.round_job.current, self.target
+        if current is None or not self.round_job.allowed(current):
             return False
-        if then is None:
+        if target is None:
             return True
-        return then.gpus < now.gpus and then.gpu_type == now.gpu_type
+        return target.gpus < current.gpus and target.gpu_type == current.gpu_type
 
 
 class Assignment:

@@ -191,9 +191,9 @@ def _pick(
     rack = resources.frame.rack[candidates]
     left_over = resources.gpus[candidates] - share
     foreign = np.ones(len(candidates), dtype=np.int64)
-    wanted = [*demand.own, *demand.required]
-    if wanted:
-        foreign[np.isin(candidates, wanted)] = 0
+    named_nodes = [*demand.own, *demand.required]
+    if named_nodes:
+        foreign[np.isin(candidates, named_nodes)] = 0
     apart = _apart(candidates, share, resources)
     if demand.required:
         foreign[np.isin(candidates, demand.required)] = -1
@@ -236,13 +236,13 @@ def _apart(candidates: Ints, share: int, resources: FreeResources) -> Mask:
 def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:
     """Choose nodes on the fewest racks: the job's own, then the emptiest; whole replicas first."""
     chosen: list[int] = []
-    rest: list[int] = []
+    left_over: list[int] = []
     for r in best_first:
         members = racks[r].tolist()
-        whole = min(len(members), nodes - len(chosen)) // replica * replica
-        chosen += members[:whole]
-        rest += members[whole:]
-    return sorted(chosen + rest[: nodes - len(chosen)])
+        full = min(len(members), nodes - len(chosen)) // replica * replica
+        chosen += members[:full]
+        left_over += members[full:]
+    return sorted(chosen + left_over[: nodes - len(chosen)])
 
 
 def _uneven(

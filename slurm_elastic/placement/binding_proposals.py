@@ -32,7 +32,7 @@ Ask = Callable[[Sequence[int]], tuple[Sequence[Proposal], Mapping[str, Any]]]
 
 def carry_out(
     assignment: Assignment,
-    asked: Sequence[int],
+    job_ids: Sequence[int],
     proposals: Sequence[Proposal],
     round_jobs: Mapping[int, RoundJob],
     ask: Ask,
@@ -43,7 +43,7 @@ def carry_out(
 
     Args:
         assignment: nothing of these jobs is on it yet.
-        asked: the jobs of the proposals.
+        job_ids: the jobs of the proposals.
         proposals: the policy's first answer.
         round_jobs: all elastic jobs.
         ask: for further answers.
@@ -61,14 +61,19 @@ def carry_out(
         for outcome in waiting.values():
             if outcome.target is None:
                 outcome.reason = outcome.waits
-        others = [j for j in asked if j not in waiting]
+        not_waiting = [j for j in job_ids if j not in waiting]
         idle = any(assignment.idle().values())
-        if offers == _MOST_OFFERS or len(others) == len(asked) or not others or not idle:
+        if (
+            offers == _MOST_OFFERS
+            or len(not_waiting) == len(job_ids)
+            or not not_waiting
+            or not idle
+        ):
             break
-        asked = others
+        job_ids = not_waiting
         assignment.later, assignment.outcomes = saved_later.copy(), {**saved_outcomes, **waiting}
         saved_outcomes = dict(assignment.outcomes)
-        proposals, _ = ask(asked)
+        proposals, _ = ask(job_ids)
     if not assignment.gate.open:
         consolidate(assignment)
 
@@ -100,31 +105,31 @@ def _cost(outcome: JobOutcome) -> float:
 
 def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
     """Book the mover on what the giver holds, if each fits where the other is."""
-    wants, gives = mover.wished, giver.round_job.current
-    back, leaves = giver.wished, mover.round_job.current
-    if wants is None or gives is None or back is None or leaves is None:
+    mover_wish, giver_place = mover.wished, giver.round_job.current
+    giver_wish, mover_place = giver.wished, mover.round_job.current
+    if mover_wish is None or giver_place is None or giver_wish is None or mover_place is None:
         return False
-    if wants.gpu_type != gives.gpu_type or back.gpu_type != leaves.gpu_type:
+    if mover_wish.gpu_type != giver_place.gpu_type or giver_wish.gpu_type != mover_place.gpu_type:
         return False
     later = assignment.later
-    later.give(giver.round_job.need, gives)
-    later.give(mover.round_job.need, leaves)
-    target = assignment.find(mover.round_job, wants.gpu_type, wants.gpus)
-    after = None
+    later.give(giver.round_job.need, giver_place)
+    later.give(mover.round_job.need, mover_place)
+    target = assignment.find(mover.round_job, mover_wish.gpu_type, mover_wish.gpus)
+    giver_target = None
     if target is not None:
         later.take(mover.round_job.need, target)
-        after = assignment.find(giver.round_job, back.gpu_type, back.gpus)
-    if target is None or after is None:
+        giver_target = assignment.find(giver.round_job, giver_wish.gpu_type, giver_wish.gpus)
+    if target is None or giver_target is None:
         if target is not None:
             later.give(mover.round_job.need, target)
-        later.take(giver.round_job.need, gives)
-        later.take(mover.round_job.need, leaves)
+        later.take(giver.round_job.need, giver_place)
+        later.take(mover.round_job.need, mover_place)
         return False
-    mover.target, mover.reason = target, wants.reason
+    mover.target, mover.reason = target, mover_wish.reason
     giver.target = None
     giver.reason = Reason(
         "changes-places",
         job=mover.round_job.job.display_id,
-        reason=back.reason or Reason("keeps-allocation"),
+        reason=giver_wish.reason or Reason("keeps-allocation"),
     )
     return True

@@ -34,7 +34,7 @@ def build_plan(
     explain: bool,
 ) -> Plan:
     """Turn targets into decisions, as far as they can be begun now, with their reasons."""
-    frame, now = assignment.frame, assignment.now
+    frame, free_now = assignment.frame, assignment.now
     snapshot = frame.snapshot
     explainer = Explainer(frame, assignment.idle(), pending_claims.claims) if explain else None
     givers: dict[int, list[Job]] = {}
@@ -59,7 +59,7 @@ def build_plan(
             waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
             reason = Reason("waits")
         begins = assignment.at_once or concession is not None or not target or target == current
-        if target and not begins and not _begin(now, round_job, target):
+        if target and not begins and not _begin(free_now, round_job, target):
             waiting = Reason(
                 "gpus-given-up-first",
                 gpus=target.gpus,
@@ -120,18 +120,18 @@ def _rank(
     return 1 if round_job.current is None else 2
 
 
-def _begin(now: FreeResources, round_job: RoundJob, target: Allocation) -> bool:
+def _begin(free_now: FreeResources, round_job: RoundJob, target: Allocation) -> bool:
     """Book a change if it fits beside all present allocations; return whether it does."""
     current = round_job.current
     if union(current, target) == current:
         return True
-    now.give(round_job.need, current)
-    room = now.room(round_job.need)
-    shares = now.frame.shares(target.shares)
-    fits = all(room[i] >= g for i, g in shares.items()) and not now.exceeds_limits(
+    free_now.give(round_job.need, current)
+    room = free_now.room(round_job.need)
+    shares = free_now.frame.shares(target.shares)
+    fits = all(room[i] >= g for i, g in shares.items()) and not free_now.exceeds_limits(
         round_job.need, target
     )
-    now.take(round_job.need, union(current, target) if fits else current)
+    free_now.take(round_job.need, union(current, target) if fits else current)
     return fits
 
 

@@ -36,23 +36,23 @@ def _consolidate_job(assignment: Assignment, outcome: JobOutcome) -> None:
     if nodes <= fewest and racks <= 1:
         return
     assignment.later.give(round_job.need, current)
-    found = assignment.find(round_job, current.gpu_type, current.gpus)
-    if found is not None and frame.topology.spread(found) < (nodes, racks):
-        _weigh(assignment, outcome, found)
+    target = assignment.find(round_job, current.gpu_type, current.gpus)
+    if target is not None and frame.topology.spread(target) < (nodes, racks):
+        _weigh(assignment, outcome, target)
     assignment.later.take(round_job.need, outcome.target)
 
 
-def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> None:
+def _weigh(assignment: Assignment, outcome: JobOutcome, target: Allocation) -> None:
     round_job, frame = outcome.round_job, assignment.frame
-    now = round_job.speed(frame, round_job.current)
-    gain = round_job.speed(frame, found) / now - 1 if now > 0 else 0.0
+    speed = round_job.speed(frame, round_job.current)
+    gain = round_job.speed(frame, target) / speed - 1 if speed > 0 else 0.0
     if round_job.current is not None:
         gain = min(gain, round_job.most_gain(frame, round_job.current))
     horizon, cost = _horizon_s(assignment, round_job), round_job.cost_s
     least = assignment.config.resize.min_gain
     if gain > 0 and gain >= least and gain * horizon > cost:
-        outcome.target = found
-        unit, spread = _spread(assignment, found)
+        outcome.target = target
+        unit, spread = _spread(assignment, target)
         outcome.reason = Reason("consolidates", unit=unit, spread=spread, gain=gain, cost_s=cost)
         return
     unit, spread = _spread(assignment, outcome.round_job.current)

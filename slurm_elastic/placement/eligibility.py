@@ -128,15 +128,15 @@ def elastic_jobs(
         stay: jobs that may only give way, and why.
     """
     jobs = {}
-    seen = links_seen(frame.snapshot, records, config.topology.speeds)
+    link_estimates = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
         directive = job.directive
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
-        eligibility, why = _standing(job, record, config, frame.snapshot.time)
+        eligibility, reason = _standing(job, record, config, frame.snapshot.time)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
-            eligibility, why = Eligibility.YIELDS, stay[job.job_id]
+            eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
         jobs[job.job_id] = RoundJob(
             job=job,
             record=record,
@@ -144,10 +144,12 @@ def elastic_jobs(
             model=SpeedModel.fit(
                 config.speedup,
                 record.measurements,
-                CommunicationCost.of(record, seen.of_owner(job.user), config.speedup.types),
+                CommunicationCost.of(
+                    record, link_estimates.of_owner(job.user), config.speedup.types
+                ),
             ),
             eligibility=eligibility,
-            why=why,
+            why=reason,
             need=ResourceNeed.of(job),
             current=job.allocation,
             cost_s=record.change_s(config.resize.restart_s),
@@ -204,8 +206,8 @@ def _standing(
             job.unmanaged_reason or Reason("not-managed"),
         )
     if partitions and job.partition not in partitions:
-        why = Reason("partition-not-managed", partition=job.partition)
-        return Eligibility.SLURMS if pending else Eligibility.FIXED, why
+        reason = Reason("partition-not-managed", partition=job.partition)
+        return Eligibility.SLURMS if pending else Eligibility.FIXED, reason
     if pending:
         if config.controller.queue == "controller" and not record.held:
             return Eligibility.OURS, None
@@ -227,9 +229,9 @@ def _running(
         (not record.reporting, Reason("no-report")),
         (deaf is not None, Reason("save-missed", until=deaf or 0.0)),
     )
-    for stays, why in fixed:
+    for stays, reason in fixed:
         if stays:
-            return Eligibility.FIXED, why
+            return Eligibility.FIXED, reason
     resize = config.resize
     late = _late(job, record, config, now)
     if late:

@@ -142,8 +142,8 @@ class Explainer:
             return Reason("holds-min", gpus=holds.gpus) if least else None
         model, last = round_job.model, holds.gpus - smaller
         nodes = len(holds.nodes)
-        now = model.speed(holds.gpu_type, holds.gpus, nodes)
-        each = (now - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
+        speed = model.speed(holds.gpu_type, holds.gpus, nodes)
+        each = (speed - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
         if each <= 0:
             return None
         return Reason(
@@ -151,7 +151,7 @@ class Explainer:
             gpus=last,
             speed=each if model.measured else None,
             unit=model.unit if model.measured else None,
-            part=each / now,
+            part=each / speed,
             compared=outcome is not None,
         )
 
@@ -168,6 +168,6 @@ class Explainer:
         racks = tree.racks_of(nodes)
         if len(racks) == 1:
             return Reason("nodes-share-rack", count=len(nodes)) if racks[0] else None
-        here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
-        there = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
-        return Reason("across-racks", racks=len(racks), speed=here / there)
+        speed_here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
+        speed_one_rack = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
+        return Reason("across-racks", racks=len(racks), speed=speed_here / speed_one_rack)

@@ -92,24 +92,24 @@ class FreeResources:
 
     def copy(self) -> FreeResources:
         """Return independent resources with the same contents."""
-        other = object.__new__(FreeResources)
-        other.__dict__.update(self.__dict__)
-        other.gpus, other.cpus, other.memory = (
+        duplicate = object.__new__(FreeResources)
+        duplicate.__dict__.update(self.__dict__)
+        duplicate.gpus, duplicate.cpus, duplicate.memory = (
             self.gpus.copy(),
             self.cpus.copy(),
             self.memory.copy(),
         )
-        other.left = list(self.left)
-        return other
+        duplicate.left = list(self.left)
+        return duplicate
 
     def meet(self, other: FreeResources) -> FreeResources:
         """Return what is free on both."""
-        both = self.copy()
-        both.gpus = np.minimum(self.gpus, other.gpus)
-        both.cpus = np.minimum(self.cpus, other.cpus)
-        both.memory = np.minimum(self.memory, other.memory)
-        both.left = [min(a, b) for a, b in zip(self.left, other.left, strict=True)]
-        return both
+        common = self.copy()
+        common.gpus = np.minimum(self.gpus, other.gpus)
+        common.cpus = np.minimum(self.cpus, other.cpus)
+        common.memory = np.minimum(self.memory, other.memory)
+        common.left = [min(a, b) for a, b in zip(self.left, other.left, strict=True)]
+        return common
 
     def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
         """Allocate to a job, unchecked."""
@@ -194,14 +194,14 @@ class ResourceViews:
         self.now.take(need, union(current, target))
 
 
-def union(one: Allocation | None, other: Allocation | None) -> Allocation | None:
+def union(first: Allocation | None, second: Allocation | None) -> Allocation | None:
     """Return the larger share of each node: what a job may hold during a change."""
-    if one is None or other is None:
-        return one or other
-    shares = dict(one.shares)
-    for name, gpus in other.shares:
+    if first is None or second is None:
+        return first or second
+    shares = dict(first.shares)
+    for name, gpus in second.shares:
         shares[name] = max(gpus, shares.get(name, 0))
-    return Allocation.of(other.gpu_type, shares)
+    return Allocation.of(second.gpu_type, shares)
 
 
 def _holding(job: Job) -> Allocation:

@@ -114,9 +114,9 @@ class NodeArrays:
         """
         shape = job.submission.shape if job.submission else {}
         if not shape:
-            ours = job.submission is not None and job.run > 0
+            submitted_here = job.submission is not None and job.run > 0
             reservation = "" if job.reservation in self._ours else job.reservation
-            required = () if ours else job.required_nodes
+            required = () if submitted_here else job.required_nodes
             return required, job.excluded_nodes, job.features, reservation
         return (
             _expanded(str(shape.get("req_nodes", ""))),
@@ -161,12 +161,12 @@ class NodeArrays:
         reservation: str,
         planned: bool,
     ) -> Mask:
-        wanted = {
+        up_partitions = {
             name
             for name in partitions.split(",")
-            if (known := self._partitions.get(name)) is None or known.up
+            if (partition := self._partitions.get(name)) is None or partition.up
         }
-        if reservation or not wanted:
+        if reservation or not up_partitions:
             return self._none
         wants = _features(features)
         if wants is None:
@@ -175,7 +175,7 @@ class NodeArrays:
         match = all if every else any
         mask = np.array(
             [
-                not wanted.isdisjoint(n.partitions)
+                not up_partitions.isdisjoint(n.partitions)
                 and (not names or match(f in n.features for f in names))
                 for n in self.snapshot.nodes
             ],
@@ -202,15 +202,15 @@ def _free_in_one_domain(snapshot: Snapshot, fabric: Fabric) -> Ints | None:
     domains_of = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
     if not domains_of:
         return None
-    taken: dict[str, set[int]] = {name: set() for name in domains_of}
+    used_indexes: dict[str, set[int]] = {name: set() for name in domains_of}
     for job in snapshot.jobs:
         for name, indexes in job.indexes.items() if job.allocation else ():
-            if name in taken:
-                taken[name].update(indexes)
+            if name in used_indexes:
+                used_indexes[name].update(indexes)
     most = np.full(len(snapshot.nodes), -1, dtype=np.int64)
     for i, node in enumerate(snapshot.nodes):
-        if node.name in domains_of and len(taken[node.name]) == node.used_gpus:
-            free = (len(set(d) - taken[node.name]) for d in domains_of[node.name])
+        if node.name in domains_of and len(used_indexes[node.name]) == node.used_gpus:
+            free = (len(set(d) - used_indexes[node.name]) for d in domains_of[node.name])
             most[i] = max(free)
     return most
 

@@ -115,8 +115,8 @@ class _Packing:
         waiting: list[_Wish] = []
         refused: list[_Wish] = []
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
-            outcome, wanted = wish.outcome, wish.chosen
-            place = wanted.place
+            outcome, choice = wish.outcome, wish.chosen
+            place = choice.place
             if place is not None:
                 exact = self._assignment.exactly(outcome.round_job, place)
                 if exact is None:
@@ -125,7 +125,7 @@ class _Packing:
                 else:
                     self._settle(outcome, exact)
                 continue
-            allocation = self._clean(outcome.round_job, wanted.gpus, later)
+            allocation = self._clean(outcome.round_job, choice.gpus, later)
             if allocation is None:
                 waiting.append(wish)
             elif self._waits(outcome, allocation):
@@ -160,8 +160,8 @@ class _Packing:
     def _again(self, waiting: Sequence[_Wish]) -> bool:
         """Place all jobs of the type anew, with these; return whether all fit."""
         later = self._assignment.later.copy()
-        there = [*self._staying, *self._restarting()]
-        jobs = [(o, o.target.gpus) for o in there if o.target and self._movable(o)]
+        settled = [*self._staying, *self._restarting()]
+        jobs = [(o, o.target.gpus) for o in settled if o.target and self._movable(o)]
         for outcome, _ in jobs:
             later.give(outcome.round_job.need, outcome.target)
         jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
@@ -196,8 +196,8 @@ class _Packing:
             return False
         if outcome.changed:
             return True
-        full, rest = divmod(target.gpus, self._most)
-        clean = [*([rest] if rest else []), *[self._most] * full]
+        full, remainder = divmod(target.gpus, self._most)
+        clean = [*([remainder] if remainder else []), *[self._most] * full]
         return sorted(g for _, g in target.shares) == clean
 
     def _room(self, round_job: RoundJob, resources: FreeResources) -> Ints:
@@ -218,16 +218,16 @@ class _Packing:
             return None
         room = self._room(round_job, resources).tolist()
         own = self._own(round_job)
-        full, rest = divmod(gpus, self._most)
+        full, remainder = divmod(gpus, self._most)
         chosen: dict[int, int] = {}
         if full:
-            whole = [i for i, free in enumerate(room) if free >= self._most]
-            if len(whole) < full:
+            free_nodes = [i for i, free in enumerate(room) if free >= self._most]
+            if len(free_nodes) < full:
                 return None
-            whole.sort(key=self._order(whole, own, full))
-            chosen = dict.fromkeys(whole[:full], self._most)
-        if rest:
-            fits = [i for i, free in enumerate(room) if free >= rest and i not in chosen]
+            free_nodes.sort(key=self._order(free_nodes, own, full))
+            chosen = dict.fromkeys(free_nodes[:full], self._most)
+        if remainder:
+            fits = [i for i, free in enumerate(room) if free >= remainder and i not in chosen]
             if not fits:
                 return None
             near = {int(self._frame.rack[i]) for i in chosen} if self._near else set()
@@ -241,7 +241,7 @@ class _Packing:
                         i,
                     ),
                 )
-            ] = rest
+            ] = remainder
         return self._allocation(round_job, chosen, resources)
 
     @property
@@ -250,16 +250,16 @@ class _Packing:
         return self._assignment.config.placement.mode == "delay"
 
     def _order(
-        self, whole: Sequence[int], own: Mapping[int, int], count: int
+        self, free_nodes: Sequence[int], own: Mapping[int, int], count: int
     ) -> Callable[[int], tuple[int, ...]]:
         """Order nodes: own ones first; where racks count, those of the tightest rack with room."""
         if not self._near:
             return lambda i: (i not in own,)
-        racks = Counter(int(self._frame.rack[i]) for i in whole)
+        racks = Counter(int(self._frame.rack[i]) for i in free_nodes)
         enough = [r for r, many in racks.items() if many >= count]
         if enough:
-            mine = Counter(int(self._frame.rack[i]) for i in whole if i in own)
-            best = min(enough, key=lambda r: (-mine[r], racks[r], r))
+            own_per_rack = Counter(int(self._frame.rack[i]) for i in free_nodes if i in own)
+            best = min(enough, key=lambda r: (-own_per_rack[r], racks[r], r))
             return lambda i: (self._frame.rack[i] != best, i not in own, i)
         return lambda i: (-racks[int(self._frame.rack[i])], int(self._frame.rack[i]), i not in own)
 

@@ -92,8 +92,8 @@ def claims_for_pending(
     decided = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
     waiting = _waiting(round_jobs, frame.snapshot.jobs, at)
     if binding:
-        decided.ready = [j.job_id for j in waiting if _is_ours(round_jobs.get(j.job_id))]
-        waiting = [j for j in waiting if not _is_ours(round_jobs.get(j.job_id))]
+        decided.ready = [j.job_id for j in waiting if _controller_starts(round_jobs.get(j.job_id))]
+        waiting = [j for j in waiting if not _controller_starts(round_jobs.get(j.job_id))]
     if not waiting:
         return decided
     givers = [
@@ -105,16 +105,16 @@ def claims_for_pending(
     in_vain: set[tuple[object, ...]] = set()
     for job in waiting[:_MOST_LOOKED_AT]:
         round_job = round_jobs.get(job.job_id)
-        ours = _is_ours(round_job)
+        controller_starts = _controller_starts(round_job)
         claim = earlier_claims.get(job.job_id)
-        if not ours and (job.key in decided.refused or _ran_out(claim, at, config)):
+        if not controller_starts and (job.key in decided.refused or _ran_out(claim, at, config)):
             decided.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
             continue
         shapes = _start_shapes(frame, job, round_job)
         place = next((p for shape in shapes if (p := shape.place(views.later)) is not None), None)
-        refusal = partial(_refusal, gate, round_job if ours else None)
-        if place is not None and (why := refusal(place)):
-            decided.waits_for_nearer[job.job_id] = why
+        refusal = partial(_refusal, gate, round_job if controller_starts else None)
+        if place is not None and (reason := refusal(place)):
+            decided.waits_for_nearer[job.job_id] = reason
             continue
         concessions: tuple[Concession, ...] = ()
         alike = (
@@ -135,7 +135,7 @@ def claims_for_pending(
         need = ResourceNeed.of(job)
         free_now = not concessions and (at_once or _is_free(place, need, views.now))
         views.take(need, place)
-        if ours and free_now:
+        if controller_starts and free_now:
             decided.ready.append(job.job_id)
             tentative.append((need, place))
         else:
@@ -152,7 +152,7 @@ def _refusal(
     return gate.refusal(round_job, place) if gate and round_job else None
 
 
-def _is_ours(round_job: RoundJob | None) -> bool:
+def _controller_starts(round_job: RoundJob | None) -> bool:
     return round_job is not None and round_job.eligibility is Eligibility.OURS
 
 

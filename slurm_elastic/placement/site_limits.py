@@ -102,9 +102,9 @@ def refused(
     every = sorted(t for times in recent.values() for t in times)
     left_all = limits.resizes - len(every)
     left: dict[str, int] = {}
-    wanted = [d for d in plan.changes if d.action in _RESIZES and d.job_id not in giving]
+    resizes = [d for d in plan.changes if d.action in _RESIZES and d.job_id not in giving]
     allowed, over = set[int](), Counter[str]()
-    for decision in wanted:
+    for decision in resizes:
         user = snapshot.job[decision.job_id].user
         left.setdefault(user, limits.resizes_per_user - len(recent.get(user, ())))
         if left[user] > 0 and left_all > 0:
@@ -117,7 +117,7 @@ def refused(
         return {}
     all_users = all_others or left_all <= 0
     reasons = {}
-    meant = {d.job_id: d for d in wanted}
+    meant = {d.job_id: d for d in resizes}
     for job in snapshot.jobs:
         if job.job_id in allowed or job.allocation is None or job.submission is None:
             continue

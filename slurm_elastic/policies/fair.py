@@ -116,13 +116,13 @@ class _Pool:
 
     def take(self, job_id: int, gpu_type: str, gpus: int) -> None:
         self.free[gpu_type] = self.free.get(gpu_type, 0) - gpus
-        before = self._given.get(job_id, 0)
-        self._given[job_id] = before + gpus
+        given = self._given.get(job_id, 0)
+        self._given[job_id] = given + gpus
         for i in self._limits_of.get(job_id, ()):
             limit = self._limits[i]
             if limit.resource in ("gpu", f"gpu:{gpu_type}"):
                 spared = limit.spared.get(job_id, 0)
-                self._left[i] -= max(0, before + gpus - spared) - max(0, before - spared)
+                self._left[i] -= max(0, given + gpus - spared) - max(0, given - spared)
 
 
 class FairShare:
@@ -276,7 +276,7 @@ def _proposal(share: _Share) -> Proposal:
         )
 
     if on is not None and share.at >= 0:
-        add(share.gpu_type, share.gpus, _why(share, on))
+        add(share.gpu_type, share.gpus, _share_reason(share, on))
         if share.fallback and (not held or share.fallback[1] > held.gpus):
             add(*share.fallback, Reason("share-on-present-type"))
         floor = on.at(share.held) if share.held else 0
@@ -311,7 +311,7 @@ def _largest(on: UtilityCurve, gpus: int) -> int:
     return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
 
 
-def _why(share: _Share, on: UtilityCurve) -> Reason:
+def _share_reason(share: _Share, on: UtilityCurve) -> Reason:
     """Return the reason for a share."""
     gpus, most = share.gpus, share.directive.max_gpus
     if share.fallback:

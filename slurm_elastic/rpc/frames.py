@@ -95,18 +95,20 @@ def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str
     if len(candidates) == 1:
         return _call(candidates[0], request, timeout_s=timeout_s, connect_s=timeout_s)
     failures = []
-    for one in sorted(candidates, key=lambda a: a != _active.get(address)):
+    for candidate in sorted(candidates, key=lambda a: a != _active.get(address)):
         try:
-            reply = _call(one, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S))
+            reply = _call(
+                candidate, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S)
+            )
         except RequestRejectedError as error:
             if error.code != "standby":
-                _active[address] = one
+                _active[address] = candidate
                 raise
-            failures.append(f"{one}: {error}")
+            failures.append(f"{candidate}: {error}")
         except (ControllerUnreachableError, ControllerUntrustedError) as error:
             failures.append(str(error).removeprefix("controller "))
         else:
-            _active[address] = one
+            _active[address] = candidate
             return reply
     raise ControllerUnreachableError(f"controller {address}: {'; '.join(failures)}")
 

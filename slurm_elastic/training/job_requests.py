@@ -130,11 +130,11 @@ class JobRequests:
         self._reporter.saved(step=cursor.step, checkpoint=self._checkpoint_manager.report_fields())
         log_line(f"saved step {cursor.step}; waiting to be requeued or resumed")
         self._allow_exit()
-        why = self._reporter.wait(
+        reason = self._reporter.wait(
             step=cursor.step, checkpoint=self._checkpoint_manager.report_fields()
         )
-        log_line(f"continues after step {cursor.step}: {why}")
-        self._rank_group.publish(f"{key}/on", why)
+        log_line(f"continues after step {cursor.step}: {reason}")
+        self._rank_group.publish(f"{key}/on", reason)
 
     def _follow(self, cursor: Cursor, key: str) -> None:
         with self._signals.tolerate_ending_peers():

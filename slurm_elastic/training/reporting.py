@@ -120,18 +120,18 @@ class Reporter:
         return ""
 
     def _measured(self) -> dict[str, Any]:
-        taken = self.timer.take()
-        if taken is None:
+        times = self.timer.take()
+        if times is None:
             return {}
         return {
-            "step_time_s": taken.step_s,
-            "steps_measured": taken.steps,
-            "micro_step_s": taken.micro_step_s,
-            "data_s": taken.data_s,
-            "forward_s": taken.forward_s,
-            "backward_s": taken.backward_s,
-            "sync_s": taken.sync_s,
-            "optimizer_s": taken.optimizer_s,
+            "step_time_s": times.step_s,
+            "steps_measured": times.steps,
+            "micro_step_s": times.micro_step_s,
+            "data_s": times.data_s,
+            "forward_s": times.forward_s,
+            "backward_s": times.backward_s,
+            "sync_s": times.sync_s,
+            "optimizer_s": times.optimizer_s,
             "peak_memory_bytes": peak_memory(self._device),
         }
 
@@ -182,7 +182,7 @@ class Reporter:
             Why it continues, for the log.
         """
         orders = self._link.orders()
-        seen = orders.seq
+        last_seq = orders.seq
         controlled = self._link.controlled
         limit = _WAIT_CONTROLLED_S if controlled else _WAIT_ALONE_S
         end = time.monotonic() + limit
@@ -193,7 +193,7 @@ class Reporter:
             else:
                 time.sleep(0.1)
             if orders.action == "resume" and (
-                orders.seq != seen or self._answered_notice is not None
+                orders.seq != last_seq or self._answered_notice is not None
             ):
                 return orders.reason or "esrun ordered it"
             if orders.action != "notice" and self._answered_notice is not None:

@@ -104,8 +104,8 @@ class StepShare:
     @property
     def indices(self) -> list[int]:
         """The samples whose loss this rank computes."""
-        both = zip(self.slices, self.samples, strict=True)
-        return [i for piece, samples in both if piece.counts for i in samples]
+        pairs = zip(self.slices, self.samples, strict=True)
+        return [i for piece, samples in pairs if piece.counts for i in samples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +166,11 @@ class Sampler:
             while cursor.epoch == epoch:
                 count = min(batch, self.samples - cursor.consumed)
                 indices = order[cursor.consumed : cursor.consumed + count].tolist()
-                after = self._after(cursor, count)
+                next_cursor = self._after(cursor, count)
                 slices = split.slices(count)
                 samples = [[indices[i] for i in part.span] for part in slices]
-                yield StepShare(cursor, after, count, slices, samples)
-                cursor = after
+                yield StepShare(cursor, next_cursor, count, slices, samples)
+                cursor = next_cursor
 
     def _after(self, cursor: Cursor, count: int) -> Cursor:
         consumed = cursor.consumed + count

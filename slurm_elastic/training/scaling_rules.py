@@ -230,9 +230,9 @@ class BatchSize:
             times = int(total)
             self._rest = total - times
         else:
-            times, rest = divmod(int(self._rest) + count, self.initial)
+            times, remainder = divmod(int(self._rest) + count, self.initial)
             # The last batch of an epoch is a step, however small.
-            self._rest, times = (0, times + 1) if last and rest else (rest, times)
+            self._rest, times = (0, times + 1) if last and remainder else (remainder, times)
         if scheduler is not None:
             for _ in range(times):
                 scheduler.step()

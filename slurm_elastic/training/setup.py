@@ -134,7 +134,7 @@ def init(
     earlier_profile = (
         MeasuredLayers.restored(checkpoint.kept.get("profile")) if checkpoint else None
     )
-    whole, layers = _whole_model(model)
+    full_model, layers = _whole_model(model)
     layout_agreement = LayoutAgreement(
         rank_group,
         [(name, any(True for _ in module.parameters())) for name, module in layers],
@@ -145,20 +145,22 @@ def init(
     )
     staged = layout_agreement.choice.staged or (schedule == "pipedream" and bool(layers))
     sharded = shard and not staged and rank_group.size > 1
-    if sharded and (why := unsupported()):
+    if sharded and (reason := unsupported()):
         sharded = False
         if rank_group.rank == 0:
-            log_line(f"{why}; every rank holds the whole model")
+            log_line(f"{reason}; every rank holds the whole model")
     if not staged:
-        whole.to(rank_group.device)
-    optimizer, scheduler = _make_optimizer(optimizer, scheduler, whole)
-    shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
-    tied = ties(whole)
-    profiler = LayerProfiler(layers_of(whole), device=rank_group.device, earlier=earlier_profile)
+        full_model.to(rank_group.device)
+    optimizer, scheduler = _make_optimizer(optimizer, scheduler, full_model)
+    shapes = {name: tuple(tensor.shape) for name, tensor in full_model.state_dict().items()}
+    tied = ties(full_model)
+    profiler = LayerProfiler(
+        layers_of(full_model), device=rank_group.device, earlier=earlier_profile
+    )
     step_profiler = StepProfiler(
         timer=reporter.timer,
         noise=reporter.noise,
-        parameters=[p for p in whole.parameters() if p.requires_grad],
+        parameters=[p for p in full_model.parameters() if p.requires_grad],
         rank_group=rank_group,
         profiler=None if staged or sharded or profile else profiler,
     )
@@ -180,9 +182,9 @@ def init(
     elif sharded:
         rank_group.join()
         if checkpoint is None:
-            rank_group.broadcast(whole.state_dict().values())
+            rank_group.broadcast(full_model.state_dict().values())
         strategy = FullyShardedParallel(
-            whole,
+            full_model,
             optimizer,
             loss_fn,
             micro_batch=micro_batch,
@@ -192,7 +194,7 @@ def init(
         )
     else:
         strategy = DataParallel(
-            whole,
+            full_model,
             loss_fn,
             micro_batch=micro_batch,
             rank_group=rank_group,
@@ -204,7 +206,7 @@ def init(
         optimizer=optimizer,
         scheduler=scheduler,
         extra=dict(extra or {}),
-        whole=shapes,
+        full_shapes=shapes,
         aliases={alias: names[0] for names in tied for alias in names[1:]},
         part=strategy.writers.index(rank_group.rank) if rank_group.rank in strategy.writers else 0,
     )
@@ -238,7 +240,7 @@ def init(
         checkpoint,
         strategy=strategy,
         layout_agreement=layout_agreement,
-        whole=whole,
+        full_model=full_model,
         optimizer=optimizer,
         scheduler=scheduler,
         sampler=sampler,
@@ -254,7 +256,7 @@ def init(
         freezing=freezing,
         profiled=profiling_run.prepared(
             profile,
-            whole,
+            full_model,
             application=application,
             sampler=sampler,
             loader=loader,
@@ -263,13 +265,13 @@ def init(
     )
 
 
-def _make_optimizer(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, Any]:
+def _make_optimizer(optimizer: Any, scheduler: Any, full_model: torch.nn.Module) -> tuple[Any, Any]:
     """Return optimizer and scheduler; functions that make them are called."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(whole.parameters())
+        optimizer = optimizer(full_model.parameters())
     if callable(scheduler) and not hasattr(scheduler, "state_dict"):
         scheduler = scheduler(optimizer)
-    states.check(states.TrainingState(model=whole, optimizer=optimizer))
+    states.check(states.TrainingState(model=full_model, optimizer=optimizer))
     return optimizer, scheduler
 
 

@@ -60,7 +60,7 @@ class TrainingJob:
         *,
         strategy: ParallelStrategy,
         layout_agreement: LayoutAgreement,
-        whole: torch.nn.Module,
+        full_model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
         sampler: Sampler,
@@ -114,7 +114,7 @@ class TrainingJob:
                 f" layout {self.layout}"
             )
         self._restore_manifest_values()
-        self._freezer = self._make_freezer(whole, freezing)
+        self._freezer = self._make_freezer(full_model, freezing)
         strategy.join(fresh=cursor is None)
         reporter.set_fields(layout=self.layout)
 
@@ -255,25 +255,27 @@ class TrainingJob:
     def _restore_manifest_values(self) -> None:
         """Restore what goes into the manifest, and register it for the next ones."""
         noise = self._reporter.noise
-        restored, kept = self._checkpoint_manager.restored, self._checkpoint_manager.kept
+        restored, manifest_values = self._checkpoint_manager.restored, self._checkpoint_manager.kept
         noise.restore(restored.get("noise"))
-        kept["noise"] = noise.state
+        manifest_values["noise"] = noise.state
         self._batch_size.load_state_dict(restored.get("batch"))
-        kept["batch"] = self._batch_size.state_dict
+        manifest_values["batch"] = self._batch_size.state_dict
         # An attempt that does not measure layers, or does not freeze, passes the old values on.
-        kept["profile"] = lambda: (
+        manifest_values["profile"] = lambda: (
             m.state() if (m := self._strategy.measured) else restored.get("profile")
         )
-        kept["freezing"] = lambda: restored.get("freezing")
+        manifest_values["freezing"] = lambda: restored.get("freezing")
         self._batch_size.log_initial()
         self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
 
-    def _make_freezer(self, whole: torch.nn.Module, freezing: Freezing | None) -> Freezer | None:
+    def _make_freezer(
+        self, full_model: torch.nn.Module, freezing: Freezing | None
+    ) -> Freezer | None:
         if freezing is None:
             return None
         sampler = self._sampler
         freezer = Freezer(
-            whole,
+            full_model,
             freezing,
             optimizer=self.optimizer,
             steps=sampler.epochs * -(-sampler.samples // sampler.global_batch),

@@ -83,9 +83,9 @@ def state(
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     if held == NAMES:
-        options.setdefault("whole", None)
+        options.setdefault("full_shapes", None)
     else:
-        options["whole"] = {
+        options["full_shapes"] = {
             k: tuple(v.shape)
             for k, v in torch.nn.Sequential(OrderedDict(layers())).state_dict().items()
         }

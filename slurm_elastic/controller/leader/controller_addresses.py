@@ -20,14 +20,14 @@ def own_address(config: Config) -> str:
     if len(named) == 1:
         return ""
     port = frames.parse_address(config.api.listen)[1]
-    here = [a for a in named if _port(a) == port]
+    on_port = [a for a in named if _port(a) == port]
     names = {socket.gethostname(), socket.gethostname().partition(".")[0], socket.getfqdn()}
-    own = [a for a in here if frames.parse_address(a)[0] in names]
-    own = own or [a for a in here if _is_here(frames.parse_address(a)[0])]
+    own = [a for a in on_port if frames.parse_address(a)[0] in names]
+    own = own or [a for a in on_port if _is_here(frames.parse_address(a)[0])]
     if len(own) != 1:
-        what = "more than one" if own else "none"
+        count = "more than one" if own else "none"
         raise ConfigError(
-            f"[api] controller = {config.api.controller!r}: {what} of these is this daemon, at "
+            f"[api] controller = {config.api.controller!r}: {count} of these is this daemon, at "
             f"{socket.gethostname()} with port {port} of listen; name the host that each runs on"
         )
     return own[0]

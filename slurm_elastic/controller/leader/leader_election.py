@@ -98,8 +98,8 @@ class LeaderElection:
         """Address of the holder, as last seen; "": no holder is known."""
         if self.holds:
             return self.address
-        seen = self._seen
-        return seen.holder if seen and not seen.free and seen.holder != self.address else ""
+        mark = self._seen
+        return mark.holder if mark and not mark.free and mark.holder != self.address else ""
 
     @property
     def active_process(self) -> str:
@@ -113,10 +113,10 @@ class LeaderElection:
             SlurmUnreachableError: slurmctld does not answer; that time does not count.
         """
         began = self._clock()
-        found = [leader_lease.LeaseMark(r.name, r.comment) for r in self._reader.leases()]
-        self._seen = leader_lease.newest(found)
+        marks = [leader_lease.LeaseMark(r.name, r.comment) for r in self._reader.leases()]
+        self._seen = leader_lease.newest(marks)
         if self._claim:
-            return self._settle(self._claim, found, began)
+            return self._settle(self._claim, marks, began)
         if self._watch.look(self._seen, began=began, ended=self._clock()):
             self._make()
         return False
@@ -141,7 +141,7 @@ class LeaderElection:
         self._log.info(f"Lease={generation} State=made")
 
     def _settle(
-        self, claim: leader_lease.LeaseClaim, found: list[leader_lease.LeaseMark], looked: float
+        self, claim: leader_lease.LeaseClaim, marks: list[leader_lease.LeaseMark], looked: float
     ) -> bool:
         """Renew a fresh lease until slurmctld has saved it; return whether it has."""
         began = self._clock()
@@ -159,12 +159,14 @@ class LeaderElection:
             return False
         with self._lock:
             self._tenure, self._why, self._claim = claim.tenure, "", None
-        before = self._before
-        how = "taken" if before is None or before.free else f"taken over from {before.holder}"
-        if before and before.holder == self.address:
-            how = "taken again"
-        self._log.warning(f"Lease={self.generation} State={how!r} Active={self.address}")
-        for mark in found:
+        previous = self._before
+        state = (
+            "taken" if previous is None or previous.free else f"taken over from {previous.holder}"
+        )
+        if previous and previous.holder == self.address:
+            state = "taken again"
+        self._log.warning(f"Lease={self.generation} State={state!r} Active={self.address}")
+        for mark in marks:
             if mark.name != claim.name:  # the highest number counts, whatever is left
                 with contextlib.suppress(ScontrolError):
                     self._writes.delete_reservation(mark.name)
@@ -236,10 +238,10 @@ class LeaderElection:
         """Stand by from now on; return why the lease was lost."""
         self._stop_beating()
         with self._lock:
-            why = self._why or "the lease was not renewed in time"
+            reason = self._why or "the lease was not renewed in time"
         self._stand_down()
         self._seen = None
-        return why
+        return reason
 
     def _beats(self) -> None:
         while not self._ending.wait(self._takeover_s * leader_lease.BEAT):
@@ -270,10 +272,10 @@ class LeaderElection:
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if self._tenure and not self._why:
             self._tenure.end()
-            self._why = why
+            self._why = reason
 
     def _comment(self, *, free: bool) -> str:
         self._beat += 1

@@ -72,10 +72,12 @@ def _disown(ledger: Ledger, generation: int) -> int:
                 continue
             db.execute("UPDATE jobs SET record = ? WHERE key = ?", (json.dumps(record), row["key"]))
         first = generation * _IDS
-        found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transitions'").fetchone()
-        if found is None:
+        sequence = db.execute(
+            "SELECT seq FROM sqlite_sequence WHERE name = 'transitions'"
+        ).fetchone()
+        if sequence is None:
             db.execute("INSERT INTO sqlite_sequence VALUES ('transitions', ?)", (first,))
-        elif found["seq"] < first:
+        elif sequence["seq"] < first:
             db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'transitions'", (first,))
     return len(live)
 
@@ -105,17 +107,17 @@ def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
                 rows[table].append(dict(row))
                 reached[table] = row[column]
                 size += sum(len(str(value)) for value in row)
-        known, ended = _number(since.get("segments")), _number(since.get("ended"))
+        last_rowid, ended = _number(since.get("segments")), _number(since.get("ended"))
         query = "SELECT rowid, * FROM segments WHERE rowid > ? OR end > ? ORDER BY rowid LIMIT ?"
-        found = [dict(r) for r in db.execute(query, (known, ended - _AGAIN_S, _SEGMENTS))]
-    reached["segments"] = max([known, *(r.pop("rowid") for r in found)])
+        segments = [dict(r) for r in db.execute(query, (last_rowid, ended - _AGAIN_S, _SEGMENTS))]
+    reached["segments"] = max([last_rowid, *(r.pop("rowid") for r in segments)])
     reached["ended"] = time.time()
-    rows["segments"] = found
+    rows["segments"] = segments
     return {
         "version": version,
         "rows": rows,
         "since": reached,
-        "more": more or len(found) == _SEGMENTS,
+        "more": more or len(segments) == _SEGMENTS,
         "kept_since": ledger.since(),
         "policy_state": ledger.get("policy_state", {}),
     }
@@ -196,8 +198,8 @@ class StandbySync:
 
     def _next(self, reached: dict[str, Any]) -> dict[str, Any]:
         """Return what to ask for next; from further back when the other clock was set back."""
-        now, before = _number(reached["ended"]), _number(self._since.get("ended"))
-        if now >= before:
+        now, earlier = _number(reached["ended"]), _number(self._since.get("ended"))
+        if now >= earlier:
             return reached
         back = {t: min(_number(reached[t]), now - _AGAIN_S) for t in _WRITTEN}
         return {**reached, **back}

@@ -74,10 +74,12 @@ def answer(
         NoAnswerError: in one line why not.
     """
     if op == "explain":
-        return dict(job_answers.explain(view, viewer, _one(view, args), history))
+        return dict(job_answers.explain(view, viewer, _single_job(view, args), history))
     if op == "show":
-        job_id, whole = _one(view, args), bool(args.get("profile"))
-        return dict(show(view, viewer, job_id, history, particulars=particulars, layers=whole))
+        job_id, with_layers = _single_job(view, args), bool(args.get("profile"))
+        return dict(
+            show(view, viewer, job_id, history, particulars=particulars, layers=with_layers)
+        )
     if op == "status":
         return dict(job_answers.status(view, viewer, everything=bool(args.get("all"))))
     if op == "plan":
@@ -102,7 +104,7 @@ def answer(
     raise NoAnswerError(f"{op} is no question")
 
 
-def _one(view: View, args: Mapping[str, Any]) -> int:
+def _single_job(view: View, args: Mapping[str, Any]) -> int:
     ids: tuple[int, ...] = tuple(args.get("job_ids", ()))
     if not ids:
         raise NoAnswerError("which job? give its id")

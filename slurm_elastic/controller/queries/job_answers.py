@@ -65,7 +65,7 @@ class JobRows:
         job = self.view.snapshot.job.get(job_id)
         return job.display_id if job else str(job_id)
 
-    def where(self, nodes: Sequence[str]) -> list[Place]:
+    def places(self, nodes: Sequence[str]) -> list[Place]:
         """Return nodes by leaf switch, in the order of the first node of each."""
         places: dict[str, list[str]] = {}
         for node in nodes:
@@ -92,7 +92,7 @@ class JobRows:
             "gpus": held.gpus if held else 0,
             "wants": wants(job),
             "gpu_type": held.gpu_type if held else job.gpu_type,
-            "where": self.where(held.nodes) if held else [],
+            "where": self.places(held.nodes) if held else [],
             "kind": report.kind if report else "",
             "steps_per_s": self.steps_per_s(job),
             "samples_per_s": _samples_per_s(held, record),
@@ -121,7 +121,7 @@ class JobRows:
             "action": decision.action.value,
             "gpus": target.gpus if target else 0,
             "gpu_type": target.gpu_type if target else "",
-            "where": self.where(target.nodes) if target else [],
+            "where": self.places(target.nodes) if target else [],
             "reason": self.reason(decision.reason),
             "why_not_more": self.reason(decision.why_not_more),
             "why_not_fewer": self.reason(decision.why_not_fewer),
@@ -219,7 +219,7 @@ def explain(
         )
     rows, record = JobRows(view, viewer), view.records.get(job_id) or JobRecord(job_id=job_id)
     decision = view.plan.decision.get(job_id) if view.plan else None
-    mine = [h for h in history if h.get("job_id") == job_id]
+    of_job = [h for h in history if h.get("job_id") == job_id]
     return {
         "time": view.snapshot.time,
         "mode": view.mode,
@@ -236,7 +236,7 @@ def explain(
         "model": model_row(view.snapshot, job, record.learned),
         "batch": _batch(rows, view.batches.get(job_id)),
         "next_round": view.next_round,
-        "last": change(rows, mine[-1]) if mine else None,
+        "last": change(rows, of_job[-1]) if of_job else None,
     }
 
 
@@ -244,7 +244,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
     """Return a row of the history with every field present."""
     seconds = row.get("seconds") or {}
     parts = (seconds.get("checkpoint"), seconds.get("slurm"), seconds.get("startup"))
-    known = [s for s in parts if s]
+    known_parts = [s for s in parts if s]
     return {
         "time": row.get("time", 0.0),
         "job_id": row.get("job_id", 0),
@@ -256,7 +256,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
         "state": row.get("state", ""),
         "outcome": row.get("outcome", ""),
         "seconds": seconds,
-        "total_s": sum(known) if known else None,
+        "total_s": sum(known_parts) if known_parts else None,
         "paid_back_s": row.get("paid_back_s"),
     }
 
@@ -300,8 +300,8 @@ def _batch(rows: JobRows, choice: BatchChoice | None) -> BatchRow | None:
 def _gives(decision: Decision | None, node: str) -> bool:
     if decision is None or decision.action is Action.KEEP or decision.current is None:
         return False
-    after = decision.target.on(node) if decision.target else 0
-    return after < decision.current.on(node)
+    target_gpus = decision.target.on(node) if decision.target else 0
+    return target_gpus < decision.current.on(node)
 
 
 def _since(job: Job, record: JobRecord) -> float | None:

@@ -23,14 +23,14 @@ def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow
     application, noise = learned.application, learned.noise
     per_node = snapshot.per_node
     held = job.allocation
-    wanted = held.gpus if held else application.gpus
+    job_gpus = held.gpus if held else application.gpus
     model = GoodputModel.of(learned, per_node=per_node)
     rows: list[TypeRow] = []
     for profile in application.types:
         name = profile.gpu_type
         if name not in per_node:
             continue
-        gpus = max(profile.unit, wanted // profile.unit * profile.unit)
+        gpus = max(profile.unit, job_gpus // profile.unit * profile.unit)
         nodes = -(-gpus // per_node[name])
         if held and held.gpu_type == name:
             nodes = len(held.nodes)

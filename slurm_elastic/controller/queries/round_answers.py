@@ -46,10 +46,10 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
     }
 
 
-def history(view: View, viewer: Viewer, found: Sequence[HistoryRow]) -> HistoryAnswer:
+def history(view: View, viewer: Viewer, history_rows: Sequence[HistoryRow]) -> HistoryAnswer:
     """Return past changes, oldest first."""
     rows = JobRows(view, viewer)
-    shown = [h for h in found if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
+    shown = [h for h in history_rows if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
     return {
         "time": view.snapshot.time,
         "kept_since": view.kept_since,
@@ -153,7 +153,7 @@ def _row(rows: JobRows, decision: Decision) -> PlanRow:
         "user": job.user if job else "",
         "from_gpus": current.gpus if current else 0,
         "from_type": current.gpu_type if current else "",
-        "from_where": rows.where(current.nodes) if current else [],
+        "from_where": rows.places(current.nodes) if current else [],
         "kind": report.kind if report else "",
         "steps_per_s": rows.steps_per_s(job) if job else None,
     }

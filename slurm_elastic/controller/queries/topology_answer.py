@@ -138,7 +138,7 @@ class _LinkRows:
             "elastic": job.elastic,
             "gpus": where.gpus,
             "gpu_type": where.gpu_type,
-            "where": self._rows.where(where.nodes),
+            "where": self._rows.places(where.nodes),
             "tier": self._tier(job, where),
             "node_count": nodes,
             "rack_count": racks,

@@ -56,11 +56,11 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
     override = str(replacement or job.override or "")
     effects = [f"--elastic={replacement}"] if replacement else []
     if layout_text is not None:
-        wanted = _layout(layout_text)
-        if wanted and (why := misfit(wanted, directive)):
-            raise RequestRefusedError(why)
-        layout = str(wanted) if wanted else ""
-        effects.append(_layout_words(wanted, job))
+        new_layout = _layout(layout_text)
+        if new_layout and (problem := misfit(new_layout, directive)):
+            raise RequestRefusedError(problem)
+        layout = str(new_layout) if new_layout else ""
+        effects.append(_layout_words(new_layout, job))
     elif layout and misfit(LayoutText.parse(layout), directive):
         effects.append(f"layout {layout} is no longer possible: the job's own choice")
         layout = ""

@@ -272,12 +272,12 @@ class RequestDispatcher:
             raise RequestError("malformed", f"{op}: which job? give its id")
         return tuple(job_ids)
 
-    def _own(self, uid: int, job_id: int, what: str) -> None:
+    def _own(self, uid: int, job_id: int, request: str) -> None:
         owner = self._current.owner(job_id)
         if owner is None:
             raise RequestError("unknown_job", f"job {job_id} is not known to the controller (yet)")
         if owner != uid:
-            self.warn((uid, what), f"JobId={job_id} Uid={uid} Refused={what}: not the owner")
+            self.warn((uid, request), f"JobId={job_id} Uid={uid} Refused={request}: not the owner")
             raise RequestError("refused", f"job {job_id} belongs to another user")
 
     def spend(self, uid: int, *, too_many: bool = False) -> None:

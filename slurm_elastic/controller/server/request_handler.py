@@ -98,10 +98,10 @@ class RequestHandler:
         """See `RequestBackend`."""
         job = self._controller.job(job_id)
         orders = self._controller.report_handler.orders(job_id, run, job=job)
-        why = self._controller.report_handler.reason(job_id, run)
-        if job is None or why is None:
+        reason = self._controller.report_handler.reason(job_id, run)
+        if job is None or reason is None:
             return orders
-        shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(why)
+        shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
         text = "".join(c if c.isprintable() else "?" for c in str(shown))[:_MOST_TEXT]
         return dataclasses.replace(orders, reason=text)
@@ -160,7 +160,7 @@ class RequestHandler:
             job = self._controller.job(job_id)
             row = {"job_id": job_id, "display_id": job.display_id if job else str(job_id)}
             try:
-                text = self._one(op, job_id, args, dry=dry)
+                text = self._carry_out(op, job_id, args, dry=dry)
                 results.append({**row, "ok": True, "text": text})
             except (RequestRefusedError, LedgerError) as error:
                 results.append({**row, "ok": False, "text": str(error)})
@@ -168,7 +168,7 @@ class RequestHandler:
             self._controller.soon()
         return {"results": results, "uid": uid}
 
-    def _one(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
+    def _carry_out(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
         job = self._controller.job(job_id)
         if job is None or job.submission is None:
             raise RequestRefusedError("not an elastic job")

@@ -75,9 +75,9 @@ class AttemptProgress:
     @classmethod
     def from_body(cls, body: object) -> AttemptProgress:
         """Return it from the ledger's JSON; unknown fields are ignored."""
-        known = {f.name for f in dataclasses.fields(cls)}
+        names = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        progress = cls(**{k: v for k, v in values.items() if k in known})
+        progress = cls(**{k: v for k, v in values.items() if k in names})
         progress.why = Reason.from_json(values.get("why"))
         return progress
 
@@ -107,8 +107,8 @@ def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) ->
         if _further(watch):
             watch.vain = 0
     elif report.run > watch.run:
-        known = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
-        watch.ahead = [report.run, _later(known, reported), ended]
+        reached_before = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
+        watch.ahead = [report.run, _later(reached_before, reported), ended]
 
 
 def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:
@@ -160,8 +160,8 @@ def no_progress(vain: int, mark: int | None, code: int) -> Reason:
     return Reason("no-progress", attempts=vain, step=mark, exit_code=code or None)
 
 
-def _later(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
+def _later(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first if second is None else max(first, second)
 
 
 def _further(watch: AttemptProgress) -> bool:

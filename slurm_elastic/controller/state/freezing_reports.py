@@ -117,11 +117,11 @@ class FreezingReports:
         if learned is None or prefixes is None:
             self._kept.pop(key, None)
             return learned
-        before, found = self._kept.get(key, (None, learned))
-        if before is not learned or found.prefixes != prefixes:
-            found = dataclasses.replace(learned, prefixes=prefixes)
-            self._kept[key] = (learned, found)
-        return found
+        old_learned, with_prefixes = self._kept.get(key, (None, learned))
+        if old_learned is not learned or with_prefixes.prefixes != prefixes:
+            with_prefixes = dataclasses.replace(learned, prefixes=prefixes)
+            self._kept[key] = (learned, with_prefixes)
+        return with_prefixes
 
     def of(self, key: str) -> Learned | None:
         """Return the last data put for a job; None: no layers freeze."""

@@ -74,9 +74,9 @@ class JobStore:
         with self._lock:
             if job.key not in self._entries:
                 # A job that runs or has run may have been sent there under a ledger that is lost.
-                fresh = job.run == 0 and job.state is not JobState.RUNNING
-                entry = StoredJob(job.job_id, pin=[] if fresh else None)
-                self._entries[job.key] = self._kept(job) or entry
+                never_ran = job.run == 0 and job.state is not JobState.RUNNING
+                entry = StoredJob(job.job_id, pin=[] if never_ran else None)
+                self._entries[job.key] = self._stored(job) or entry
                 self._catch_up(job)
             return self._entries[job.key]
 
@@ -89,7 +89,7 @@ class JobStore:
                     if transition.state is TransitionState.DONE or transition.given_up:
                         self.changed(transition, job, row["updated"])
 
-    def _kept(self, job: Job) -> StoredJob | None:
+    def _stored(self, job: Job) -> StoredJob | None:
         try:
             body = self._ledger.get_job(job.key)
             return StoredJob.from_body(body) if body else None
@@ -103,12 +103,12 @@ class JobStore:
             Whether data of a decision has changed.
         """
         with self._lock:
-            known = self._reports.get(report.job_id)
-            if known and known[1].run > report.run:
+            last = self._reports.get(report.job_id)
+            if last and last[1].run > report.run:
                 return False  # of an attempt that is over
             self._reports[report.job_id] = (now, report)
             entry = self.entry(job)
-            before = (entry.proven, len(entry.measurements), known is None)
+            old_state = (entry.proven, len(entry.measurements), last is None)
             entry.proven = entry.proven or report.proven
             entry.progress = report.progress if report.progress is not None else entry.progress
             entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
@@ -131,11 +131,13 @@ class JobStore:
                 racks = self._racks(held)
                 key = key_of(held, racks)
                 rate = report.global_batch / report.step_time_s
-                seen = measured(report, held, rate, racks=racks, known=entry.measurements.get(key))
-                entry.measurements[key] = seen
-                self.learning.see(entry.lesson, job, key, seen)
+                measurement = measured(
+                    report, held, rate, racks=racks, old=entry.measurements.get(key)
+                )
+                entry.measurements[key] = measurement
+                self.learning.see(entry.lesson, job, key, measurement)
             entry.dirty = True
-            return learned or before != (entry.proven, len(entry.measurements), False)
+            return learned or old_state != (entry.proven, len(entry.measurements), False)
 
     def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
         """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
@@ -158,8 +160,8 @@ class JobStore:
     def last_report(self, job_id: int) -> Report | None:
         """Return the newest report of a job."""
         with self._lock:
-            known = self._reports.get(job_id)
-        return known[1] if known else None
+            last = self._reports.get(job_id)
+        return last[1] if last else None
 
     def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
         """Return the newest report of each job of a snapshot."""
@@ -191,11 +193,11 @@ class JobStore:
     def freezable(self, job: Job, report: Report) -> Learned | None:
         """Return the learned data of the last round with the layers of this report, or None."""
         with self._lock:
-            known = self._attached.of(job.key)
-            found = freezing_reports.of(report, self.directive(job), self.profile(job))
-            if known is None or found is None:
+            learned = self._attached.of(job.key)
+            prefixes = freezing_reports.of(report, self.directive(job), self.profile(job))
+            if learned is None or prefixes is None:
                 return None
-            return dataclasses.replace(known, prefixes=found)
+            return dataclasses.replace(learned, prefixes=prefixes)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
         """Record the end of a transition: start the interval, count it if it moved its job."""
@@ -269,10 +271,10 @@ class JobStore:
             watch.freed = bool(watch.why)
             return watch.freed
 
-    def teach(self, job: Job, taught: Observations) -> None:
+    def teach(self, job: Job, observations: Observations) -> None:
         """Keep the observations that an owner imports for a job's application."""
         with self._lock:
-            self.learning.adopt(job, taught)
+            self.learning.adopt(job, observations)
 
     def observe(self, snapshot: Snapshot) -> None:
         """Follow a snapshot: attempts that begin or end, jobs that are gone.
@@ -307,11 +309,11 @@ class JobStore:
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
         """Delete old rows of the ledger."""
         settings = self.learning.config.controller
-        gone = self._ledger.forget(
+        deleted = self._ledger.forget(
             now, keep_days=settings.keep_days, keep_mb=settings.keep_mb, alive=alive.keys()
         )
         self.kept_since = self._ledger.since()
-        self._forget_at = time.monotonic() + (_FORGET_MORE_S if gone else _FORGET_S)
+        self._forget_at = time.monotonic() + (_FORGET_MORE_S if deleted else _FORGET_S)
 
     def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         """Close ended jobs; an attempt after a requeue by hand is not counted."""
@@ -326,8 +328,8 @@ class JobStore:
         for key, (run, _) in list(self._segments.items()):
             job = alive.get(key)
             if job is None or job.run != run or job.state is JobState.PENDING:
-                gone = ended.get(key)
-                end = gone.end_time if gone and gone.end_time else snapshot.time
+                ended_job = ended.get(key)
+                end = ended_job.end_time if ended_job and ended_job.end_time else snapshot.time
                 self._ledger.end_segment(key, end)
                 del self._segments[key]
         for key, job in alive.items():
@@ -371,7 +373,7 @@ class JobStore:
         self, job: Job, transition: Transition | None, now: float, types: tuple[str, ...]
     ) -> JobRecord:
         entry = self.entry(job)
-        heard, report = self._reports.get(job.job_id, (0.0, None))
+        reported_s, report = self._reports.get(job.job_id, (0.0, None))
         directive = self.directive(job)
         learned = self.learning.learned(
             job, entry.lesson, directive=directive, cluster=types, now=now
@@ -390,7 +392,7 @@ class JobStore:
             job_id=job.job_id,
             measurements=tuple(shapes.values()),
             proven=entry.proven,
-            reporting=report is not None and report.run == job.run and now - heard < _SILENT_S,
+            reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
             checkpoint_s=entry.checkpoint_s,
             restart_s=entry.restart_s,
             progress=entry.progress,

@@ -49,8 +49,8 @@ class StoredProfile:
             batch = body.get("batch")
         except (ReportError, KeyError, TypeError, AttributeError):
             return None
-        known = type(batch) is int and batch > 0
-        return cls(rows, batch if known else None) if rows else None
+        valid_batch = type(batch) is int and batch > 0
+        return cls(rows, batch if valid_batch else None) if rows else None
 
 
 class LayerProfileStore:

@@ -48,7 +48,7 @@ class Ledger:
     def __init__(self, path: Path | str) -> None:
         self.path = path
         #: The version in the file when it was opened; 0: it is new.
-        self.found_version = 0
+        self.stored_version = 0
         self._lock = threading.RLock()
         try:
             self._db = sqlite3.connect(
@@ -63,7 +63,7 @@ class Ledger:
             if version < VERSION:
                 missing = " ".join(VERSIONS[version:])
                 self._db.executescript(f"BEGIN; {missing} PRAGMA user_version = {VERSION}; COMMIT;")
-            self.found_version = version
+            self.stored_version = version
             with contextlib.suppress(sqlite3.Error):  # full or read-only: it just stays large
                 retention.prepare(self._db)
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]

@@ -26,7 +26,7 @@ def key_of(held: Allocation, racks: int) -> str:
     return f"{shape}:{racks}" if racks > 1 else shape
 
 
-def kept(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
+def from_ledger(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
     """Return measurements from the ledger, by key; fields of later versions are ignored."""
     return {
         key: Measurement(**{n: v for n, v in row.items() if n in _FIELDS})
@@ -40,7 +40,7 @@ def measured(
     samples_per_s: float,
     *,
     racks: int,
-    known: Measurement | None,
+    old: Measurement | None,
 ) -> Measurement:
     """Return the newest speed, and running means of computing and waiting times.
 
@@ -49,11 +49,11 @@ def measured(
         held: what the job really has.
         samples_per_s: by the report.
         racks: that the nodes of `held` are in.
-        known: what was measured in the same shape before.
+        old: measurement of the same shape so far.
     """
     compute_s, sync_s, reports = None, None, 0
-    if known is not None:
-        compute_s, sync_s, reports = known.compute_s, known.sync_s, known.reports
+    if old is not None:
+        compute_s, sync_s, reports = old.compute_s, old.sync_s, old.reports
     parts = _parts(report)
     if parts is not None:
         near = compute_s is not None and compute_s / _OTHER < parts[0] < compute_s * _OTHER

@@ -32,7 +32,7 @@ _STATED = 20
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _CachedLearned:
     """Last learned data of a job, and how often it may still change.
 
     Attributes:
@@ -44,19 +44,19 @@ class _Kept:
 
     state: object
     settings: object
-    found: Learned | None
+    learned: Learned | None
     fits: float = _FITS
     at: float = 0.0
 
-    def takes(self, found: Learned | None, now: float) -> bool:
+    def takes(self, learned: Learned | None, now: float) -> bool:
         """Return whether new data, which differs, may replace the last.
 
         Hostile reports could cost one difficult fit each.
         """
-        if found and self.found:
-            cheap = (found.application, found.observations) == (
-                self.found.application,
-                self.found.observations,
+        if learned and self.learned:
+            cheap = (learned.application, learned.observations) == (
+                self.learned.application,
+                self.learned.observations,
             )
             self.fits = min(_FITS, self.fits + max(0.0, now - self.at) / _FIT_S)
             self.at = now
@@ -84,15 +84,15 @@ class ObservationStore:
         self.adaptive_batches = False
         self._applications: dict[tuple[str, str], dict[str, Observations]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
-        self._kept: dict[str, _Kept] = {}
-        if ledger.found_version == 1:
+        self._kept: dict[str, _CachedLearned] = {}
+        if ledger.stored_version == 1:
             self._carry_over()
 
     def _carry_over(self) -> None:
         """Read the speeds of jobs that a ledger of version 1 has of applications."""
-        found: dict[tuple[str, str], Observations] = {}
+        lessons: dict[tuple[str, str], Observations] = {}
         for user, name, record in self._ledger.named_jobs():
-            rates = found.setdefault((user, name), Observations()).rates
+            rates = lessons.setdefault((user, name), Observations()).rates
             measurements = record.get("measurements")
             rows = list(measurements.values()) if isinstance(measurements, dict) else []
             rows = [r for r in rows if isinstance(r, dict) and number(r.get("gpus"), 1, 2**16)]
@@ -100,7 +100,7 @@ class ObservationStore:
                 speed, kind = row.get("samples_per_s"), row.get("gpu_type")
                 if isinstance(kind, str) and number(speed, 1e-9, 1e12):
                     rates[kind] = speed / row["gpus"]
-        for (user, name), lesson in found.items():
+        for (user, name), lesson in lessons.items():
             if lesson.rates:
                 self._ledger.put_application(user, name, "", lesson.to_body())
 
@@ -118,11 +118,11 @@ class ObservationStore:
         """
         directive = job.directive
         unit = directive.unit_for(held.gpu_type) if held and directive else 1
-        known, version = len(lesson.points), lesson.version
+        old_count, version = len(lesson.points), lesson.version
         point = lesson.hear(report, held, unit)
         if lesson.version != version:
             self._pass_on(lesson, point, job)
-        return len(lesson.points) > known
+        return len(lesson.points) > old_count
 
     def _pass_on(self, lesson: Observations, point: ObservedTime | None, job: Job) -> None:
         """Add an observation to the application."""
@@ -135,19 +135,19 @@ class ObservationStore:
             shared.stated = lesson.stated
         if shared is None or (point and len(point.recent) == 1 and shared.contradicts(point)):
             shared = Observations(stated=lesson.stated)
-            for known in lesson.points.values():
-                shared.keep(dataclasses.replace(known, recent=[]))
+            for old_point in lesson.points.values():
+                shared.keep(dataclasses.replace(old_point, recent=[]))
         elif point:
             shared.keep(dataclasses.replace(point, recent=[]))
         shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
         shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
         self._changed(job, lessons, shared)
 
-    def adopt(self, job: Job, taught: Observations) -> None:
+    def adopt(self, job: Job, observations: Observations) -> None:
         """Add the observations that an owner imports to the application of a job."""
         lessons = self._of(job)
-        shared = lessons.get(taught.stated) or taught
-        shared.absorb(taught)
+        shared = lessons.get(observations.stated) or observations
+        shared.absorb(observations)
         self._changed(job, lessons, shared)
 
     def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
@@ -157,10 +157,10 @@ class ObservationStore:
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))
 
-    def see(self, lesson: Observations, job: Job, key: str, seen: Measurement) -> None:
+    def see(self, lesson: Observations, job: Job, key: str, measurement: Measurement) -> None:
         """Add a job's measurement of a shape to the application."""
         shared = self._of(job).get(lesson.stated)
-        if shared is not None and shared.see(key, seen):
+        if shared is not None and shared.see(key, measurement):
             self._dirty.add((job.user, job.name, lesson.stated))
 
     def save(self, alive: Iterable[Job]) -> None:
@@ -205,17 +205,17 @@ class ObservationStore:
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
         settings = (directive, cluster, self.config, self.adaptive_batches)
-        kept = self._kept.get(job.key)
-        if kept and kept.state == state and kept.settings == settings:
-            return kept.found
+        last = self._kept.get(job.key)
+        if last and last.state == state and last.settings == settings:
+            return last.learned
         data = self._learned(job, lesson, shared, directive, cluster)
-        if kept is None or kept.settings != settings:
-            kept = self._kept[job.key] = _Kept(state, settings, data, at=now)
-        elif data == kept.found:
-            kept.state = state  # others know it by its identity
-        elif kept.takes(data, now):
-            kept.state, kept.found = state, data
-        return kept.found
+        if last is None or last.settings != settings:
+            last = self._kept[job.key] = _CachedLearned(state, settings, data, at=now)
+        elif data == last.learned:
+            last.state = state  # others know it by its identity
+        elif last.takes(data, now):
+            last.state, last.learned = state, data
+        return last.learned
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
         """Return its application's observations; before a report those of the name's latest job."""
@@ -228,11 +228,11 @@ class ObservationStore:
         name = (job.user, job.name)
         if name not in self._applications:
             try:
-                kept = self._ledger.applications(*name)
+                bodies = self._ledger.applications(*name)
             except LedgerError:
                 return {}  # the round says so
             self._applications[name] = {
-                s: Observations.from_body(b) for s, b in list(kept.items())[:_STATED]
+                s: Observations.from_body(b) for s, b in list(bodies.items())[:_STATED]
             }
         return self._applications[name]
 
@@ -251,8 +251,8 @@ class ObservationStore:
         inherited = shared.points if shared else {}
         points = {**inherited, **lesson.points}
         believed = points if self.config.sia.share else lesson.points
-        begun = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
-        span = _span(begun, directive) if self.adaptive_batches else None
+        initial_batch = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
+        span = _span(initial_batch, directive) if self.adaptive_batches else None
         rigid = directive.min_gpus == directive.max_gpus and span is None
         most = lesson.most or (shared.most if shared else 0)
         single = estimated(
@@ -267,7 +267,7 @@ class ObservationStore:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
         else:
             job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
-            initial = min(batch, begun)
+            initial = min(batch, initial_batch)
         application = Application(
             name=(lesson.stated or (shared.stated if shared else "")) or job.name,
             job_class=job_class,
@@ -281,7 +281,10 @@ class ObservationStore:
                 TypeProfile(
                     t,
                     least=1,
-                    most=most or (_taken(points.values(), directive, t, batch) if span else batch),
+                    most=most
+                    or (
+                        _micro_batch_limit(points.values(), directive, t, batch) if span else batch
+                    ),
                     single=single[t],
                     rate=rates.get(t),
                     unit=directive.unit_for(t),
@@ -298,7 +301,9 @@ class ObservationStore:
                 if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
             ),
             # The variance is stated at the batch that the script began with.
-            Noise(noise[0], noise[1] * (begun / initial if span else 1.0)) if noise else None,
+            Noise(noise[0], noise[1] * (initial_batch / initial if span else 1.0))
+            if noise
+            else None,
         )
 
 
@@ -310,15 +315,17 @@ def _expected(shared: Observations | None, directive: Directive) -> int:
     return max(directive.batch[0], min(batch, directive.batch[1]))
 
 
-def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
+def _span(initial_batch: int, directive: Directive) -> tuple[int, int] | None:
     """Return the batches to choose from, or None; those below the script's own are never better."""
     if directive.batch is None:
         return None
     low, high = directive.batch
-    return (max(low, begun), high) if max(low, begun) < high else None
+    return (max(low, initial_batch), high) if max(low, initial_batch) < high else None
 
 
-def _taken(points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int) -> int:
+def _micro_batch_limit(
+    points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int
+) -> int:
     """Return the samples that a replica is known to take at once, or must with fewest GPUs."""
     replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
     return max([-(-batch // replicas), *(p.micro_batch for p in points)])
@@ -371,8 +378,8 @@ def estimated(
     configured = {t: stated.get(t, 1.0) for t in types}
     rates = {**earlier, **measured(points)}
     configured |= {t: stated.get(t, 1.0) for t in rates}
-    every = scaled(rates, configured) if rates else configured
-    return {t: every[t] for t in types}
+    all_rates = scaled(rates, configured) if rates else configured
+    return {t: all_rates[t] for t in types}
 
 
 def _rates(
@@ -388,7 +395,7 @@ def _rates(
     return scaled(rates, single) if rates else {t: gpus * s for t, s in single.items()}
 
 
-def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
+def scaled(values: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
     """Return `seen`, and all other types by relative value at the mean ratio (of logarithms)."""
-    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in seen.items()))
-    return {t: seen.get(t, scale * value) for t, value in relative.items()}
+    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in values.items()))
+    return {t: values.get(t, scale * value) for t, value in relative.items()}

@@ -133,22 +133,22 @@ class Observations:
                 lesson.shapes = {k: Measurement(**row) for k, row in shapes.items()}
         return lesson
 
-    def see(self, key: str, seen: Measurement) -> bool:
+    def see(self, key: str, measurement: Measurement) -> bool:
         """Keep a measurement of a shape; return whether it differs from the kept one."""
-        known = self.shapes.get(key)
-        if known is not None and all(
+        earlier = self.shapes.get(key)
+        if earlier is not None and all(
             _near(new or 0.0, old or 0.0)
             for new, old in (
-                (seen.samples_per_s, known.samples_per_s),
-                (seen.compute_s, known.compute_s),
-                (seen.sync_s, known.sync_s),
-                (min(seen.reports, _RECENT), min(known.reports, _RECENT)),
+                (measurement.samples_per_s, earlier.samples_per_s),
+                (measurement.compute_s, earlier.compute_s),
+                (measurement.sync_s, earlier.sync_s),
+                (min(measurement.reports, _RECENT), min(earlier.reports, _RECENT)),
             )
         ):
             return False
-        if known is None and len(self.shapes) >= _POINTS:
+        if earlier is None and len(self.shapes) >= _POINTS:
             del self.shapes[next(iter(self.shapes))]
-        self.shapes[key] = seen
+        self.shapes[key] = measurement
         return True
 
     def keep(self, point: ObservedTime) -> None:
@@ -161,8 +161,8 @@ class Observations:
         """Add the points and shapes of another."""
         for point in other.points.values():
             self.keep(point)
-        for key, seen in other.shapes.items():
-            self.see(key, seen)
+        for key, measurement in other.shapes.items():
+            self.see(key, measurement)
 
     def contradicts(self, point: ObservedTime) -> bool:
         """Return whether a job's first times in a configuration differ far from earlier jobs'."""
@@ -177,14 +177,14 @@ class Observations:
         Returns:
             A point whose kept times have changed.
         """
-        before = (self.batch, self.initial_batch, self.most, self.stated, self.noise)
+        old_values = (self.batch, self.initial_batch, self.most, self.stated, self.noise)
         self.batch = report.global_batch or self.batch
         self.initial_batch = report.initial_batch or self.initial_batch or self.batch
         self.most = (report.max_micro_batch or 0) * unit or self.most
         self.stated = report.application or self.stated
         self._hear_noise(report)
         point = self._hear_times(report, held, unit) if held else None
-        if point or before != (
+        if point or old_values != (
             self.batch,
             self.initial_batch,
             self.most,
@@ -206,33 +206,33 @@ class Observations:
 
     def _hear_times(self, report: Report, held: Allocation, unit: int) -> ObservedTime | None:
         step_s, batch = report.step_time_s, report.global_batch
-        replicas, rest = divmod(held.gpus, unit)
-        if not step_s or not batch or rest or not _LEAST_S < step_s < _MOST_S:
+        replicas, remainder = divmod(held.gpus, unit)
+        if not step_s or not batch or remainder or not _LEAST_S < step_s < _MOST_S:
             return None
         steps = 1 + (report.accumulation or 0)
         size = -(-batch // (replicas * steps))
         micro_s = report.micro_step_s
-        known = self.points.get(f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}")
-        if known and report.frozen:
+        known_point = self.points.get(f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}")
+        if known_point and report.frozen:
             return None  # what is believed is what it takes with nothing frozen
-        if micro_s is None and known:
-            micro_s = step_s / steps * min(1.0, known.micro_step_s / known.step_s)
+        if micro_s is None and known_point:
+            micro_s = step_s / steps * min(1.0, known_point.micro_step_s / known_point.step_s)
         elif micro_s is None:
             if report.micro_batch is not None:
                 return None  # it measures; this time no step was looked into
             micro_s = step_s / steps  # an older library: as if synchronisation cost nothing
         micro_s = min(max(micro_s, _LEAST_S), step_s / steps)
         alone_s = step_s - (steps - 1) * micro_s  # without accumulation
-        if known:
-            return known if known.add(alone_s, micro_s) else None
+        if known_point:
+            return known_point if known_point.add(alone_s, micro_s) else None
         point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, alone_s, micro_s)
         point.add(alone_s, micro_s)
         self.keep(point)
         return point
 
 
-def _near(one: float, other: float) -> bool:
-    return abs(one - other) <= TOLERANCE * other
+def _near(value: float, reference: float) -> bool:
+    return abs(value - reference) <= TOLERANCE * reference
 
 
 def _ratio(noise: tuple[float, float]) -> float:

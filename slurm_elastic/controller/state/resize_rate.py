@@ -32,7 +32,7 @@ class ResizeRate:
         """When each user's jobs were resized, epoch s; those under way count as now."""
         self._ended = {i: row for i, row in self._ended.items() if row[1] > now - HOUR_S}
         rows = [*self._ended.values(), *((t.user, now) for t in live if t.old is not None)]
-        found: dict[str, list[float]] = {}
+        times_by_user: dict[str, list[float]] = {}
         for user, at in rows:
-            found.setdefault(user, []).append(at)
-        return found
+            times_by_user.setdefault(user, []).append(at)
+        return times_by_user

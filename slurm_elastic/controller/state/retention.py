@@ -98,10 +98,10 @@ def forget(
     old = max(began, now - keep_days * 86400)
     db.execute("BEGIN IMMEDIATE")
     try:
-        gone = _delete_before(db, old, alive)
-        if not gone and used_bytes(db) > keep_mb * 2**20:
+        deleted = _delete_before(db, old, alive)
+        if not deleted and used_bytes(db) > keep_mb * 2**20:
             old = began + _SLICE * (now - began)
-            gone = _delete_before(db, old, alive)
+            deleted = _delete_before(db, old, alive)
         if old > began:
             put = "INSERT OR REPLACE INTO meta VALUES ('kept_since', ?)"
             db.execute(put, (json.dumps(old),))
@@ -112,12 +112,12 @@ def forget(
         raise
     # By `execute` a statement without columns is stepped once, and frees one page.
     db.executescript(f"PRAGMA incremental_vacuum({PAGES});")
-    return gone
+    return deleted
 
 
 def _delete_before(db: sqlite3.Connection, old: float, alive: Collection[str]) -> int:
-    gone = sum(_delete(db, table, old) for table in _TABLES)
-    return gone + _delete_jobs(db, old, alive)
+    deleted = sum(_delete(db, table, old) for table in _TABLES)
+    return deleted + _delete_jobs(db, old, alive)
 
 
 def _delete(db: sqlite3.Connection, table: _Table, old: float) -> int:
@@ -134,6 +134,6 @@ def _delete_jobs(db: sqlite3.Connection, old: float, alive: Collection[str]) -> 
     rows = db.execute(
         "SELECT key FROM jobs WHERE seen < ? ORDER BY seen LIMIT ?", (old, PIECE + len(alive))
     )
-    gone = [(key,) for (key,) in rows if key not in alive][:PIECE]
-    db.executemany("DELETE FROM jobs WHERE key = ?", gone)
-    return len(gone)
+    keys = [(key,) for (key,) in rows if key not in alive][:PIECE]
+    db.executemany("DELETE FROM jobs WHERE key = ?", keys)
+    return len(keys)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
-from slurm_elastic.controller.state.measurement import kept
+from slurm_elastic.controller.state.measurement import from_ledger
 from slurm_elastic.controller.state.observations import Observations
 from slurm_elastic.controller.state.time_limits import TimeBudget
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
@@ -71,9 +71,9 @@ class StoredJob:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> StoredJob:
         """Return it from the ledger's JSON; unknown fields are ignored."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        entry = cls(**{k: v for k, v in body.items() if k in known})
-        entry.measurements = kept(body["measurements"])
+        names = {f.name for f in dataclasses.fields(cls)}
+        entry = cls(**{k: v for k, v in body.items() if k in names})
+        entry.measurements = from_ledger(body["measurements"])
         entry.budget = TimeBudget.from_body(body.get("budget"))
         entry.lesson = Observations.from_body(body.get("lesson"))
         entry.watch = AttemptProgress.from_body(body.get("watch"))

@@ -65,8 +65,8 @@ class TimeBudget:
         """Return it from the ledger's JSON; None if that is missing or invalid."""
         if not isinstance(body, Mapping):
             return None
-        known = {f.name for f in fields(cls)}
-        values = {k: v for k, v in body.items() if k in known}
+        names = {f.name for f in fields(cls)}
+        values = {k: v for k, v in body.items() if k in names}
         numbers = [v for v in values.values() if v is not None]
         sane = all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
         if not sane or not {"work_s", "plain_s"} <= values.keys():
@@ -146,13 +146,13 @@ def begun(
             bound takes anything away that the job has without an extension.
     """
     pace = _pace(pace)
-    wanted = budget.work_s / pace
+    wanted_s = budget.work_s / pace
     if budget.hand_s is not None:
-        left_s = min(wanted, budget.hand_s)
+        left_s = min(wanted_s, budget.hand_s)
     else:
         bounds = [most_s - budget.spent_s] if most_s is not None else []
         bounds += [until_s] if until_s is not None else []
-        left_s = max(min(budget.plain_s, wanted), min([wanted, *bounds]))
+        left_s = max(min(budget.plain_s, wanted_s), min([wanted_s, *bounds]))
     limit_s = _minutes(left_s)
     return replace(budget, pace=pace, set_s=limit_s), limit_s
 

@@ -185,8 +185,8 @@ class Transition:
 
     def seconds_text(self) -> str:
         """Return the seconds for a log line: `checkpoint:0.41,slurm:2.63`."""
-        known = ((k, v) for k, v in self.seconds().items() if v is not None)
-        return ",".join(f"{k}:{v:.2f}" for k, v in known)
+        known_seconds = ((k, v) for k, v in self.seconds().items() if v is not None)
+        return ",".join(f"{k}:{v:.2f}" for k, v in known_seconds)
 
     def __str__(self) -> str:
         return f"JobId={self.display_id} Transition={self.id}"
@@ -210,8 +210,8 @@ class Transition:
         Raises:
             ValueError: it is no transition.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {k: v for k, v in body.items() if k in known}
+        names = {f.name for f in dataclasses.fields(cls)}
+        values = {k: v for k, v in body.items() if k in names}
         try:
             for name in ("old", "target", "planned"):
                 held = values.get(name)

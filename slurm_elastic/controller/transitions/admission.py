@@ -27,16 +27,16 @@ def admitted(
     waiting = [t for t in live if t.state is TransitionState.RESERVE]
     if not waiting:
         return frozenset()
-    used = _held(jobs)
+    used = _held_gpus(jobs)
     for t in live:
         if t.state is not TransitionState.RESERVE:
             used.update(more(t, jobs))
     chosen = set()
     for t in waiting:
-        wanted = more(t, jobs)
-        if all(used[n] + g <= sizes.get(n, 0) for n, g in wanted.items()):
+        more_gpus = more(t, jobs)
+        if all(used[n] + g <= sizes.get(n, 0) for n, g in more_gpus.items()):
             chosen.add(t.id)
-            used.update(wanted)
+            used.update(more_gpus)
     if not chosen:
         for name in {t.reservation for t in waiting}:
             ring = [t for t in waiting if t.reservation == name]
@@ -62,15 +62,15 @@ def hopeless(
     left = {t.id: t for t in live}
     if all(t.state is not TransitionState.RESERVE for t in left.values()):
         return frozenset()
-    now = _held(jobs)
+    used_now = _held_gpus(jobs)
     lost: set[int] = set()
     while True:
-        after = Counter(now)
+        used_after = Counter(used_now)
         for t in left.values():
-            found = jobs.get(t.job_id)
-            after.subtract(_shares(found.allocation if found else None))
-            after.update(_shares(t.target))
-        crowded = {n for n, used in after.items() if used > sizes.get(n, 0)}
+            job = jobs.get(t.job_id)
+            used_after.subtract(_shares(job.allocation if job else None))
+            used_after.update(_shares(t.target))
+        crowded = {n for n, used in used_after.items() if used > sizes.get(n, 0)}
         out = [
             t.id
             for t in left.values()
@@ -83,21 +83,21 @@ def hopeless(
 
 
 def _ring_fits(ring: list[Transition], used: Counter[str], sizes: Mapping[str, int]) -> bool:
-    after = Counter(used)
+    used_after = Counter(used)
     for t in ring:
-        after.subtract(_shares(t.old))
-        after.update(_shares(t.target))
-    return all(after[n] <= sizes.get(n, 0) for t in ring for n in _shares(t.target))
+        used_after.subtract(_shares(t.old))
+        used_after.update(_shares(t.target))
+    return all(used_after[n] <= sizes.get(n, 0) for t in ring for n in _shares(t.target))
 
 
 def more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
     """Return the GPUs of the target that the job does not hold yet, by node."""
     job = jobs.get(t.job_id)
-    mine = _shares(job.allocation if job else None)
-    return {n: g - mine.get(n, 0) for n, g in _shares(t.target).items() if g > mine.get(n, 0)}
+    held = _shares(job.allocation if job else None)
+    return {n: g - held.get(n, 0) for n, g in _shares(t.target).items() if g > held.get(n, 0)}
 
 
-def _held(jobs: Mapping[int, Job]) -> Counter[str]:
+def _held_gpus(jobs: Mapping[int, Job]) -> Counter[str]:
     """Return the GPUs that jobs hold, by node."""
     held = Counter[str]()
     for job in jobs.values():

@@ -66,7 +66,7 @@ class CrashLoopGuard:
                 continue
             watch = self._store.entry(job).watch
             last_run = watch.run
-            self._follow(watch, job, snapshot, ours=job.job_id in live)
+            self._follow(watch, job, snapshot, by_transition=job.job_id in live)
             if watch.run != last_run:
                 self._store.touch(job)
             if not act:
@@ -74,7 +74,7 @@ class CrashLoopGuard:
             elif job.job_id in live:
                 continue
             elif watch.why:
-                self._held(watch, job)
+                self._follow_hold(watch, job)
             elif job.state is JobState.PENDING and self._due(watch) and job.reason not in HELD:
                 self._hold(watch, job)
 
@@ -82,8 +82,10 @@ class CrashLoopGuard:
         most = self.config.limits.vain_attempts
         return 0 < most <= watch.vain
 
-    def _follow(self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, ours: bool) -> None:
-        watch.excused = watch.excused or ours
+    def _follow(
+        self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, by_transition: bool
+    ) -> None:
+        watch.excused = watch.excused or by_transition
         if job.run == watch.run + 1 and watch.run >= 0:
             lost = any(
                 name not in snapshot.node or not snapshot.node[name].available
@@ -111,11 +113,11 @@ class CrashLoopGuard:
         if self._due(watch) and job.key not in self._advised:
             self._advised.add(job.key)
             self._log.warning(
-                f"JobId={job.display_id} Action=hold Mode=advise Reason={_why(watch)}"
+                f"JobId={job.display_id} Action=hold Mode=advise Reason={_hold_reason(watch)}"
             )
 
     def _hold(self, watch: AttemptProgress, job: Job) -> None:
-        watch.why = _why(watch)
+        watch.why = _hold_reason(watch)
         self._store.command(job, watch=watch)
         try:
             self._scontrol.hold(job)
@@ -143,7 +145,7 @@ class CrashLoopGuard:
         id_ = self._ledger.add_transition(job.job_id, job.key, noted.to_body())
         self._ledger.put_transition(id_, TransitionState.DONE.value, noted.to_body(), live=False)
 
-    def _held(self, watch: AttemptProgress, job: Job) -> None:
+    def _follow_hold(self, watch: AttemptProgress, job: Job) -> None:
         """Follow a held job until it is released."""
         if job.state is JobState.PENDING and job.reason in HELD:
             if not watch.freed:
@@ -174,5 +176,5 @@ def _back_at(job: Job) -> float | None:
     return job.submit_time if job.state is JobState.PENDING else None
 
 
-def _why(watch: AttemptProgress) -> Reason:
+def _hold_reason(watch: AttemptProgress) -> Reason:
     return attempt_progress.no_progress(watch.vain, watch.mark, watch.code)

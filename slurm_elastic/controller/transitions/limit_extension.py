@@ -60,11 +60,11 @@ def allowed(
         return ExtensionPolicy(budget, ExtensionTerms())
     record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
     shapes = {"planned": decision.target, "old": job.allocation}
-    seen = links_seen(snapshot, records, config.topology.speeds).of_owner(job.user)
+    links = links_seen(snapshot, records, config.topology.speeds).of_owner(job.user)
     model = SpeedModel.fit(
         config.speedup,
         record.measurements,
-        CommunicationCost.of(record, seen, config.speedup.types),
+        CommunicationCost.of(record, links, config.speedup.types),
     )
     paces = {
         name: _pace(job, a.gpus, a.gpu_type, snapshot, model=model, nodes=a.nodes)
@@ -121,8 +121,8 @@ def _pace(
         model: the job's.
         nodes: of the GPUs; (): as few as possible.
     """
-    wanted = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
-    if gpus >= wanted:  # more than MAX it never gets, whatever it was submitted with
+    full_gpus = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
+    if gpus >= full_gpus:  # more than MAX it never gets, whatever it was submitted with
         return 1.0
     submitted_type = shape.submitted_type(job.submission.shape) if job.submission else ""
     min_nodes = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
@@ -133,6 +133,8 @@ def _pace(
 
     tree = Topology.of(snapshot)
     spread, racks = tree.spread(n for n in nodes if tree.has(n))
-    full = model.speed(kind, wanted, min(wanted, max(min_nodes, fewest(wanted, kind), 1)))
-    here = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
-    return here / full if full > 0 else 1.0
+    full_speed = model.speed(
+        kind, full_gpus, min(full_gpus, max(min_nodes, fewest(full_gpus, kind), 1))
+    )
+    speed = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
+    return speed / full_speed if full_speed > 0 else 1.0

@@ -59,7 +59,7 @@ class DesiredSettings:
         news = False
         for name, value in values.items():
             runs = fields.setdefault(name, {})
-            if _same(_at(runs, run), value) and all(r <= run for r in runs):
+            if _equal(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
             # What was meant for later attempts is void.
             fields[name] = {r: setting for r, setting in runs.items() if r < run} | {
@@ -96,8 +96,8 @@ def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
     return setting[1] if setting else None
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one == other or {one, other} == {None, ""}
+def _equal(first: Any, second: Any) -> bool:
+    return first == second or {first, second} == {None, ""}
 
 
 class OrderOutbox:
@@ -124,8 +124,10 @@ class OrderOutbox:
     def orders(self, job_id: int, run: int) -> Orders:
         """Return the orders of one attempt now."""
         with self._lock:
-            asked_run, asked, _ = self._asked.get(job_id, (run, Orders(), None))
-            orders = self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
+            run_of_request, request, _ = self._asked.get(job_id, (run, Orders(), None))
+            orders = self._standing.on(
+                request if run_of_request == run else Orders(), job_id, run=run
+            )
             return dataclasses.replace(orders, report_every_s=self._report_every_s)
 
     def reason(self, job_id: int, run: int) -> Reason | None:
@@ -181,5 +183,5 @@ class OrderOutbox:
     def forget(self, alive: Collection[int]) -> None:
         """Drop the orders of jobs that are gone."""
         with self._lock:
-            self._asked = {k: asked for k, asked in self._asked.items() if k in alive}
+            self._asked = {k: request for k, request in self._asked.items() if k in alive}
             self._standing.forget(alive)

@@ -43,8 +43,8 @@ class OrphanCleanup:
         lease = self.config.slurm.lease_s
         now = time.monotonic()
         jobs = tuple(jobs)
-        known = {j.key for j in jobs}
-        self._renewed = {k: at for k, at in self._renewed.items() if k in known}
+        keys = {j.key for j in jobs}
+        self._renewed = {k: at for k, at in self._renewed.items() if k in keys}
         for job in jobs:
             if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
                 continue
@@ -60,12 +60,12 @@ class OrphanCleanup:
             elif job.reason in HELD:
                 self.end_lease(job)  # else it would go on once the job is released
                 self._keep(job, broken=job.run)
-            elif retired or not self._ours(job, held=entry.held):
+            elif retired or not self._is_ours(job, held=entry.held):
                 self.end_lease(job)
             elif now - renewed > lease / 3:
                 self._renew(job, now)
 
-    def _ours(self, job: Job, *, held: bool) -> bool:
+    def _is_ours(self, job: Job, *, held: bool) -> bool:
         """Return whether the controller starts a pending job."""
         settings = self.config.controller
         managed = not settings.partitions or job.partition in settings.partitions
@@ -76,7 +76,7 @@ class OrphanCleanup:
         entry = self._store.entry(job)
         ready = job.begin_time is None and not job.dependency and job.reason in READY
         free = not entry.leased and entry.broken != job.run
-        return ready and free and self._ours(job, held=entry.held)
+        return ready and free and self._is_ours(job, held=entry.held)
 
     def lease(self, job: Job) -> None:
         """Make a pending job wait: Slurm starts it by itself if the lease is not renewed."""
@@ -133,9 +133,9 @@ class OrphanCleanup:
         for job in snapshot.jobs:
             if job.job_id in live or job.state is JobState.ENDED:
                 continue
-            kept = job.reservation.startswith(self.config.slurm.reservation_prefix)
+            in_reservation = job.reservation.startswith(self.config.slurm.reservation_prefix)
             first = job.priority == int(shape.FIRST)
-            if kept:
+            if in_reservation:
                 self._mend(job, "reservation", {"ReservationName": ""})
             if first:  # of whatever job: its owner may have hidden the directive meanwhile
                 self._log.warning(f"JobId={job.display_id} Mended=priority")
@@ -144,7 +144,7 @@ class OrphanCleanup:
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
             entry = self._store.entry(job)
-            if self._pinned(job) or ((kept or first) and job.required_nodes):
+            if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
                     fields["StartTime"] = "now"
@@ -161,8 +161,8 @@ class OrphanCleanup:
             n not in snapshot.node or not snapshot.node[n].available for n in job.required_nodes
         )
 
-    def _mend(self, job: Job, what: str, fields: Mapping[str, str]) -> None:
-        self._log.warning(f"JobId={job.display_id} Mended={what}")
+    def _mend(self, job: Job, field: str, fields: Mapping[str, str]) -> None:
+        self._log.warning(f"JobId={job.display_id} Mended={field}")
         self._try(job, lambda: self._scontrol.update(job, fields))
 
     def _try(self, job: Job, call: Callable[[], None]) -> bool:
@@ -186,9 +186,9 @@ def pinned_by_us(
         pin: the node list set last; None: not known, the ledger is younger than the job.
         earlier: the lists before; slurmctld falls back to them when it dies.
     """
-    theirs = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
+    requested_nodes = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
     named = set(job.required_nodes)
-    if not named or named == _names(theirs):
+    if not named or named == _names(requested_nodes):
         return False
     return job.run > 0 if pin is None else named in (set(pin), *map(set, earlier))
 

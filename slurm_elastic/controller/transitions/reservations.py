@@ -68,10 +68,10 @@ class Reservations:
             if held is None:
                 self._create(name, nodes)
             elif not held.nodes.issuperset(nodes):
-                wanted = held.nodes | set(nodes)
-                self._scontrol.update_reservation(name, {"Nodes": ",".join(sorted(wanted))})
-                held.nodes = wanted
-                self._log.info(f"Reservation={name} Nodes={fold(wanted)} State=extended")
+                all_nodes = held.nodes | set(nodes)
+                self._scontrol.update_reservation(name, {"Nodes": ",".join(sorted(all_nodes))})
+                held.nodes = all_nodes
+                self._log.info(f"Reservation={name} Nodes={fold(all_nodes)} State=extended")
 
     def open(self, name: str, user: str, nodes: Collection[str]) -> None:
         """Let a job's owner use a reservation, until now of the controller alone."""
@@ -79,18 +79,18 @@ class Reservations:
             held = self._held.setdefault(name, _Held(set(nodes), {self._account}))
             if user in held.users:
                 return
-            wanted = {"Users": ",".join(sorted(held.users | {user}))}
+            fields = {"Users": ",".join(sorted(held.users | {user}))}
             try:
-                self._scontrol.update_reservation(name, wanted)
+                self._scontrol.update_reservation(name, fields)
             except ScontrolError as error:
                 if "invalid" not in str(error):
                     raise
                 self._create(name, nodes)  # it ran out while the controller was away
                 held = self._held[name]
-                self._scontrol.update_reservation(name, wanted)
+                self._scontrol.update_reservation(name, fields)
             held.users.add(user)
 
-    def found(self, name: str, nodes: Collection[str]) -> None:
+    def register(self, name: str, nodes: Collection[str]) -> None:
         """Register a reservation of the ledger."""
         if name:
             self._held.setdefault(name, _Held(users={self._account})).nodes.update(nodes)
@@ -99,13 +99,13 @@ class Reservations:
         """Register reservations that Slurm shows, so that they are removed."""
         for reservation in reservations:
             if reservation.ours:
-                known = reservation.name in self._held or reservation.name in self._made
-                if self._adopted and not known:
+                is_own = reservation.name in self._held or reservation.name in self._made
+                if self._adopted and not is_own:
                     self._log.warning(
                         f"Reservation={reservation.name} Problem=made by another selasticd? one "
                         "cluster has one, or several that share [api] controller"
                     )
-                self.found(reservation.name, reservation.nodes)
+                self.register(reservation.name, reservation.nodes)
         self._adopted = True
 
     def keep(self, needed: Collection[str]) -> None:

@@ -93,7 +93,7 @@ class TransitionEngine:
                 continue
             self._live[transition.job_id] = transition
             nodes = transition.planned.nodes if transition.planned else ()
-            self.reservations.found(transition.reservation, nodes)
+            self.reservations.register(transition.reservation, nodes)
         self._recovering = set(self._live)
 
     @property
@@ -126,8 +126,8 @@ class TransitionEngine:
             LedgerError: nothing was started.
         """
         ready, name = self._ready(changes)
-        fresh = self._written_down(ready, name)
-        targets = [t for t in fresh if t.target]
+        written = self._written_down(ready, name)
+        targets = [t for t in written if t.target]
         if targets:
             nodes = {n for t in targets if t.target for n in t.target.nodes}
             try:
@@ -135,12 +135,12 @@ class TransitionEngine:
             except ScontrolError as error:
                 for t in targets:
                     self._refused[t.job_id] = time.monotonic() + _REFUSED_S
-                    why = Reason("slurm-refused", error=str(error))
-                    self._end(t, TransitionState.UNDONE, why, None)
-        begun = {t.job_id: t for t in fresh if t.state.live}
+                    reason = Reason("slurm-refused", error=str(error))
+                    self._end(t, TransitionState.UNDONE, reason, None)
+        begun_by_job = {t.job_id: t for t in written if t.state.live}
         with self._lock:
-            self._live |= begun
-        return [c.decision for c in ready if c.job.job_id in begun]
+            self._live |= begun_by_job
+        return [c.decision for c in ready if c.job.job_id in begun_by_job]
 
     def _written_down(self, changes: list[RequestedChange], name: str | None) -> list[Transition]:
         """Write new transitions to the ledger, with a target in the reservation of this name."""
@@ -352,17 +352,17 @@ class TransitionEngine:
             else:
                 self.outbox.take_back(transition.job_id)
         problem = f" Problem={transition.problem}" if transition.problem else ""
-        how = self._log.info if transition.state is TransitionState.DONE else self._log.warning
-        how(
+        log = self._log.info if transition.state is TransitionState.DONE else self._log.warning
+        log(
             f"{transition} State={transition.state.value} Action={transition.action.value} "
             f"Seconds={transition.seconds_text()}{problem}"
         )
         self.ended.append((transition, job))
 
-    def _recover(self, found: list[Transition], jobs: Mapping[int, Job]) -> None:
+    def _recover(self, transitions: list[Transition], jobs: Mapping[int, Job]) -> None:
         """Give up, after a restart, transitions that left their job untouched; continue others."""
         self._recovering = set()
-        for t in found:
+        for t in transitions:
             job = jobs.get(t.job_id)
             if job is None or job.key != t.key or job.state is JobState.ENDED:
                 self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)

@@ -72,7 +72,7 @@ class StepInputs:
             return None
         return job
 
-    def others(self, node: str, job_id: int) -> int:
+    def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
         return sum(
             j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
@@ -81,7 +81,7 @@ class StepInputs:
     def free(self, transition: Transition, target: Allocation) -> bool:
         """Return whether no other job holds the target's GPUs."""
         return all(
-            self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            self.gpus_of_others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
 
@@ -97,7 +97,7 @@ class StepInputs:
             and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
         ]
         return any(
-            self.others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
+            self.gpus_of_others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
             > self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
@@ -230,8 +230,8 @@ class TransitionSteps:
         wrong = shape.difference(job, t.target)
         if wrong:
             return self._reshape_again(t, job, site, wrong)
-        if why := site.obstacle(job, t.target):
-            return self._fall_back(t, job, site, why)
+        if obstacle := site.obstacle(job, t.target):
+            return self._fall_back(t, job, site, obstacle)
         if site.free(t, t.target):
             return TransitionState.RELEASE
         if t.waited(now) > GIVE_UP_S:
@@ -261,8 +261,8 @@ class TransitionSteps:
         if job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
             t.entered["drained"] = time.time()  # it has just left its nodes once more
             return self._fall_back(t, job, site, Reason("launch-failed"))
-        if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
-            return self._fall_back(t, job, site, why)
+        if job.state is JobState.PENDING and (obstacle := site.obstacle(job, t.target)):
+            return self._fall_back(t, job, site, obstacle)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
             return None
         if t.target is not None and not site.free(t, t.target):
@@ -316,11 +316,11 @@ class TransitionSteps:
         t.refused += 1
         if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
             raise error
-        why = Reason("slurm-refused", error=str(error))
+        reason = Reason("slurm-refused", error=str(error))
         if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
-            return self._left(t, why)  # in the queue Slurm starts it as it is
-        return self._fall_back(t, job, site, why)
+            return self._left(t, reason)  # in the queue Slurm starts it as it is
+        return self._fall_back(t, job, site, reason)
 
     def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
         """Compute the job's time that an ending attempt leaves, where its limit may be extended."""
@@ -352,9 +352,9 @@ class TransitionSteps:
 
     @staticmethod
     def _left(
-        t: Transition, why: Reason, state: TransitionState = TransitionState.UNDONE
+        t: Transition, reason: Reason, state: TransitionState = TransitionState.UNDONE
     ) -> TransitionState:
-        t.problem = t.problem or why
+        t.problem = t.problem or reason
         return state
 
     def _reshape_again(
@@ -369,12 +369,14 @@ class TransitionSteps:
             self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return None
 
-    def _fall_back(self, t: Transition, job: Job, site: StepInputs, why: Reason) -> TransitionState:
+    def _fall_back(
+        self, t: Transition, job: Job, site: StepInputs, reason: Reason
+    ) -> TransitionState:
         """Go back to the old allocation if it is still free, else into the queue at MIN."""
-        self._log.warning(f"{t} Problem={why}")
+        self._log.warning(f"{t} Problem={reason}")
         t.refused = 0
         first = not t.given_up
-        t.problem = t.problem or why
+        t.problem = t.problem or reason
         back = t.old if first and not site.obstacle(job, t.old) else None
         if back is not None and not site.promised(t, back):
             t.target = back

@@ -113,10 +113,10 @@ class _Graph:
         todo = [(start, self.readers[first])]
         while todo:
             state, frontier = todo.pop()
-            rest = frontier
-            while rest:
-                bit = rest & -rest
-                rest ^= bit
+            remaining = frontier
+            while remaining:
+                bit = remaining & -remaining
+                remaining ^= bit
                 needed = self.needs[bit.bit_length() - 1]
                 grown = state | needed
                 if grown in states:
@@ -134,10 +134,10 @@ class _Graph:
         todo = [(0, ready)]
         while todo:
             state, ready = todo.pop()
-            rest = ready
-            while rest:
-                bit = rest & -rest
-                rest ^= bit
+            remaining = ready
+            while remaining:
+                bit = remaining & -remaining
+                remaining ^= bit
                 grown = state | bit
                 if grown in states:
                     continue
@@ -234,14 +234,14 @@ class _Graph:
 
     def _growth(self, layer: int, done: int) -> float:
         """Return how much more crosses the cut once the layer is done."""
-        after = done | 1 << layer
+        done_after = done | 1 << layer
         grown = self.layers[layer].activation_bytes
-        rest = self.predecessors[layer]
-        while rest:
-            bit = rest & -rest
-            rest ^= bit
+        remaining = self.predecessors[layer]
+        while remaining:
+            bit = remaining & -remaining
+            remaining ^= bit
             i = bit.bit_length() - 1
-            if self.readers[i] & ~after == 0:
+            if self.readers[i] & ~done_after == 0:
                 grown -= self.layers[i].activation_bytes
         return grown
 

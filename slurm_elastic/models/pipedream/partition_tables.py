@@ -5,20 +5,20 @@ innermost, and all components of the level below on the next. With V the level
 below (on the innermost the compute time), P parameter bytes, O output bytes, B the
 level's bandwidth, n its components and n_in those of a component::
 
-    A(a, b, m) = min(one(a, b, m), min over a < k < b, r < m of
+    A(a, b, m) = min(single_stage(a, b, m), min over a < k < b, r < m of
                      max(A(a, k, m - r), last(k, b, r), crossing(k, b, r)))
     value      = A(a, b, n), the V of the next level
 
 `published` (the code of PipeDream, its page 5.2)::
 
-    one      = (V + 4 (m - 1) P / (B m) / n_in) / m
-    last     = (V + 4 (r - 1) P / (B r)) / r
-    crossing = max(2 O(k), 2 O(b)) / (B r), O(b) only when b is not the whole model;
-               0 unless activations count
+    single_stage = (V + 4 (m - 1) P / (B m) / n_in) / m
+    last         = (V + 4 (r - 1) P / (B r)) / r
+    crossing     = max(2 O(k), 2 O(b)) / (B r), O(b) only when b is not the whole model;
+                   0 unless activations count
 
 `paper` (SOSP'19, section 3.1)::
 
-    one = last = max(V, 2 (r - 1) P / B) / r,  crossing = 2 O(k) / B
+    single_stage = last = max(V, 2 (r - 1) P / B) / r,  crossing = 2 O(k) / B
 
 All n components are used. Exact: what is skipped (`_Block._window`) cannot be better,
 since no r GPUs work off compute c in less than c / r.
@@ -110,13 +110,13 @@ class PartitionTables:
         if level:
             value: Floats = self.table(level - 1, waiting).best[-1]
             return value[:last, first:last]
-        known = self.problem.states
-        out = known.compute_s[None, first:last] - known.compute_s[:last, None]
-        out[~known.below(first, last)] = np.inf
+        states = self.problem.states
+        out = states.compute_s[None, first:last] - states.compute_s[:last, None]
+        out[~states.below(first, last)] = np.inf
         if self.problem.memory is not None:
-            held = known.activation_bytes + known.parameter_bytes
-            kept = (held[None, first:last] - held[:last, None]) * (waiting + 1)
-            out[kept > self.problem.memory * (1 + _EPSILON)] = np.inf
+            layer_bytes = states.activation_bytes + states.parameter_bytes
+            stage_bytes = (layer_bytes[None, first:last] - layer_bytes[:last, None]) * (waiting + 1)
+            out[stage_bytes > self.problem.memory * (1 + _EPSILON)] = np.inf
         return out
 
 
@@ -181,9 +181,9 @@ class _Block:
     def __init__(self, table: PartitionTable, first: int, last: int) -> None:
         self.table = table
         self.first, self.last = first, last
-        known = table.problem.states
+        states = table.problem.states
         self.parameters: Floats = (
-            known.parameter_bytes[None, first:last] - known.parameter_bytes[:last, None]
+            states.parameter_bytes[None, first:last] - states.parameter_bytes[:last, None]
         )
         self._last_of: dict[tuple[int, int], Floats] = {}
         self._values: dict[int, Floats] = {}
@@ -193,7 +193,7 @@ class _Block:
         best = self.table.best
         rows = best.shape[1]
         for m in range(1, self.table.machines + 1):
-            best[m - 1, : self.last, self.first : self.last] = self.one(m)[:rows]
+            best[m - 1, : self.last, self.first : self.last] = self.single_stage(m)[:rows]
         reach: Bools = self.table.problem.states.below(self.first, self.last)[:rows]
         for a in np.flatnonzero(reach.any(axis=1)).tolist():
             self.improve(a, reach[a])
@@ -211,8 +211,8 @@ class _Block:
                 low, high = self._window(a, m, r, worst, float(done) + float(ends[0]))
                 if low >= high:
                     continue
-                both = np.maximum(best[m - r - 1, low:high, None], self.last_of(m, r)[low:high])
-                np.minimum(now, both.min(axis=0), out=now)
+                slowest = np.maximum(best[m - r - 1, low:high, None], self.last_of(m, r)[low:high])
+                np.minimum(now, slowest.min(axis=0), out=now)
 
     def simplify(self, a: int, goal: float, tables: Choice) -> None:
         """Find the simplest pipelines from state a whose parts all take at most the goal.
@@ -229,7 +229,7 @@ class _Block:
         stage = 1.0 + float(outputs.max()) * self.table.machines
         columns = slice(self.first, self.last)
         for m in range(1, self.table.machines + 1):
-            alone = self.one(m)[a] <= goal
+            alone = self.single_stage(m)[a] <= goal
             cost[m - 1, columns] = np.where(alone, stage, np.inf)
             split[m - 1, columns] = a
             replicas[m - 1, columns] = m
@@ -237,13 +237,13 @@ class _Block:
                 low, high = self._window(a, m, r, goal, goal * self.table.inner * r)
                 if low >= high:
                     continue
-                ways = np.where(
+                costs = np.where(
                     self.last_of(m, r)[low:high] <= goal,
                     (cost[m - r - 1, low:high] + outputs[low:high] + stage)[:, None],
                     np.inf,
                 )
-                at = ways.argmin(axis=0)
-                least = ways[at, np.arange(len(at))]
+                at = costs.argmin(axis=0)
+                least = costs[at, np.arange(len(at))]
                 better = least < cost[m - 1, columns]
                 cost[m - 1, columns] = np.where(better, least, cost[m - 1, columns])
                 split[m - 1, columns] = np.where(better, at + low, split[m - 1, columns])
@@ -267,7 +267,7 @@ class _Block:
         low = max(a + 1, bisect_left(compute, least))
         return low, min(self.last, bisect_right(compute, most))
 
-    def one(self, m: int) -> Floats:
+    def single_stage(self, m: int) -> Floats:
         """Return A of a single stage of m replicas; shape (last, width)."""
         if self.table.problem.straight and m > 1:
             return np.full_like(self.parameters, np.inf)
@@ -318,7 +318,7 @@ class _Block:
             per_byte = 2 / (bandwidth * r * problem.compression)
             yield outputs[: self.last, None] * per_byte
             leaving = outputs[None, self.first : self.last] * per_byte
-            whole = len(outputs) - 1
-            if self.last > whole:
-                leaving[0, whole - self.first] = 0.0
+            full = len(outputs) - 1
+            if self.last > full:
+                leaving[0, full - self.first] = 0.0
             yield leaving

@@ -164,9 +164,9 @@ def partition(
         PipelineError: no pipeline uses all machines, or it would take too much memory to find.
     """
     _check(levels, compression, memory, limit)
-    known = model_cuts.states(profile, limit=limit, free=free_sources)
+    states = model_cuts.states(profile, limit=limit, free=free_sources)
     problem = PartitionProblem(
-        states=known,
+        states=states,
         machines=tuple(level.machines for level in levels),
         bandwidths=tuple(level.bandwidth for level in levels),
         paper=cost is Cost.PAPER,
@@ -187,9 +187,9 @@ def partition(
         data_parallel_time_s=_data_parallel(profile, levels, cost),
         single_time_s=profile.compute_s,
         replication_by_level=replication,
-        states=len(known) - 1,
-        exact=known.complete,
-        bound_s=best if known.complete else min(best, profile.compute_s / gpus),
+        states=len(states) - 1,
+        exact=states.complete,
+        bound_s=best if states.complete else min(best, profile.compute_s / gpus),
     )
 
 
@@ -244,8 +244,8 @@ def _unfolded(
     tables: PartitionTables,
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[StageCandidate, tuple[int, ...]]]]:
     """Return the replicas of each level, innermost first, and the innermost stages with theirs."""
-    whole = StageCandidate(0, len(tables.problem.states) - 1, replicas=1, waiting=0)
-    placed: list[tuple[StageCandidate, tuple[int, ...]]] = [(whole, ())]
+    whole_model = StageCandidate(0, len(tables.problem.states) - 1, replicas=1, waiting=0)
+    placed: list[tuple[StageCandidate, tuple[int, ...]]] = [(whole_model, ())]
     replication: list[tuple[int, ...]] = []
     for level in range(len(tables.problem.machines) - 1, -1, -1):
         placed = [
@@ -262,20 +262,20 @@ def _unfolded(
 def _stage(
     profile: LayerProfile, problem: PartitionProblem, piece: StageCandidate, widths: tuple[int, ...]
 ) -> PlannedStage:
-    known = problem.states
-    members = known.sets[piece.last] & ~known.sets[piece.first]
+    states = problem.states
+    members = states.sets[piece.last] & ~states.sets[piece.first]
     layers = [profile.layers[i] for i in profile.topological() if members >> i & 1]
     parameters = math.fsum(layer.parameter_bytes for layer in layers)
     activations = math.fsum(layer.activation_bytes for layer in layers)
     in_flight = piece.waiting + 1
-    last = piece.last == len(known) - 1
+    last = piece.last == len(states) - 1
     return PlannedStage(
         layers=tuple(layer.name for layer in layers),
         replicas=math.prod(widths),
         replicas_by_level=widths,
         compute_s=math.fsum(layer.compute_s for layer in layers),
         parameter_bytes=parameters,
-        output_bytes=0.0 if last else float(known.output_bytes[piece.last]),
+        output_bytes=0.0 if last else float(states.output_bytes[piece.last]),
         in_flight=in_flight,
         memory_bytes=in_flight * (parameters + activations),
     )

@@ -77,16 +77,16 @@ def read(path: Path) -> LayerProfile:
 
 def as_json(profile: LayerProfile) -> dict[str, Any]:
     """Return the profile as our JSON."""
-    before: dict[str, list[str]] = {layer.name: [] for layer in profile.layers}
+    sources: dict[str, list[str]] = {layer.name: [] for layer in profile.layers}
     for source, target in profile.edges:
-        before[target].append(source)
+        sources[target].append(source)
     rows = []
     for layer in profile.layers:
         row: dict[str, Any] = {"name": layer.name}
         if layer.description:
             row["description"] = layer.description
         row |= {name: getattr(layer, name) for name, _, _ in _FIELDS}
-        rows.append(row | {"after": before[layer.name]})
+        rows.append(row | {"after": sources[layer.name]})
     return {"version": VERSION, "layers": rows}
 
 
@@ -142,16 +142,16 @@ def _text_layer(line: str, at: str) -> Layer:
     name, description, rest = _text_parts(line, at)
     texts = {key: value.strip() for key, value in _PAIR.findall(rest)}
     values = {}
-    for ours, theirs, unit in _FIELDS:
-        if theirs not in texts:
-            raise LayerProfileError(f"{at}: {name} has no {theirs}")
-        text = texts[theirs]
+    for attribute, label, unit in _FIELDS:
+        if label not in texts:
+            raise LayerProfileError(f"{at}: {name} has no {label}")
+        text = texts[label]
         try:
             # Some published sizes are lists, one per output.
             numbers = [float(n) for n in text.strip("[]").split(";")]
         except ValueError:
-            raise LayerProfileError(f"{at}: {theirs}={text} is no number") from None
-        values[ours] = sum(numbers) * unit
+            raise LayerProfileError(f"{at}: {label}={text} is no number") from None
+        values[attribute] = sum(numbers) * unit
     try:
         return Layer(name, description=description, **values)
     except LayerError as error:
@@ -174,13 +174,13 @@ def _leave_out(draft: _Draft) -> None:
     """Remove inputs, then outputs that no layer reads; each searched for once, as published."""
     targets = {target for _, target in draft.edges}
     _remove(draft, {
-        n for n, one in draft.layers.items()
-        if n not in targets and one.description.startswith("Input")
+        n for n, layer in draft.layers.items()
+        if n not in targets and layer.description.startswith("Input")
     })  # fmt: skip
     sources = {source for source, _ in draft.edges}
     _remove(draft, {
-        n for n, one in draft.layers.items()
-        if n not in sources and one.description.startswith("__getitem__")
+        n for n, layer in draft.layers.items()
+        if n not in sources and layer.description.startswith("__getitem__")
     })  # fmt: skip
 
 
@@ -211,11 +211,11 @@ def _from_json(text: str, where: str) -> _Draft:
         layer = _json_layer(row, at)
         if layer.name in draft.layers:
             raise LayerProfileError(f"{at}: {layer.name!r} stands there already")
-        after = row.get("after", [] if last is None else [last])
-        if not isinstance(after, list) or not all(isinstance(n, str) for n in after):
+        names = row.get("after", [] if last is None else [last])
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise LayerProfileError(f'{at}: "after" must be a list of names')
         draft.layers[layer.name] = layer
-        draft.edges += [(name, layer.name) for name in after]
+        draft.edges += [(name, layer.name) for name in names]
         last = layer.name
     return draft
 

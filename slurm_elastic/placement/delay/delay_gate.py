@@ -124,7 +124,9 @@ class DelayGate:
         ahead = [self._refused[j].until for j in waiting if j in self._refused]
         return min((at for at in ahead if now < at < np.inf), default=None)
 
-    def after(self, targets: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
+    def next_state(
+        self, targets: Iterable[tuple[RoundJob, Allocation | None]]
+    ) -> Mapping[str, Any]:
         """Return the state for the next round.
 
         Args:
@@ -135,26 +137,26 @@ class DelayGate:
         waiting: dict[str, Mapping[str, Any]] = {}
         ended = []
         for round_job, target in targets:
-            key, before = round_job.job.key, self._patience.waiting.get(round_job.job.key)
+            key, wait = round_job.job.key, self._patience.waiting.get(round_job.job.key)
             refused = self._refused.get(round_job.job.job_id)
-            same = target == round_job.current
-            if same and refused is not None:
+            unchanged = target == round_job.current
+            if unchanged and refused is not None:
                 waiting[key] = {
                     "tier": refused.tier,
                     "since": refused.since,
                     "gpus": refused.gpus,
                     "seen": self.frame.snapshot.time,
                 }
-            elif same and before is not None and self._patience.lasts(before):
-                waiting[key] = before
-            elif not same and before is not None and target is not None:
-                seconds = self.frame.snapshot.time - before["since"]
-                tier = self._found(round_job, target, before["tier"])
+            elif unchanged and wait is not None and self._patience.lasts(wait):
+                waiting[key] = wait
+            elif not unchanged and wait is not None and target is not None:
+                seconds = self.frame.snapshot.time - wait["since"]
+                tier = self._awaited_tier(round_job, target, wait["tier"])
                 if tier:
-                    ended.append((tier, key, int(before["gpus"]), seconds))
-        return self._patience.after(ended, waiting)
+                    ended.append((tier, key, int(wait["gpus"]), seconds))
+        return self._patience.next_state(ended, waiting)
 
-    def _found(self, round_job: RoundJob, target: Allocation, tier: str) -> str:
+    def _awaited_tier(self, round_job: RoundJob, target: Allocation, tier: str) -> str:
         """Return the tier that a wait counts for: the awaited one; as published, the one found."""
         if self._patience.ages:
             return tier

@@ -73,18 +73,18 @@ class NodeLayout:
     @cached_property
     def domains_of(self) -> tuple[tuple[int, ...], ...]:
         """Domains of each node."""
-        found: list[list[int]] = [[] for _ in self.rack_of]
+        domains: list[list[int]] = [[] for _ in self.rack_of]
         for domain, node in enumerate(self.node_of):
-            found[node].append(domain)
-        return tuple(map(tuple, found))
+            domains[node].append(domain)
+        return tuple(map(tuple, domains))
 
     @cached_property
     def nodes_of(self) -> tuple[tuple[int, ...], ...]:
         """Nodes of each rack."""
-        found: list[list[int]] = [[] for _ in range(max(self.rack_of, default=-1) + 1)]
+        nodes: list[list[int]] = [[] for _ in range(max(self.rack_of, default=-1) + 1)]
         for node, rack in enumerate(self.rack_of):
-            found[rack].append(node)
-        return tuple(map(tuple, found))
+            nodes[rack].append(node)
+        return tuple(map(tuple, nodes))
 
     @cached_property
     def per_node(self) -> int:
@@ -133,10 +133,14 @@ class FreeMap:
 
     def copy(self) -> FreeMap:
         """Return an independent map with the same contents."""
-        other = object.__new__(FreeMap)
-        other.sites, other.free_total = self.sites, self.free_total
-        other.free, other.node, other.rack = list(self.free), list(self.node), list(self.rack)
-        return other
+        duplicate = object.__new__(FreeMap)
+        duplicate.sites, duplicate.free_total = self.sites, self.free_total
+        duplicate.free, duplicate.node, duplicate.rack = (
+            list(self.free),
+            list(self.node),
+            list(self.rack),
+        )
+        return duplicate
 
     def take(self, place: Place) -> None:
         """Allocate a place.
@@ -156,14 +160,14 @@ class FreeMap:
 
     def fill(self, domains: Iterable[int], gpus: int) -> Place:
         """Return a place in these domains, each used up before the next; () without room."""
-        found = []
+        shares = []
         for domain in domains:
             share = min(self.free[domain], gpus)
             if share > 0:
-                found.append((domain, share))
+                shares.append((domain, share))
                 gpus -= share
                 if not gpus:
-                    return tuple(sorted(found))
+                    return tuple(sorted(shares))
         return ()
 
     def in_node(self, node: int, gpus: int) -> Place:

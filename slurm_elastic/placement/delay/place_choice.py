@@ -117,8 +117,8 @@ def _in_node(room: FreeMap, gpus: int) -> Iterator[Place]:
 def _evenly(room: FreeMap, node: int, gpus: int) -> Place:
     """Return the same number of GPUs on each link domain of a node; () when impossible."""
     domains = room.sites.domains_of[node]
-    each, rest = divmod(gpus, len(domains))
-    if rest or not each or len(domains) == 1 or any(room.free[d] < each for d in domains):
+    each, remainder = divmod(gpus, len(domains))
+    if remainder or not each or len(domains) == 1 or any(room.free[d] < each for d in domains):
         return ()
     return tuple((d, each) for d in domains)
 

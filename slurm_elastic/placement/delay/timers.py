@@ -70,8 +70,8 @@ class Timers:
         """
         if text == "auto":
             return cls(mode="auto", lease_s=lease_s)
-        words = {"nowait": "0,0", "full": "inf,inf"}.get(text, text)
-        node, _, rack = words.partition(",")
+        pair = {"nowait": "0,0", "full": "inf,inf"}.get(text, text)
+        node, _, rack = pair.partition(",")
         try:
             limits = float(node), float(rack)
         except ValueError:
@@ -116,8 +116,8 @@ class Timers:
 
 
 def _of(waits: Waits, tier: str, gpus: int) -> Sequence[Sequence[float]]:
-    found: Sequence[Sequence[float]] = waits.get(tier, {}).get(str(gpus), ())
-    return found
+    entries: Sequence[Sequence[float]] = waits.get(tier, {}).get(str(gpus), ())
+    return entries
 
 
 def _estimate(entries: Sequence[Sequence[float]]) -> float:

@@ -119,7 +119,7 @@ class WaitTimers:
         tolerance = self.settings.tolerance
         return limit_s * max(0.0, loss - tolerance) / max(1e-9, 1 - tolerance)
 
-    def after(
+    def next_state(
         self,
         ended: Sequence[tuple[str, str, int, float]],
         waiting: Mapping[str, Mapping[str, Any]],
@@ -152,7 +152,7 @@ class WaitTimers:
         return Timers.parse(self.settings.timers, lease_s=self.settings.lease_s)
 
     def _own_s(self, tier: str, gpus: int, key: str, least_s: float) -> float:
-        statistics, demand_class = self._known[tier], demand(gpus)
+        statistics, demand_class = self._statistics[tier], demand(gpus)
         sums = self._without(statistics.get(demand_class, _NOTHING), tier, demand_class, key)
         if sums[0] < _ENOUGH:
             sums = self._without(statistics.get("", _NOTHING), tier, "", key)
@@ -171,7 +171,7 @@ class WaitTimers:
         return float(self.now - wait["since"]) / self.settings.lease_s
 
     @cached_property
-    def _known(self) -> Mapping[str, Mapping[str, Sums]]:
+    def _statistics(self) -> Mapping[str, Mapping[str, Sums]]:
         """Return waits in leases by tier and class, and of all classes as ""."""
         statistics: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
         waits = [
@@ -192,15 +192,15 @@ class WaitTimers:
 
     def _remembered(self, ended: Sequence[tuple[str, str, int, float]]) -> Mapping[str, Any]:
         waits = {
-            tier: {name: [[*e] for e in self._recent(entries)] for name, entries in known.items()}
-            for tier, known in self._waits.items()
+            tier: {name: [[*e] for e in self._recent(entries)] for name, entries in by_gpus.items()}
+            for tier, by_gpus in self._waits.items()
         }
         for tier, _, gpus, seconds in ended:
             leases = seconds / self.settings.lease_s
             if leases >= _NO_WAIT:
                 at = waits.setdefault(tier, {}).setdefault(demand(gpus), [])
                 at.append([self.now, leases])
-        return {tier: {n: e for n, e in known.items() if e} for tier, known in waits.items()}
+        return {tier: {n: e for n, e in by_gpus.items() if e} for tier, by_gpus in waits.items()}
 
 
 def demand(gpus: int) -> str:

@@ -63,14 +63,14 @@ class Gavel:
         """Rank jobs by share and time received; see the module."""
         all_requests = requests(question)
         kinds = tuple(sorted(question.capacity))
-        received, given = self._account(question, state, kinds)
+        received, offered_seconds = self._account(question, state, kinds)
         x = self._shares(all_requests, question, kinds)
         wishes = []
         for i, request in enumerate(all_requests):
             for shape in request.shapes:
                 if shape[0] in kinds:
                     j = kinds.index(shape[0])
-                    part = received[request.job.key][shape[0]] / given[shape[0]]
+                    part = received[request.job.key][shape[0]] / offered_seconds[shape[0]]
                     share = float(x[i, j])
                     moves = shape != request.present and not self._compat
                     wishes.append((-share / part, -share, moves, j, i, shape))
@@ -91,12 +91,12 @@ class Gavel:
                 if share:
                     reason = Reason("time-share", gpu_type=kind, share=share)
             proposals.append(proposal(request, chosen.get(i), reason, values.get(i, 0.0)))
-        taken = {all_requests[i].job.key: shape[0] for i, shape in chosen.items()}
+        chosen_types = {all_requests[i].job.key: shape[0] for i, shape in chosen.items()}
         return tuple(proposals), {
             "time": question.snapshot.time,
             "received": received,
-            "given": given,
-            "taken": taken,
+            "given": offered_seconds,
+            "taken": chosen_types,
         }
 
     def _account(
@@ -107,7 +107,7 @@ class Gavel:
         # The clock shows rounds longer than configured (a simulation's).
         half_s = max(self._interval_s, now - since if since is not None else 0.0) / 2
         earlier: Mapping[str, Mapping[str, float]] = state.get("received", {})
-        given = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
+        offered_seconds = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
         held = elapsed(question, since) if since is not None else {}
         received = {}
         for job in question.snapshot.jobs:
@@ -117,16 +117,16 @@ class Gavel:
             for kind in kinds:
                 if kind not in of_job:
                     of_job[kind] = half_s
-                    given[kind] += half_s
+                    offered_seconds[kind] += half_s
             if job.allocation is not None and job.allocation.gpu_type in of_job:
                 of_job[job.allocation.gpu_type] += held.get(job.key, 0.0)
-                if job.allocation.gpu_type in given:
-                    given[job.allocation.gpu_type] += held.get(job.key, 0.0)
+                if job.allocation.gpu_type in offered_seconds:
+                    offered_seconds[job.allocation.gpu_type] += held.get(job.key, 0.0)
             received[job.key] = of_job
         for key, kind in state.get("taken", {}).items():
-            if key not in received and kind in given and since is not None:
-                given[kind] += now - since
-        return received, given
+            if key not in received and kind in offered_seconds and since is not None:
+                offered_seconds[kind] += now - since
+        return received, offered_seconds
 
     def _shares(
         self, all_requests: Sequence[RigidRequest], question: Question, kinds: Sequence[str]

@@ -101,8 +101,10 @@ def proposal(
     ranked = [] if chosen else [wait]
     for shape in dict.fromkeys((chosen, request.present)):
         if shape:
-            why = reason if shape == chosen else Reason("choice-no-place")
-            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=why))
+            shape_reason = reason if shape == chosen else Reason("choice-no-place")
+            ranked.append(
+                Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=shape_reason)
+            )
     ranked += [wait] if chosen else []
     return Proposal(job_id=request.job.job_id, alternatives=tuple(ranked))
 
@@ -139,8 +141,8 @@ def _shapes(
         sizes = directive.sizes(name)
         if not sizes or (application and not application.on(name)):
             continue
-        asked = application.gpus if application else job.gpus
-        legal = [s for s in (sizes[0], *_at_most(sizes, asked)) if s <= total.get(name, 0)]
+        requested_gpus = application.gpus if application else job.gpus
+        legal = [s for s in (sizes[0], *_at_most(sizes, requested_gpus)) if s <= total.get(name, 0)]
         if legal:
             yield name, legal[-1]
 

@@ -129,7 +129,7 @@ class BiddingRound:
             if self._start(bidder, (size,)):
                 return
         if held is None:
-            self._settle(BiddingResult(bidder, None, self._why(bidder)))
+            self._settle(BiddingResult(bidder, None, self._waiting_reason(bidder)))
         else:
             self._givers.put(bidder, None)
 
@@ -156,7 +156,7 @@ class BiddingRound:
             place = self._acceptable(bidder, candidates.open, gpu_type, gpus, anything=anything)
             if place is None:
                 continue
-            if not self._given(bidder, gpu_type, gpus):
+            if not self._start_by_shrinks(bidder, gpu_type, gpus):
                 self.candidates.take(bidder, place)
                 self._started(bidder, place)
             return True
@@ -196,9 +196,9 @@ class BiddingRound:
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
         """Return the part of time that a gang computes on the best place of the empty cluster."""
         name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK)
-        return self.candidates.of_type(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
+        return self.candidates.of_type(bidder, gpu_type).empty.best(name, gpus, enough=1.0)[1]
 
-    def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
+    def _start_by_shrinks(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Start a gang on what elastic gangs can give, so that none is preempted."""
         shrinkable = self._givers.of(gpu_type, bidder)
         if not shrinkable:
@@ -224,7 +224,9 @@ class BiddingRound:
         shrunk = collect(shrinkable, missing, self.candidates.frame.per_node.get(kind, 0))
         if shrunk is None:
             return False
-        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in shrunk]
+        changes = [
+            (g.bidder, g.allocation, left, g.bidder.job_id in self.results) for g, left in shrunk
+        ]
         if not self.candidates.exchange(
             bidder, place, changes, {n: g for n, g in idle.items() if g}
         ):
@@ -233,7 +235,7 @@ class BiddingRound:
             reason = self.reasons.gives(giver, left, bidder)
             self._settle(BiddingResult(giver.bidder, left, reason, renewed=True))
         if place == bidder.held:
-            reason = self.reasons.kept([g.bidder for g, _ in shrunk])
+            reason = self.reasons.renewed_by_shrinks([g.bidder for g, _ in shrunk])
             self._settle(BiddingResult(bidder, place, reason, renewed=True))
         else:
             self._started(bidder, place, [g for g, _ in shrunk])
@@ -308,19 +310,19 @@ class BiddingRound:
         shapes = []
         short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
         for kind, _ in bidder.shapes:
-            same = kind == held.gpu_type
+            same_type = kind == held.gpu_type
             free = self.candidates.of_type(bidder, kind).open.room.free_total
-            if not free or not (same or short or over):
+            if not free or not (same_type or short or over):
                 continue
             apart = len(held.nodes) > 1 and over
             for size in self._sizes(bidder, kind):
                 more = size > held.gpus or (apart and size == held.gpus)
-                if more if same else held.gpus <= size <= free:
+                if more if same_type else held.gpus <= size <= free:
                     shapes.append((kind, size))
         speed = bidder.model.base
         return sorted(shapes, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
-    def _why(self, bidder: GangState) -> Reason:
+    def _waiting_reason(self, bidder: GangState) -> Reason:
         """Return why a waiting gang gets nothing."""
         shape = next(iter(bidder.shapes), None)
         if shape is None:
@@ -328,7 +330,7 @@ class BiddingRound:
         kind, gpus = shape
         candidates = self.candidates.of_type(bidder, kind)
         name = self.candidates.name(bidder, kind, GangTier.NETWORK)
-        best, most = candidates.whole.best(name, gpus, enough=1.0)
+        best, most = candidates.empty.best(name, gpus, enough=1.0)
         if not best:
             return self.reasons.nowhere(kind, gpus)
         place, share = candidates.open.best(name, gpus, enough=most)

@@ -112,12 +112,12 @@ class TypeCandidates:
     """Candidate places of one GPU type for gangs of one kind of need.
 
     Attributes:
-        whole: all nodes that they may ever use, empty.
+        empty: all nodes that they may ever use, as if nothing ran there.
     """
 
     idle: Places
     open: Places
-    whole: Places
+    empty: Places
 
 
 class _Layout:
@@ -139,7 +139,7 @@ class _Layout:
         self.at = {i: at for at, i in enumerate(order)}
         self.names = [frame.names[i] for i in order]
         self.most = frame.per_node.get(gpu_type, 0)
-        self._taken = _taken(frame, fabric, order)
+        self._taken = _used_per_domain(frame, fabric, order)
 
     def room(self, free: Ints) -> FreeMap:
         """Return a free map with this many GPUs free on each node of the frame."""
@@ -259,7 +259,7 @@ class RoundCandidates:
         self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
 
     def improve(self, bidder: GangState, old: Allocation, new: Allocation) -> None:
-        """Give a served gang another place out of what is free; `before` is freed."""
+        """Give a served gang another place; its old GPUs count as free already."""
         self.resources.take(bidder.need, new)
         more = {n: g - old.on(n) for n, g in new.shares if g > old.on(n)}
         self._remove(new.gpu_type, more)
@@ -273,9 +273,9 @@ class RoundCandidates:
     ) -> bool:
         """Give a gang a place of `idle` GPUs and of those that others give; False: impossible."""
         saved = self.resources.copy()
-        for giver, has, left, served in changes:
+        for giver, allocation, left, served in changes:
             if served:
-                self.resources.give(giver.need, has)
+                self.resources.give(giver.need, allocation)
             elif not self.holds(giver, left):
                 self.resources = saved
                 return False
@@ -284,10 +284,10 @@ class RoundCandidates:
             self.resources = saved
             return False
         self.resources.take(bidder.need, place)
-        for _, has, _, served in changes:
+        for _, allocation, _, served in changes:
             if not served:
                 # All of it was open to all gangs until now.
-                self._remove(has.gpu_type, dict(has.shares), idle=False)
+                self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
         self._remove(place.gpu_type, idle)
         return True
 
@@ -365,20 +365,20 @@ def _domain_sizes(node: Node, fabric: Fabric) -> list[int]:
     return sizes if sizes and sum(sizes) == node.gpus else [node.gpus]
 
 
-def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
+def _used_per_domain(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
     """Return the GPUs in use of each domain of each node, as far as known."""
     used: dict[str, set[int]] = {}
     for job in frame.snapshot.jobs:
         for name, text in job.devices if job.allocation else ():
             used.setdefault(name, set()).update(_indexes(text))
-    taken = []
+    used_per_domain = []
     for i in order:
         node = frame.snapshot.nodes[i]
         domains = fabric.domains(node.name)
         used_here = used.get(node.name, set())
         counts = [len(used_here & set(d)) for d in domains]
-        taken.append(counts or [0])
-    return taken
+        used_per_domain.append(counts or [0])
+    return used_per_domain
 
 
 @lru_cache(maxsize=4096)

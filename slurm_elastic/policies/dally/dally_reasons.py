@@ -69,23 +69,23 @@ class DallyReasons:
         )
 
     def starts(
-        self, bidder: GangState, found: Allocation, tier: GangTier, gave: Sequence[ShrinkCandidate]
+        self, bidder: GangState, target: Allocation, tier: GangTier, gave: Sequence[ShrinkCandidate]
     ) -> Reason:
-        """Return why a gang gets the place that was found."""
-        where = _TIERS[tier]
+        """Return why a gang starts on its target."""
+        tier_name = _TIERS[tier]
         if bidder.held is not None:
-            return Reason("moves-for-earlier", nodes=found.nodes)
+            return Reason("moves-for-earlier", nodes=target.nodes)
         waited = max(0.0, self.now - bidder.gang.since_s)
-        asked = dict(bidder.shapes).get(found.gpu_type, found.gpus)
+        requested_gpus = dict(bidder.shapes).get(target.gpu_type, target.gpus)
         if gave:
-            return Reason("starts-by-shrink", tier=where, jobs=[g.bidder.name for g in gave])
-        if found.gpus < asked:
-            return Reason("starts-smaller", tier=where, gpus=found.gpus, wanted=asked)
+            return Reason("starts-by-shrink", tier=tier_name, jobs=[g.bidder.name for g in gave])
+        if target.gpus < requested_gpus:
+            return Reason("starts-smaller", tier=tier_name, gpus=target.gpus, wanted=requested_gpus)
         if tier >= GangTier.RACK and waited < 1:
-            return Reason("starts-anywhere", tier=where)
+            return Reason("starts-anywhere", tier=tier_name)
         if waited >= 1:
-            return Reason("starts-after", tier=where, waited_s=waited)
-        return Reason("starts-there", tier=where)
+            return Reason("starts-after", tier=tier_name, waited_s=waited)
+        return Reason("starts-there", tier=tier_name)
 
     def gives(self, giver: ShrinkCandidate, left: Allocation, taker: GangState) -> Reason:
         """Return why a gang shrinks."""
@@ -93,12 +93,12 @@ class DallyReasons:
             return Reason("starts-smaller-for", gpus=left.gpus, job=taker.name)
         return Reason(
             "gives-to-job",
-            gpus=giver.has.gpus - left.gpus,
+            gpus=giver.allocation.gpus - left.gpus,
             job=taker.name,
             running=taker.held is not None,
         )
 
-    def kept(self, gave: Sequence[GangState]) -> Reason:
+    def renewed_by_shrinks(self, gave: Sequence[GangState]) -> Reason:
         """Return why a gang keeps the GPUs that it would have lost."""
         if not gave:
             return Reason("lease-kept")
@@ -117,11 +117,11 @@ class DallyReasons:
         )
 
     def improves(
-        self, bidder: GangState, held: Allocation, found: Allocation, gain: float
+        self, bidder: GangState, held: Allocation, target: Allocation, gain: float
     ) -> Reason:
         """Return why a gang grows or moves."""
-        if found.gpu_type != held.gpu_type:
-            return Reason("idle-type-faster", gpus=found.gpus, gpu_type=found.gpu_type, gain=gain)
-        if found.gpus > held.gpus:
+        if target.gpu_type != held.gpu_type:
+            return Reason("idle-type-faster", gpus=target.gpus, gpu_type=target.gpu_type, gain=gain)
+        if target.gpus > held.gpus:
             return Reason("grows-to-wanted", gpus=bidder.gang.gpus)
         return Reason("comes-together", gain=gain)

@@ -40,34 +40,34 @@ class Awaited:
         candidates = self._candidates.of_type(bidder, gpu_type)
         unit = bidder.directive.unit_for(gpu_type)
         coming = self._coming_on(gpu_type)
-        idle, whole = candidates.idle.room.node, candidates.whole.room.node
+        idle_gpus, all_gpus = candidates.idle.room.node, candidates.empty.room.node
         for count, each in even_splits(gpus, sites.per_node, unit)[:1]:
             times: dict[int, float] = {}
             for n, name in enumerate(names):
-                if name in self._gang_of or whole[n] < each:
+                if name in self._gang_of or all_gpus[n] < each:
                     continue
-                at = _when(idle[n], coming.get(name, ()), each, self._now)
+                at = _free_time(idle_gpus[n], coming.get(name, ()), each, self._now)
                 if at is not None and at <= self._now + self._lease_s:
                     times[n] = at
             racks = [sorted((times[n], n) for n in ns if n in times) for ns in sites.nodes_of]
             racks_with_room = [r[:count] for r in racks if len(r) >= count]
             chosen = min(racks_with_room, key=lambda r: r[-1], default=[])
             if not chosen and not any(
-                sum(whole[n] >= each for n in ns) >= count for ns in sites.nodes_of
+                sum(all_gpus[n] >= each for n in ns) >= count for ns in sites.nodes_of
             ):
                 chosen = sorted((at, n) for n, at in times.items())[:count]
             if len(chosen) == count:
                 self._gang_of.update((names[n], bidder) for _, n in chosen)
-                idle_shares = {names[n]: min(each, idle[n]) for _, n in chosen if idle[n]}
+                idle_shares = {names[n]: min(each, idle_gpus[n]) for _, n in chosen if idle_gpus[n]}
                 self._candidates.keep(gpu_type, idle_shares)
                 return True
         return False
 
     def _coming_on(self, gpu_type: str) -> Coming:
         """Return when GPUs of each node come free: by leases of gangs, else by time limits."""
-        known = self._coming.get(gpu_type)
-        if known is not None:
-            return known
+        cached = self._coming.get(gpu_type)
+        if cached is not None:
+            return cached
         coming: dict[str, list[tuple[float, int]]] = {}
         for job in self._candidates.frame.snapshot.jobs:
             held = job.allocation
@@ -83,7 +83,9 @@ class Awaited:
         return coming
 
 
-def _when(free: int, coming: Iterable[tuple[float, int]], gpus: int, now_s: float) -> float | None:
+def _free_time(
+    free: int, coming: Iterable[tuple[float, int]], gpus: int, now_s: float
+) -> float | None:
     """Return when a node has this many GPUs free; None: unknown."""
     if free >= gpus:
         return now_s

@@ -20,19 +20,19 @@ class ShrinkCandidate:
     """Elastic gang whose present or new allocation is above its MIN.
 
     Attributes:
-        has: its allocation, or the target of this round.
-        gives: most GPUs that it gives, by node.
+        allocation: present one, or the target of this round.
+        offered: most GPUs that it gives, by node.
     """
 
     bidder: GangState
-    has: Allocation
-    gives: Mapping[str, int]
+    allocation: Allocation
+    offered: Mapping[str, int]
 
     def without(self, taken: Mapping[str, int], per_node: int) -> Allocation | None:
         """Return what it keeps when at least these GPUs are taken; None: impossible."""
-        legal = set(self.bidder.directive.sizes(self.has.gpu_type))
-        shares = dict(self.has.shares)
-        unit = self.bidder.directive.unit_for(self.has.gpu_type)
+        legal = set(self.bidder.directive.sizes(self.allocation.gpu_type))
+        shares = dict(self.allocation.shares)
+        unit = self.bidder.directive.unit_for(self.allocation.gpu_type)
         each = next(iter(shares.values()))
         if len(shares) == 1:
             most = each - sum(taken.values())
@@ -45,7 +45,7 @@ class ShrinkCandidate:
             options = [dict.fromkeys(shares, k) for k in range(most, 0, -1)]
         for option in options:
             if sum(option.values()) in legal and evenly(option.values(), per_node, unit):
-                return Allocation.of(self.has.gpu_type, option)
+                return Allocation.of(self.allocation.gpu_type, option)
         return None
 
 
@@ -57,18 +57,18 @@ class ShrinkCandidates:
         self._by_type: dict[str, dict[int, ShrinkCandidate]] = {}
         self._type: dict[int, str] = {}
 
-    def put(self, bidder: GangState, has: Allocation | None) -> None:
+    def put(self, bidder: GangState, allocation: Allocation | None) -> None:
         """Set a gang's present allocation; None: it has nothing to give."""
-        before = self._type.pop(bidder.job_id, None)
-        if before is not None:
-            del self._by_type[before][bidder.job_id]
-        if has is None or (bidder.held is not None and self._now < bidder.firm_s):
+        old_type = self._type.pop(bidder.job_id, None)
+        if old_type is not None:
+            del self._by_type[old_type][bidder.job_id]
+        if allocation is None or (bidder.held is not None and self._now < bidder.firm_s):
             return
-        gives = _gives(bidder, has)
-        if gives:
-            self._type[bidder.job_id] = has.gpu_type
-            self._by_type.setdefault(has.gpu_type, {})[bidder.job_id] = ShrinkCandidate(
-                bidder, has, gives
+        offered = _offered(bidder, allocation)
+        if offered:
+            self._type[bidder.job_id] = allocation.gpu_type
+            self._by_type.setdefault(allocation.gpu_type, {})[bidder.job_id] = ShrinkCandidate(
+                bidder, allocation, offered
             )
 
     def of(self, gpu_type: str, taker: GangState) -> list[ShrinkCandidate]:
@@ -81,7 +81,7 @@ def potential(candidates: Iterable[ShrinkCandidate]) -> dict[str, int]:
     """Return the GPUs by node that all of them together can give."""
     gpus_by_node: dict[str, int] = {}
     for giver in candidates:
-        for name, gpus in giver.gives.items():
+        for name, gpus in giver.offered.items():
             gpus_by_node[name] = gpus_by_node.get(name, 0) + gpus
     return gpus_by_node
 
@@ -93,7 +93,7 @@ def collect(
 
     On each node those that give just enough go first, else those that give most; ties by id.
     """
-    pool = [g for g in candidates if any(n in missing for n in g.gives)]
+    pool = [g for g in candidates if any(n in missing for n in g.offered)]
     taken: dict[int, dict[str, int]] = {}
     for name in sorted(missing):
         need = missing[name]
@@ -101,7 +101,8 @@ def collect(
             givers = [
                 (g, more)
                 for g in pool
-                if (more := g.gives.get(name, 0) - taken.get(g.bidder.job_id, {}).get(name, 0)) > 0
+                if (more := g.offered.get(name, 0) - taken.get(g.bidder.job_id, {}).get(name, 0))
+                > 0
             ]
             if not givers:
                 return None
@@ -110,13 +111,13 @@ def collect(
             )
             share = min(more, need)
             taken_of_giver = taken.setdefault(giver.bidder.job_id, {})
-            whole = (
-                giver.gives[name]
+            taken_here = (
+                giver.offered[name]
                 if name in _leaving(giver)
                 else taken_of_giver.get(name, 0) + share
             )
-            need -= whole - taken_of_giver.get(name, 0)
-            taken_of_giver[name] = whole
+            need -= taken_here - taken_of_giver.get(name, 0)
+            taken_of_giver[name] = taken_here
     shrunk = []
     for giver in pool:
         taken_of_giver = taken.get(giver.bidder.job_id, {})
@@ -128,12 +129,12 @@ def collect(
     return shrunk
 
 
-def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
-    sizes = bidder.directive.sizes(has.gpu_type)
-    smaller = [s for s in sizes if s < has.gpus]
+def _offered(bidder: GangState, allocation: Allocation) -> dict[str, int]:
+    sizes = bidder.directive.sizes(allocation.gpu_type)
+    smaller = [s for s in sizes if s < allocation.gpus]
     if not smaller:
         return {}
-    shares = dict(has.shares)
+    shares = dict(allocation.shares)
     each = next(iter(shares.values()))
     if len(shares) == 1:
         return {next(iter(shares)): each - smaller[0]}
@@ -149,4 +150,4 @@ def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
 
 def _leaving(giver: ShrinkCandidate) -> tuple[str, ...]:
     """Return the nodes that it would leave altogether."""
-    return tuple(n for n, g in giver.gives.items() if g == giver.has.on(n))
+    return tuple(n for n, g in giver.offered.items() if g == giver.allocation.on(n))

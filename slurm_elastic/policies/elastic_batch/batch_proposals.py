@@ -105,17 +105,17 @@ class BatchProposals:
             for gpus in smaller[::-1][:_SMALLER].tolist():
                 ranked.append(_at(row, target.gpu_type, gpus, Reason("next-size")))
         if held is not None and present != target.gpus:
-            why = Reason("assigned-not-free")
+            reason = Reason("assigned-not-free")
             ranked.append(
-                _at(row, held.gpu_type, held.gpus, why)
+                _at(row, held.gpu_type, held.gpus, reason)
                 if present
-                else Alternative(gpu_type=held.gpu_type, gpus=held.gpus, value=0.0, reason=why)
+                else Alternative(gpu_type=held.gpu_type, gpus=held.gpus, value=0.0, reason=reason)
             )
         if held is None:
             if row.least not in [a.gpus for a in ranked]:
                 ranked.append(_at(row, target.gpu_type, row.least, Reason("min-for-now")))
-            wants = Reason("gpus-not-free", gpus=target.gpus, gpu_type=target.gpu_type)
-            ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wants))
+            wait_reason = Reason("gpus-not-free", gpus=target.gpus, gpu_type=target.gpu_type)
+            ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wait_reason))
         return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
 
     def _chosen(self, row: ValueRow, target: BatchTarget) -> Reason:
@@ -132,16 +132,16 @@ class BatchProposals:
         assert job.held is not None
         kind, gpus = job.held.gpu_type, job.held.gpus
         row = self.question.row(job, kind)
-        why = self._next() if row is not None and row.least else self.question.why_never(job)
-        reason = Reason("keeps-until-divided", reason=why)
+        cause = self._next() if row is not None and row.least else self.question.why_never(job)
+        reason = Reason("keeps-until-divided", reason=cause)
         return Alternative(gpu_type=kind, gpus=gpus, value=0.0, reason=reason)
 
     def _waits(self, key: str) -> Alternative:
         """Propose to wait, with the reason."""
-        why = self.why.get(key)
+        cause = self.why.get(key)
         if key not in self.dropped:
-            return Alternative(gpu_type="", gpus=0, value=0.0, reason=why or self._next())
-        reason = Reason("turned-away", reason=why)
+            return Alternative(gpu_type="", gpus=0, value=0.0, reason=cause or self._next())
+        reason = Reason("turned-away", reason=cause)
         return Alternative(gpu_type="", gpus=0, value=0.0, reason=reason, dropped=True)
 
     def _next(self) -> Reason:

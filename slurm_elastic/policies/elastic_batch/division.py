@@ -91,16 +91,16 @@ def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
     """Return (jobs,) GPUs beyond each job's least, at most `left` in all, and the sum of values."""
     concave = _concave(extra)
     merged = np.flatnonzero(concave)
-    others = np.flatnonzero(~concave)
+    not_concave = np.flatnonzero(~concave)
     total, owners = _merge(extra[merged], left)
-    choices = np.zeros((len(others), left + 1), dtype=np.int32)
-    for i, row in enumerate(others):
+    choices = np.zeros((len(not_concave), left + 1), dtype=np.int32)
+    for i, row in enumerate(not_concave):
         total, choices[i] = _add(total, extra[row])
     k = int(total.argmax())
     value = float(total[k])
     more = np.zeros(len(extra), dtype=np.int64)
-    for i in range(len(others) - 1, -1, -1):
-        more[others[i]] = choices[i, k]
+    for i in range(len(not_concave) - 1, -1, -1):
+        more[not_concave[i]] = choices[i, k]
         k -= int(choices[i, k])
     if len(merged):
         more[merged] = np.bincount(owners[:k], minlength=len(merged))
@@ -110,11 +110,11 @@ def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
 def _concave(extra: Floats) -> NDArray[np.bool_]:
     """Return (jobs,) whether a row has no gap and its gains do not rise with each further GPU."""
     finite = np.isfinite(extra)
-    whole = (finite[:, 1:] <= finite[:, :-1]).all(axis=1)
+    contiguous = (finite[:, 1:] <= finite[:, :-1]).all(axis=1)
     with np.errstate(invalid="ignore"):
         gains = np.diff(extra, axis=1)
         falling = (gains[:, 1:] <= gains[:, :-1]) | ~finite[:, 2:]
-    return np.asarray(whole & falling.all(axis=1))
+    return np.asarray(contiguous & falling.all(axis=1))
 
 
 def _merge(extra: Floats, left: int) -> tuple[Floats, Ints]:

@@ -90,7 +90,7 @@ class ElasticBatch:
         self._rows.forget(alive)
         batch_question = BatchQuestion(question, self._rows)
         targets = {k: BatchTarget(*t) for k, t in state.get("targets", {}).items() if k in alive}
-        why = {
+        reasons = {
             k: reason
             for k, t in state.get("why", {}).items()
             if k in alive and (reason := Reason.from_json(t)) is not None
@@ -100,14 +100,14 @@ class ElasticBatch:
         at = float(state.get("at", -np.inf))
         if self._due(batch_question, at, targets, dropped):
             at = batch_question.now
-            self._divide(batch_question, targets, why, dropped)
+            self._divide(batch_question, targets, reasons, dropped)
         answers = BatchProposals(
-            batch_question, targets, why, dropped, at + self._config.interval_s
+            batch_question, targets, reasons, dropped, at + self._config.interval_s
         )
         return tuple(answers.proposal(job) for job in batch_question.jobs), {
             "at": at,
             "targets": {k: [t.gpu_type, t.gpus, t.batch] for k, t in sorted(targets.items())},
-            "why": {k: r.to_json() for k, r in sorted(why.items())},
+            "why": {k: r.to_json() for k, r in sorted(reasons.items())},
             "dropped": sorted(dropped),
         }
 
@@ -161,7 +161,7 @@ class ElasticBatch:
         self,
         batch_question: BatchQuestion,
         targets: dict[str, BatchTarget],
-        why: dict[str, Reason],
+        reasons: dict[str, Reason],
         dropped: list[str],
     ) -> None:
         """Divide the GPUs; targets, reasons and rejected jobs are changed in place."""
@@ -170,14 +170,14 @@ class ElasticBatch:
         old_targets = dict(targets)
         for job in batch_question.jobs:
             targets.pop(job.job.key, None)
-            why.pop(job.job.key, None)
+            reasons.pop(job.job.key, None)
         new = [job for job in new if job.job.key not in dropped]
         now = batch_question.now
         new.sort(key=lambda j: (not self._overdue(j, now), arrival(j.job), j.job.job_id))
         for job in new:
             refused = self._admit(batch_question, job, pools, guarded=self._overdue(job, now))
             if refused:
-                why[job.job.key] = refused
+                reasons[job.job.key] = refused
                 if self._config.mode == "drop":
                     dropped.append(job.job.key)
         for kind, pool in pools.items():
@@ -307,4 +307,4 @@ class ElasticBatch:
 def _fair(pool: _Pool, row: ValueRow) -> float:
     """Return the samples/s of a job on its even share of a pool."""
     share = max(row.least, pool.free // (len(pool.members) + 1))
-    return row.one * float(row.value[row.within(share)])
+    return row.unit_rate * float(row.value[row.within(share)])

@@ -48,12 +48,13 @@ class ValueRow:
     Attributes:
         value: (top + 1,) scaling factor of 0, 1, ... GPUs; -inf: it cannot run so.
         batch: (top + 1,) samples per step that go with them; 0: the job's own.
-        one: samples/s of one replica at its largest micro-batch, the denominator of the factors.
+        unit_rate: samples/s of one replica at its largest micro-batch; the factors are relative to
+            it.
     """
 
     value: Floats
     batch: Ints
-    one: float
+    unit_rate: float
 
     @property
     def least(self) -> int:
@@ -72,8 +73,8 @@ class ValueRow:
 
     def within(self, gpus: int) -> int:
         """Return the largest possible size within a number of GPUs; 0: there is none."""
-        found = np.flatnonzero(np.isfinite(self.value[: max(0, gpus) + 1]))
-        return int(found[-1]) if len(found) else 0
+        finite = np.flatnonzero(np.isfinite(self.value[: max(0, gpus) + 1]))
+        return int(finite[-1]) if len(finite) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,8 @@ class ValueRows:
         sizes = np.array([gpus], dtype=np.int64)
         where = _Where(learned, gpu_type, per_node)
         value, _ = self._rates(where, application, sizes, (batch, batch))
-        one = self._one(where)
-        return float(value[0] / one) if value[0] > 0 and one > 0 else -np.inf
+        unit_rate = self._unit_rate(where)
+        return float(value[0] / unit_rate) if value[0] > 0 and unit_rate > 0 else -np.inf
 
     def _sizes(self, job: Candidate, gpu_type: str, *, per_node: int, most: int, held: int) -> Ints:
         """Return the sizes to consider, ascending."""
@@ -174,11 +175,13 @@ class ValueRows:
             variant, limits = _fixed(application, batch, accumulate), (batch, batch)
         rates, batches = self._rates(where, variant, sizes, limits)
         rigid = application.job_class is JobClass.RIGID
-        one = 1.0 if rigid else self._one(where)
-        if one <= 0 or not (rates > 0).any():
+        unit_rate = 1.0 if rigid else self._unit_rate(where)
+        if unit_rate <= 0 or not (rates > 0).any():
             return None
         keeps_batch = not adaptive or application.micro_batches > 1
-        return _row(sizes, rates / one, np.zeros_like(batches) if keeps_batch else batches, one)
+        return _row(
+            sizes, rates / unit_rate, np.zeros_like(batches) if keeps_batch else batches, unit_rate
+        )
 
     def _rates(
         self, where: _Where, application: Application, sizes: Ints, limits: tuple[int, int]
@@ -213,7 +216,7 @@ class ValueRows:
         at = np.arange(len(sizes)), rates.argmax(axis=1)
         return rates[at], samples[at]
 
-    def _one(self, where: _Where) -> float:
+    def _unit_rate(self, where: _Where) -> float:
         """Return the rate of one replica at its largest micro-batch."""
         learned = where.learned
         profile = learned.application.on(where.gpu_type)
@@ -276,17 +279,17 @@ def drawn(key: str, limits: tuple[int, int], seed: int) -> int:
 def _of_speed(job: Candidate, gpu_type: str, sizes: Ints, nodes: Ints) -> ValueRow:
     """Return the row of a job of which only the speed is known: it keeps its batch."""
     unit = job.directive.unit_for(gpu_type)
-    one = job.model.speed(gpu_type, unit, int(max(1, nodes[0] * unit // max(1, sizes[0]))))
+    unit_rate = job.model.speed(gpu_type, unit, int(max(1, nodes[0] * unit // max(1, sizes[0]))))
     speeds = job.model.speeds(gpu_type, sizes, nodes)
-    return _row(sizes, speeds / one, np.zeros_like(sizes), one)
+    return _row(sizes, speeds / unit_rate, np.zeros_like(sizes), unit_rate)
 
 
-def _row(sizes: Ints, values: Floats, batches: Ints, one: float) -> ValueRow:
+def _row(sizes: Ints, values: Floats, batches: Ints, unit_rate: float) -> ValueRow:
     value = np.full(int(sizes[-1]) + 1, -np.inf)
     batch = np.zeros(len(value), dtype=np.int64)
     value[sizes] = np.where(values > 0, values, -np.inf)
     batch[sizes] = batches
-    return ValueRow(value, batch, one)
+    return ValueRow(value, batch, unit_rate)
 
 
 def _limits(job: Candidate, application: Application) -> tuple[int, int]:

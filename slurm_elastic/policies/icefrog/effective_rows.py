@@ -26,11 +26,11 @@ class EffectiveGoodputs(Goodputs):
         self._progress = {k: v for k, v in self._progress.items() if k in alive}
         return rows
 
-    def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
+    def of_column(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
         """Return the effective progress of one job in one configuration."""
         if job.learned is None or job.learned.prefixes is None:
-            return super().one(job, columns, column)
-        return float(self._one(job, columns, column).best[0])
+            return super().of_column(job, columns, column)
+        return float(self._progress_of_column(job, columns, column).best[0])
 
     def prefix(self, job: Candidate, columns: SiaConfigurations, column: int) -> int:
         """Return the number of front layers that a job is to freeze in a configuration."""
@@ -39,9 +39,9 @@ class EffectiveGoodputs(Goodputs):
         learned, progress = self._progress.get(job.job.job_id, (None, None))
         if progress is not None and learned is job.learned and column < len(progress.prefix):
             return int(progress.prefix[column])
-        return int(self._one(job, columns, column).prefix[0])
+        return int(self._progress_of_column(job, columns, column).prefix[0])
 
-    def _one(
+    def _progress_of_column(
         self, job: Candidate, columns: SiaConfigurations, column: int
     ) -> effective_progress.EffectiveProgress:
         assert job.learned is not None
@@ -55,7 +55,7 @@ class EffectiveGoodputs(Goodputs):
 
     def _new_rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
         rows = super()._new_rows(jobs, columns)
-        configurations = columns.asked()
+        configurations = columns.configuration_set()
         for i, job in enumerate(jobs):
             learned = job.learned
             if learned is None or learned.prefixes is None:

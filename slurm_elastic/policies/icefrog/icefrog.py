@@ -58,10 +58,10 @@ class IceFrog(Sia):
         """Rank alternatives for every job of the question; see the module."""
         proposals, state = super().decide(question, state)
         assert self._weighed is not None
-        return _told(proposals, self._weighed, self._effective), state
+        return _explained(proposals, self._weighed, self._effective), state
 
 
-def _told(
+def _explained(
     proposals: tuple[Proposal, ...], weighed: ProgramInputs, effective: EffectiveGoodputs
 ) -> tuple[Proposal, ...]:
     """Add reasons: frozen layers, and the jobs that get the GPUs that they free."""
@@ -119,6 +119,6 @@ def _freed(
 def _column(table: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
     """Return the column of a shape, the valid one where several have as many GPUs."""
     columns = table.configurations
-    same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
-    at = np.flatnonzero(same & table.valid[row])
-    return int(at[0] if len(at) else np.flatnonzero(same)[0])
+    matches = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
+    at = np.flatnonzero(matches & table.valid[row])
+    return int(at[0] if len(at) else np.flatnonzero(matches)[0])

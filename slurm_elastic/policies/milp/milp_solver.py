@@ -154,7 +154,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
     allowed = gap * min(abs(offset - profit), abs(offset - bound))
     # Within one grain of the bound there is no better multiple of it.
     allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
-    how = "relaxation"
+    method = "relaxation"
     widest = bound - profit - allowed
     alternatives = np.sort(regret[(regret > _GAIN) & (regret <= widest)])
     size, slack = _FIRST_CORE, -math.inf
@@ -162,7 +162,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
         slack = float(alternatives[size]) if size < len(alternatives) else widest
         size *= _WIDER_CORE
         # Outside of the core nothing has more profit than outside.
-        how, outside = "branch and bound", _worth(c, best, prices) - slack
+        method, outside = "branch and bound", _worth(c, best, prices) - slack
         core = _restrict(c, regret <= slack, best <= slack)
         if core is not None:
             picked, inside = _branch(c, core, picked, allowed=allowed, clock=clock)
@@ -170,7 +170,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
             outside = max(outside, inside)
         bound = min(bound, max(outside, profit))
     is_over = bound - profit > allowed and clock.left <= 0
-    return SearchResult(picked=picked, bound=bound, limit_hit=is_over, how=how)
+    return SearchResult(picked=picked, bound=bound, limit_hit=is_over, how=method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,22 +286,22 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
     at = np.full(len(c.job), -1, dtype=np.int64)
     free = c.room.copy()
     for _ in range(passes):
-        now = at[c.row]
-        runs = now >= 0
-        gain = c.profit - np.where(runs, c.profit[now], 0.0)
-        extra = c.gpus - np.where(runs, c.gpus[now], 0)
+        current = at[c.row]
+        runs = current >= 0
+        gain = c.profit - np.where(runs, c.profit[current], 0.0)
+        extra = c.gpus - np.where(runs, c.gpus[current], 0)
         useful = (gain > _GAIN) & (extra > 0) & (extra <= free[c.kind])
-        useful &= ~runs | (c.kind[now] == c.kind)
+        useful &= ~runs | (c.kind[current] == c.kind)
         density = np.where(useful, gain / np.maximum(extra, 1), 0.0)
         best = np.maximum.reduceat(density, first)
         steps = np.flatnonzero(useful & (density >= best[c.row]))
         steps = steps[_first(c.row[steps])]
         steps = steps[np.argsort(-density[steps], kind="stable")]
         for kind in range(len(free)):
-            mine = steps[c.kind[steps] == kind]
-            mine = mine[np.cumsum(extra[mine]) <= free[kind]]
-            at[c.row[mine]] = mine
-            free[kind] -= extra[mine].sum()
+            of_type = steps[c.kind[steps] == kind]
+            of_type = of_type[np.cumsum(extra[of_type]) <= free[kind]]
+            at[c.row[of_type]] = of_type
+            free[kind] -= extra[of_type].sum()
         if not len(steps):
             break
     return at[at >= 0]
@@ -318,15 +318,15 @@ def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
     near = np.flatnonzero(regret <= bound - float(c.profit[picked].sum()))
     row, kind, gpus, profit = c.row[near], c.kind[near], c.gpus[near], c.profit[near]
     for _ in range(_MOST_MOVES if len(near) else 0):
-        now = at[row]
-        runs = now >= 0
-        gain = profit - np.where(runs, c.profit[now], 0.0)
-        back = np.where(runs & (c.kind[now] == kind), c.gpus[now], 0)
-        gain[gpus - back > free[kind]] = 0.0
+        current = at[row]
+        runs = current >= 0
+        gain = profit - np.where(runs, c.profit[current], 0.0)
+        given_back = np.where(runs & (c.kind[current] == kind), c.gpus[current], 0)
+        gain[gpus - given_back > free[kind]] = 0.0
         best = int(np.argmax(gain))
         if gain[best] <= _GAIN:
             break
-        old = now[best]
+        old = current[best]
         if old >= 0:
             free[c.kind[old]] += c.gpus[old]
         free[kind[best]] -= gpus[best]

@@ -52,10 +52,10 @@ class Candidate:
     def measured(self) -> int:
         """Most replicas that it was measured with; 0 before that."""
         unit = self.directive.unit_for
-        seen: Sequence[Observation | Measurement] = self.record.measurements
+        measurements: Sequence[Observation | Measurement] = self.record.measurements
         if self.learned is not None:
-            seen = self.learned.observations
-        return max((m.gpus // unit(m.gpu_type) for m in seen), default=0)
+            measurements = self.learned.observations
+        return max((m.gpus // unit(m.gpu_type) for m in measurements), default=0)
 
 
 class Goodputs:
@@ -84,7 +84,7 @@ class Goodputs:
         self._cache = cache
         return np.stack([cache[job.job.job_id][2] for job in jobs])
 
-    def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
+    def of_column(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
         """Return the goodput of one job in one configuration."""
         kind = columns.types[columns.kind[column]]
         nodes, gpus = int(columns.nodes[column]), int(columns.gpus[column])
@@ -94,7 +94,9 @@ class Goodputs:
 
     def _new_rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
         models = [self._model(j.learned, columns) for j in jobs if j.learned is not None]
-        fitted_rows = iter(goodput_matrix(models, columns.asked())) if models else iter(())
+        fitted_rows = (
+            iter(goodput_matrix(models, columns.configuration_set())) if models else iter(())
+        )
         names = columns.names() if len(models) < len(jobs) else []
         return [
             job.model.speeds(names, columns.gpus, columns.nodes)

@@ -88,7 +88,7 @@ def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundA
     valid, held = _add(jobs, columns, valid, held_at, extra)
     added = np.zeros((len(jobs), len(columns) - base))
     for i, c in zip(*np.nonzero(valid[:, base:]), strict=True):
-        added[i, c] = goodputs.one(jobs[i], columns, base + int(c))
+        added[i, c] = goodputs.of_column(jobs[i], columns, base + int(c))
     goodput = np.concatenate([goodput, added], axis=1)
     rows = np.flatnonzero(held >= 0)
     smallest = np.where(valid & (goodput > 0), goodput, np.inf).min(axis=1, initial=np.inf)
@@ -190,7 +190,7 @@ def _add(
     held = np.full(len(jobs), -1, dtype=np.int64)
     for i, (kind, nodes, gpus) in held_at.items():
         held[i] = column_of[kind, nodes, gpus]
-        same = (columns.kind == kind) & (columns.gpus == gpus)
-        valid[i, same] = False
+        same_shape = (columns.kind == kind) & (columns.gpus == gpus)
+        valid[i, same_shape] = False
         valid[i, held[i]] = True
     return valid, held

@@ -213,11 +213,11 @@ def _proposal(
             for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
                 add(int(column), Reason("largest-with-place"))
     if choice < 0:
-        why = reasons.waits(row)
+        wait_reason = reasons.waits(row)
     else:
         gpus, gpu_type = reasons.shape(choice)
-        why = Reason("gpus-not-free", gpus=gpus, gpu_type=gpu_type)
-    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=noted(why))
+        wait_reason = Reason("gpus-not-free", gpus=gpus, gpu_type=gpu_type)
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=noted(wait_reason))
     if choice < 0:
         ranked.append(waits)
     if held >= 0:

@@ -62,7 +62,7 @@ class SiaConfigurations:
         rows = np.stack([self.kind, self.nodes, self.gpus], axis=1).tolist()
         return [(kind, nodes, gpus) for kind, nodes, gpus in rows]
 
-    def asked(self) -> goodput.ConfigurationSet:
+    def configuration_set(self) -> goodput.ConfigurationSet:
         """Return the columns in the form that goodput models take."""
         return goodput.ConfigurationSet(
             tuple(self.names()), tuple(self.nodes.tolist()), tuple(self.gpus.tolist())

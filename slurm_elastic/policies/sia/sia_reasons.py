@@ -70,23 +70,23 @@ class SiaReasons:
         gain = self.gain[row]
         best = int(np.where(others, gain, 0.0).argmax())
         ratio = gain[best] / gain[column]
-        why = "contested"
+        cause = "contested"
         if ratio <= 1 - _ALIKE:
-            why = "lower"
+            cause = "lower"
         elif ratio < 1 + _ALIKE:
-            why = "equal"
+            cause = "equal"
         elif self.table.held[row] == column and self.scaled[row, best] <= gain[column]:
-            why = "restart"
+            cause = "restart"
         gpus, gpu_type = self.shape(best)
         times = gain[best] / gain[base]
-        return Reason("goodput-elsewhere", gpus=gpus, gpu_type=gpu_type, times=times, why=why)
+        return Reason("goodput-elsewhere", gpus=gpus, gpu_type=gpu_type, times=times, why=cause)
 
     def _not_more(self, row: int, column: int, base: int) -> Reason | None:
         """Return why it does not get more of this type."""
         columns = self.table.configurations
-        same = columns.kind == columns.kind[column]
+        same_type = columns.kind == columns.kind[column]
         gpus, gain = columns.gpus, self.gain[row]
-        more = self.table.valid[row] & same & (gpus > gpus[column])
+        more = self.table.valid[row] & same_type & (gpus > gpus[column])
         if not more.any():
             return self._bound(row, column)
         best = int(np.where(more, gain, 0.0).argmax())

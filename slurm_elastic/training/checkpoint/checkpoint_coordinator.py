@@ -85,35 +85,35 @@ class CheckpointCoordinator:
         """Begin the next save."""
         self.number += 1
 
-    def send(self, what: str, value: Any) -> None:
+    def send(self, kind: str, value: Any) -> None:
         """Send a message to rank 0."""
-        self._publish(what, self.rank, value)
+        self._publish(kind, self.rank, value)
 
     def fail(self, reason: str) -> None:
         """Tell the ranks that wait for a message of this rank why the save fails."""
         # A rank that cannot be reached notices after `patience_s`.
         with contextlib.suppress(CheckpointError):
             if self.rank:
-                for what in ("plan", "result", "proof"):
-                    self.send(what, failed(reason))
+                for kind in ("plan", "result", "proof"):
+                    self.send(kind, failed(reason))
             else:
-                for what in ("share", "outcome", "proven"):
-                    self.scatter(what, failed(reason))
+                for kind in ("share", "outcome", "proven"):
+                    self.scatter(kind, failed(reason))
 
-    def receive(self, what: str) -> dict[str, Any]:
+    def receive(self, kind: str) -> dict[str, Any]:
         """Return a message of rank 0.
 
         Raises:
             CheckpointError: rank 0 failed, or does not answer.
         """
-        value = self._receive(what, self.rank, time.monotonic() + self._patience_s)
+        value = self._receive(kind, self.rank, time.monotonic() + self._patience_s)
         if value is None:
             raise CheckpointError(f"rank 0 did not answer within {self._patience_s:.0f} s")
         if _FAILED in value:
             raise CheckpointError(value[_FAILED])
         return dict(value)
 
-    def gather(self, what: str, own: Any) -> dict[int, Any]:
+    def gather(self, kind: str, own: Any) -> dict[int, Any]:
         """Return, on rank 0, the messages of all writers by rank.
 
         Raises:
@@ -122,7 +122,7 @@ class CheckpointCoordinator:
         end = time.monotonic() + self._patience_s
         values = {0: own}
         for rank in self._others:
-            value = self._receive(what, rank, end)
+            value = self._receive(kind, rank, end)
             values[rank] = (
                 failed(f"no answer within {self._patience_s:.0f} s") if value is None else value
             )
@@ -132,18 +132,18 @@ class CheckpointCoordinator:
                 raise CheckpointError(f"{prefix}{value[_FAILED]}")
         return values
 
-    def scatter(self, what: str, value: Any, *, by_rank: Mapping[int, Any] | None = None) -> None:
+    def scatter(self, kind: str, value: Any, *, by_rank: Mapping[int, Any] | None = None) -> None:
         """Send, on rank 0, the same message to every other writer, or each its own."""
         for rank in self._others:
-            self._publish(what, rank, value if by_rank is None else by_rank[rank])
+            self._publish(kind, rank, value if by_rank is None else by_rank[rank])
 
-    def _publish(self, what: str, rank: int, value: Any) -> None:
+    def _publish(self, kind: str, rank: int, value: Any) -> None:
         text = json.dumps(value, separators=(",", ":"))
         with self._connected() as channel:
-            channel.publish(self._key(what, rank), text)
+            channel.publish(self._key(kind, rank), text)
 
-    def _receive(self, what: str, rank: int, end: float) -> Any:
-        key = self._key(what, rank)
+    def _receive(self, kind: str, rank: int, end: float) -> Any:
+        key = self._key(kind, rank)
         while True:
             wait = max(0.0, min(_POLL_S, end - time.monotonic()))
             text = self._take_message(key, wait)
@@ -173,8 +173,8 @@ class CheckpointCoordinator:
                 f"the connection to the other writers is broken ({str(error).splitlines()[0]})"
             ) from error
 
-    def _key(self, what: str, rank: int) -> str:
-        return f"save/{self.number}/{what}/{rank}"
+    def _key(self, kind: str, rank: int) -> str:
+        return f"save/{self.number}/{kind}/{rank}"
 
 
 def failed(reason: str) -> dict[str, str]:

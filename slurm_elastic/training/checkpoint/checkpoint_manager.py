@@ -337,8 +337,10 @@ class CheckpointManager:
 
     def _failed(self, step: int, error: CheckpointError) -> None:
         if self._rank_group.rank == 0:
-            kept = "there is none yet" if self._step is None else f"that of step {self._step} stays"
-            self._log(f"checkpoint of step {step} failed: {error}; {kept}, training continues")
+            newest = (
+                "there is none yet" if self._step is None else f"that of step {self._step} stays"
+            )
+            self._log(f"checkpoint of step {step} failed: {error}; {newest}, training continues")
 
     def _plan(self) -> None:
         wait = self._every_s if self.proven else min(FIRST_SAVE_S, self._every_s)

@@ -46,12 +46,12 @@ class TensorShard:
     first: tuple[int, ...]
     tensor: torch.Tensor
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same piece of another tensor of that shape; all of one of another shape."""
-        if whole.shape == self.shape:
+        if tensor.shape == self.shape:
             for dim, (start, count) in enumerate(zip(self.first, self.tensor.shape, strict=True)):
-                whole = whole.narrow(dim, start, count)
-        return whole
+                tensor = tensor.narrow(dim, start, count)
+        return tensor
 
     @property
     def bytes(self) -> int:
@@ -63,11 +63,11 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> list[TensorShard]:
     """Return this rank's piece of each tensor of which it holds an element, not copied.
 
     Raises:
-        ShardError: see `shards.held`.
+        ShardError: see `shards.local_part`.
     """
     held_pieces = []
     for name, tensor in tensors.items():
-        first, part = shards.held(tensor)
+        first, part = shards.local_part(tensor)
         if part.numel() or not tensor.numel():
             held_pieces.append(TensorShard(name, tuple(tensor.shape), first, part))
     return held_pieces
@@ -129,8 +129,8 @@ def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
         raise ValueError(f"the pieces make no whole tensors: {error}") from error
     shares = []
     for entries, own in zip(plans, divided, strict=True):
-        kept = {(item.index.fqn, tuple(item.index.offset)) for item in own.items}
-        shares.append([i for i, e in enumerate(entries) if (e[0], tuple(e[3])) in kept])
+        keys = {(item.index.fqn, tuple(item.index.offset)) for item in own.items}
+        shares.append([i for i, e in enumerate(entries) if (e[0], tuple(e[3])) in keys])
     return shares, metadata
 
 
@@ -246,13 +246,13 @@ class TensorReader(Mapping[str, torch.Tensor]):
         if not isinstance(entry[0], list):
             return self._load(*entry)
         shape = tuple(self._shapes[name])
-        whole: torch.Tensor | None = None
+        tensor: torch.Tensor | None = None
         for file, offset, length, first in entry:
             part = self._load(file, offset, length)
-            if whole is None:
-                whole = torch.empty(shape, dtype=part.dtype)
-            TensorShard(name, shape, tuple(first), part).of(whole).copy_(part)
-        return whole
+            if tensor is None:
+                tensor = torch.empty(shape, dtype=part.dtype)
+            TensorShard(name, shape, tuple(first), part).of(tensor).copy_(part)
+        return tensor
 
     def _load(self, file: str, offset: int, length: int) -> torch.Tensor:
         if file not in self._files:
@@ -288,10 +288,10 @@ def _item(entry: Sequence[Any]) -> Any:
     )
 
     name, dtype, shape, first, count = entry
-    whole = list(count) == list(shape)
+    is_full = list(count) == list(shape)
     return WriteItem(
         index=MetadataIndex(name, first),
-        type=WriteItemType.TENSOR if whole else WriteItemType.SHARD,
+        type=WriteItemType.TENSOR if is_full else WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk=ChunkStorageMetadata(torch.Size(first), torch.Size(count)),
             properties=TensorProperties(dtype=getattr(torch, dtype.removeprefix("torch."))),

@@ -22,7 +22,7 @@ class ShardError(SlurmElasticError, RuntimeError):
     """A tensor is sharded in a way that this rank cannot compute alone."""
 
 
-def held(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+def local_part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """Return the offset of this rank's part of the tensor, and that part.
 
     Returns:

@@ -69,7 +69,7 @@ class TrainingState:
         optimizer: of its parameters; groups may be empty.
         scheduler: None: there is none.
         extra: the user's own, by name.
-        whole: names and shapes of the whole model's `state_dict`; None: `model` is the whole.
+        full_shapes: names and shapes of the whole model's `state_dict`; None: `model` is the whole.
         aliases: for tied parameters, a name to the one under which their optimizer state is kept,
             in all layouts the one that comes first in the whole model.
         part: number of this part of the run's state; part 0 includes scheduler and extras.
@@ -79,7 +79,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     scheduler: Any = None
     extra: Mapping[str, Stateful] = field(default_factory=dict)
-    whole: Mapping[str, Sequence[int]] | None = None
+    full_shapes: Mapping[str, Sequence[int]] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     part: int = 0
 
@@ -117,7 +117,7 @@ class TrainingState:
             CheckpointError: it is of another model.
         """
         saved_shapes = _part_of(shapes, _MODEL)
-        live_shapes = self._whole()
+        live_shapes = self._shapes()
         for name in sorted(live_shapes.keys() | saved_shapes.keys()):
             if name not in saved_shapes or name not in live_shapes:
                 where = "model" if name in live_shapes else "checkpoint"
@@ -160,7 +160,7 @@ class TrainingState:
 
     def _restore_model(self, flat: Mapping[str, torch.Tensor]) -> None:
         live_tensors = self.model.state_dict()
-        elsewhere = [f"{_MODEL}{name}" for name in self._whole() if name not in live_tensors]
+        elsewhere = [f"{_MODEL}{name}" for name in self._shapes() if name not in live_tensors]
         self.fits(dict.fromkeys([*elsewhere, *flat]))
         restored = {}
         for name, live in live_tensors.items():
@@ -187,8 +187,8 @@ class TrainingState:
                     )
                 tensors = {key: flat[full] for key, full in keys.get(name, {}).items()}
                 if tensors or name in values:
-                    both = values.get(name, {}) | tensors
-                    self.optimizer.state[parameter] = _placed(both, parameter, group)
+                    merged = values.get(name, {}) | tensors
+                    self.optimizer.state[parameter] = _placed(merged, parameter, group)
             if held:
                 group.update(options[held[0]])
             elif all(len(blob["options"]) == len(self.optimizer.param_groups) for blob in saved):
@@ -206,9 +206,9 @@ class TrainingState:
         for name, parameter in self.model.named_parameters():
             yield self.aliases.get(name, name), parameter
 
-    def _whole(self) -> Mapping[str, Sequence[int]]:
-        if self.whole is not None:
-            return self.whole
+    def _shapes(self) -> Mapping[str, Sequence[int]]:
+        if self.full_shapes is not None:
+            return self.full_shapes
         return {name: tensor.shape for name, tensor in self.model.state_dict().items()}
 
 
@@ -218,10 +218,10 @@ def check(state: TrainingState) -> None:
     Raises:
         ValueError: a parameter of the optimizer is not one of the model's.
     """
-    known = {id(p) for p in state.model.parameters()}
+    parameter_ids = {id(p) for p in state.model.parameters()}
     for i, group in enumerate(state.optimizer.param_groups):
         for j, parameter in enumerate(group["params"]):
-            if id(parameter) not in known:
+            if id(parameter) not in parameter_ids:
                 raise ValueError(
                     f"optimizer: parameter {j} of group {i} ({_shape(parameter.shape)}) is invalid:"
                     " expected a parameter of the model; register it in a module of the model, so"
@@ -300,7 +300,7 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(str(n) for n in shape) or "scalar"
 
 
-def _pack(what: str, value: Any) -> torch.Tensor:
+def _pack(name: str, value: Any) -> torch.Tensor:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -316,7 +316,7 @@ def _pack(what: str, value: Any) -> torch.Tensor:
     ) as error:
         # Fail at the first save, not when the job has lost its nodes.
         raise CheckpointError(
-            f"{what} cannot be saved: expected only tensors, numbers, text and containers of them"
+            f"{name} cannot be saved: expected only tensors, numbers, text and containers of them"
             f" in its state_dict() ({str(error).splitlines()[0]})"
         ) from None
     return packed

@@ -276,18 +276,18 @@ class GradientNorm:
         self._frozen, self._norms = state["frozen"], list(state["norms"])
 
 
-def similarity_loss(now: torch.Tensor, then: torch.Tensor) -> float:
+def similarity_loss(new: torch.Tensor, old: torch.Tensor) -> float:
     """Return the difference of two activations in the similarities of their samples.
 
     The similarity-preserving loss (Tung and Mori, ICCV'19) that Egeria measures plasticity
-    with: |G(now) - G(then)|_F^2 / b^2, with G the b x b matrix of the samples' dot products,
+    with: |G(new) - G(old)|_F^2 / b^2, with G the b x b matrix of the samples' dot products,
     each row of length 1.
 
     Args:
-        now: shape (b, ...).
-        then: the same shape.
+        new: shape (b, ...).
+        old: the same shape.
     """
-    difference = _similarity(now) - _similarity(then)
+    difference = _similarity(new) - _similarity(old)
     return float(difference.square().sum()) / len(difference) ** 2
 
 

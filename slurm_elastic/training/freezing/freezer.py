@@ -79,9 +79,9 @@ class Freezing:
 
     def __post_init__(self) -> None:
         if isinstance(self.criterion, str) and self.criterion not in _CRITERIA:
-            known = ", ".join(_CRITERIA)
+            names = ", ".join(_CRITERIA)
             raise ValueError(
-                f"Freezing: criterion {self.criterion!r} is invalid: expected one of {known}, or an"
+                f"Freezing: criterion {self.criterion!r} is invalid: expected one of {names}, or an"
                 " object"
             )
         for name in ("max_penalty", "begin", "end", "alpha"):

@@ -129,6 +129,6 @@ class ThawGuard:
         self._average, self._best = state["average"], state["best"]
 
 
-def batch_changed(before: int, now: int) -> bool:
+def batch_changed(old: int, new: int) -> bool:
     """Return whether the global batch changed so much that all layers have to thaw."""
-    return max(before, now) >= _BATCH_FACTOR * min(before, now)
+    return max(old, new) >= _BATCH_FACTOR * min(old, new)

@@ -36,9 +36,9 @@ class PlasticityMeter:
     def read(self) -> float | None:
         """Return the similarity loss since the last reading; None: first one, or not computable."""
         self._unhook()
-        kept, self._input = self._input, None
+        inputs, self._input = self._input, None
         module = self._module
-        if module is None or kept is None:
+        if module is None or inputs is None:
             return None
         reference = self._reference
         self._reference = {k: v.detach().clone() for k, v in _state(module)}
@@ -47,10 +47,15 @@ class PlasticityMeter:
         # Under autocast, or with further inputs, the module may fail here: no reading.
         with contextlib.suppress(RuntimeError, TypeError, ValueError), _evaluating(module):
             call = torch.func.functional_call
-            now = _first(call(module, self._reference, *kept))
-            then = _first(call(module, reference, *kept))
-            if now is not None and then is not None and now.dim() > 1 and len(now) > 1:
-                return similarity_loss(now, then)
+            new_output = _first(call(module, self._reference, *inputs))
+            old_output = _first(call(module, reference, *inputs))
+            if (
+                new_output is not None
+                and old_output is not None
+                and new_output.dim() > 1
+                and len(new_output) > 1
+            ):
+                return similarity_loss(new_output, old_output)
         return None
 
     def reset(self) -> None:

@@ -84,10 +84,10 @@ class GradientNoise:
         if not isinstance(state, Mapping):
             return
         values = [state.get(name) for name in ("sqr", "trace", "weight", "count")]
-        known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-        if len(known) == len(values) and known[2] > 0 and known[3] > 0:
-            self._sqr, self._trace, self._weight = known[:3]
-            self._count = int(known[3])
+        numbers = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+        if len(numbers) == len(values) and numbers[2] > 0 and numbers[3] > 0:
+            self._sqr, self._trace, self._weight = numbers[:3]
+            self._count = int(numbers[3])
 
     def fields(self) -> dict[str, float]:
         """Return a report's fields; none before `LEAST` steps, or if the noise is too large."""
@@ -121,12 +121,12 @@ class ConsecutiveSteps:
             count: samples behind them.
             keep: whether to compare them with those of the next step.
         """
-        kept, self._kept = self._kept, None
-        if kept is None and not keep:
+        former, self._kept = self._kept, None
+        if former is None and not keep:
             return
         sqr = float(squared_norm(gradients))
-        if kept is not None and len(kept) == len(gradients) and count == self._kept_count:
-            product = float(dot(kept, gradients))
+        if former is not None and len(former) == len(gradients) and count == self._kept_count:
+            product = float(dot(former, gradients))
             mean = (self._kept_sqr + sqr + 2 * product) / 4
             self._noise.add(
                 small=(self._kept_sqr + sqr) / 2,
@@ -145,14 +145,14 @@ def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
 
 
-def dot(ones: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> torch.Tensor:
+def dot(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the sum of the elementwise products, in float32, on the tensors' device."""
     products = [
         # torch.dot needs no intermediate tensor.
         torch.dot(a.reshape(-1), b.reshape(-1))
         if a.dtype == torch.float32
         else (a * b).sum(dtype=torch.float32)
-        for a, b in zip(ones, others, strict=True)
+        for a, b in zip(first, second, strict=True)
     ]
     return torch.stack(products).sum() if products else torch.zeros(())
 

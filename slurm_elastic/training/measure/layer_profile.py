@@ -217,10 +217,10 @@ class LayerProfiler:
         self.done = True
         for hook in self._hooks:
             hook.remove()
-        whole = [p for p in self._passes if p.complete]
+        complete = [p for p in self._passes if p.complete]
         self._hooks, self._passes, self._now = [], [], None
-        if whole:
-            self.measured = _summary(self._layers, whole, self.measured, gpu=self._gpu)
+        if complete:
+            self.measured = _summary(self._layers, complete, self.measured, gpu=self._gpu)
 
     def _install(self) -> None:
         first = self._layers[0][1]
@@ -334,8 +334,8 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
     """Return whether inputs are these outputs, or computed from one by a chain of operations."""
-    known = {id(t) for t in former}
-    if inputs and all(id(t) in known for t in inputs):
+    former_ids = {id(t) for t in former}
+    if inputs and all(id(t) in former_ids for t in inputs):
         return True
     if len(inputs) != 1 or len(former) != 1:
         return False
@@ -379,9 +379,9 @@ def _summary(
     return MeasuredLayers(size, tuple(measured))
 
 
-def _backward_s(one: _Pass, at: int) -> float | None:
+def _backward_s(one_pass: _Pass, at: int) -> float | None:
     """Return the backward time of layer `at`; None: no gradient went through it."""
-    if at not in one.backward:
+    if at not in one_pass.backward:
         return None
-    below = max((b for b in one.backward if b < at), default=-1)
-    return max(0.0, between(one.backward[at], one.backward[below]))
+    below = max((b for b in one_pass.backward if b < at), default=-1)
+    return max(0.0, between(one_pass.backward[at], one_pass.backward[below]))

@@ -88,10 +88,10 @@ class DataParallel:
             self._step_profiler.micro_batch_done(samples)
             total += summed.detach()
         small, inverse = self._step_profiler.reducing()
-        rest = total.new_tensor([inverse, *requested]).unbind()
+        shared_values = total.new_tensor([inverse, *requested]).unbind()
         count = batch.share.count
         with self._signals.tolerate_ending_peers():
-            sums = reducer.reduce(torch.stack([total, small, *rest]), count)
+            sums = reducer.reduce(torch.stack([total, small, *shared_values]), count)
         self._step_profiler.reduced(sums[1:3], count)
         return sums[0] / count, StrategySettings(*sums[3:])
 

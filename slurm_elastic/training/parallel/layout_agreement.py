@@ -75,11 +75,11 @@ class LayoutAgreement:
         if self._rank_group.rank or not self._reporter.connected:
             return False  # without esrun nothing would start the program again
         orders = self._reporter.orders()
-        seen = orders.layout, orders.directive
+        requested = orders.layout, orders.directive
         # A choice that was made with a profile is not repeated with a newer one.
         first = self.choice.provisional and measured is not None and not self._profiled
-        if seen != self._seen or first:
-            self._seen, self._profiled = seen, measured is not None
+        if requested != self._seen or first:
+            self._seen, self._profiled = requested, measured is not None
             self._better = not self._premature(orders.layout) and (
                 self._choose(measured).text != self.choice.text
             )

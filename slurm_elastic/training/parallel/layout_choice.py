@@ -191,9 +191,9 @@ def _cut(
     parts = text.stages * text.chunks
     if parts == 1:
         return LayoutChoice(text, remark=remark)
-    known = _matching(profile, layers)
-    if known is not None:
-        costs = [layer.forward_s + layer.backward_s for layer in known.layers]
+    measured = _matching(profile, layers)
+    if measured is not None:
+        costs = [layer.forward_s + layer.backward_s for layer in measured.layers]
     else:
         # Layers without parameters cost almost nothing.
         costs = [1.0 if has else 1e-3 for _, has in layers]
@@ -210,12 +210,12 @@ def _partitioned(
     )
 
     data = LayoutText((ranks.world_size,))
-    known = _matching(profile, layers)
-    if known is None:
+    measured = _matching(profile, layers)
+    if measured is None:
         remark = "hybrid: data parallel until the layers have been measured"
         return LayoutChoice(data, remark=remark, provisional=True)
     try:
-        plan = partition(known, ranks.levels(), compression=1.0)
+        plan = partition(measured, ranks.levels(), compression=1.0)
     except PipelineError as error:
         return LayoutChoice(data, remark=f"hybrid: data parallel ({error})")
     text = LayoutText(tuple(stage.replicas for stage in plan.stages))

@@ -117,8 +117,8 @@ class PipelineParallel:
         self._names = [name for name, _ in layers]
         self.measured = earlier
         # Only consecutive layers can be measured by the tensors that pass between them.
-        whole = len(held) == 1 and earlier is None
-        self._profiler = LayerProfiler(own_layers if whole else [], device=rank_group.device)
+        can_profile = len(held) == 1 and earlier is None
+        self._profiler = LayerProfiler(own_layers if can_profile else [], device=rank_group.device)
         self._profile_sent = False
 
     @property
@@ -216,8 +216,8 @@ class PipelineParallel:
 
 def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:
     """Free the memory of the tensors that this rank does not hold."""
-    kept = {id(t) for t in (*keep.parameters(), *keep.buffers())}
+    kept_ids = {id(t) for t in (*keep.parameters(), *keep.buffers())}
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
-            if id(tensor) not in kept:
+            if id(tensor) not in kept_ids:
                 tensor.data = tensor.data.new_empty(0)

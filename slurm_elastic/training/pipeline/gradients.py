@@ -98,5 +98,5 @@ class FlatSum:
                     parameter.grad = None
                     continue
                 # Copies of a tie get their own, else clipping would scale it twice.
-                whole = view.view(parameter.shape)
-                parameter.grad = whole.clone() if index else whole
+                summed = view.view(parameter.shape)
+                parameter.grad = summed.clone() if index else summed

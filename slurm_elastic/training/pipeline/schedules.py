@@ -177,10 +177,10 @@ class _Run:
         if len(todo) == len(self._ahead[rank, stage]):
             return None
         last = stage == self._layout.last
-        before = (PassKind.FORWARD, stage) if last else (PassKind.BACKWARD, stage + 1)
+        needed_pass = (PassKind.FORWARD, stage) if last else (PassKind.BACKWARD, stage + 1)
         return (
             MicroBatchStep(PassKind.BACKWARD, stage, todo[0])
-            if self._ended(MicroBatchStep(*before, todo[0]))
+            if self._ended(MicroBatchStep(*needed_pass, todo[0]))
             else None
         )
 

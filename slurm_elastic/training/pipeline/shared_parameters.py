@@ -95,7 +95,9 @@ class SharedParameters:
             ranks: list[int] = []
             kinds = []
             for name in names:
-                holders = [stage for stage, known in enumerate(first) if name in known]
+                holders = [
+                    stage for stage, names_of_stage in enumerate(first) if name in names_of_stage
+                ]
                 if not holders:
                     raise LayoutError(
                         f"ties: {name!r} is invalid: expected names of parameters; no stage has it"
@@ -108,27 +110,33 @@ class SharedParameters:
                         " expected equal type and shape"
                     )
             group = self._groups.group(ranks)
-            here = self._named(names)
-            if not here:
+            parameters = self._named(names)
+            if not parameters:
                 continue
             if group is not None:
-                _equalise(here[:1], ranks[0], group)
+                _equalise(parameters[:1], ranks[0], group)
             with torch.no_grad():
-                for copy in here[1:]:
-                    copy.copy_(here[0])
-            self._counted += here[:1] if self._groups.rank == ranks[0] else []
+                for copy in parameters[1:]:
+                    copy.copy_(parameters[0])
+            self._counted += parameters[:1] if self._groups.rank == ranks[0] else []
             name = " = ".join(names)
-            sums.append(FlatSum([here], group=group, device=self._device, name=name))
+            sums.append(FlatSum([parameters], group=group, device=self._device, name=name))
         return sums
 
     def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
         """Return those of the named parameters that are held here, each once."""
-        known = {
+        parameters_by_name = {
             name: parameter
             for module in self._modules.values()
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
-        return list({id(known[n]): known[n] for n in names if n in known}.values())
+        return list(
+            {
+                id(parameters_by_name[n]): parameters_by_name[n]
+                for n in names
+                if n in parameters_by_name
+            }.values()
+        )
 
 
 def _equalise(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:

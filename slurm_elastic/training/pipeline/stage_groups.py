@@ -140,17 +140,17 @@ class StageGroups:
                 (senders[micro % len(senders)], receivers[micro % len(receivers)])
                 for micro in range(stride)
             }
-            for one, other in sorted(pairs):
-                if one == other == self.rank:
-                    same = SameRank()
-                    following.setdefault(stage, {})[other] = same
-                    former.setdefault(stage + 1, {})[one] = same
-                elif one == self.rank:
-                    link = NextRank(other, groups=groups, stride=stride, device=self._device)
-                    following.setdefault(stage, {})[other] = link
-                elif other == self.rank:
-                    back = PreviousRank(one, groups=groups, stride=stride, device=self._device)
-                    former.setdefault(stage + 1, {})[one] = back
+            for sender, receiver in sorted(pairs):
+                if sender == receiver == self.rank:
+                    link_to_self = SameRank()
+                    following.setdefault(stage, {})[receiver] = link_to_self
+                    former.setdefault(stage + 1, {})[sender] = link_to_self
+                elif sender == self.rank:
+                    link = NextRank(receiver, groups=groups, stride=stride, device=self._device)
+                    following.setdefault(stage, {})[receiver] = link
+                elif receiver == self.rank:
+                    back = PreviousRank(sender, groups=groups, stride=stride, device=self._device)
+                    former.setdefault(stage + 1, {})[sender] = back
         return following, former
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -175,10 +175,10 @@ class StageGroups:
         self._groups.clear()
 
 
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    for name in [*one, *other]:
-        if one.get(name) != other.get(name):
-            return f"{name} is {_described(one.get(name))}, not {_described(other.get(name))}"
+def _difference(own: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    for name in [*own, *expected]:
+        if own.get(name) != expected.get(name):
+            return f"{name} is {_described(own.get(name))}, not {_described(expected.get(name))}"
     return "in another order"
 
 

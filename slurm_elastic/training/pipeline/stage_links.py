@@ -93,7 +93,7 @@ class PreviousLink(Protocol):
 
 
 @contextlib.contextmanager
-def link_errors(what: str) -> Iterator[None]:
+def link_errors(operation: str) -> Iterator[None]:
     """Replace failures of torch's communication by an error of one line.
 
     Raises:
@@ -107,7 +107,7 @@ def link_errors(what: str) -> Iterator[None]:
         text = (str(error).strip().splitlines() or ["no reason given"])[0]
         # Without the place in gloo's source and its advice, which do not help a user.
         reason = re.sub(r"^(\[[^\]]*\.(cc|cpp|h):\d+\] )+", "", text).split(". This is ")[0]
-        raise LinkError(f"rank {dist.get_rank()} failed {what}: {reason}") from error
+        raise LinkError(f"rank {dist.get_rank()} failed {operation}: {reason}") from error
 
 
 class _Sender:
@@ -119,10 +119,10 @@ class _Sender:
 
     def send(self, micro: int, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            whole = tensor.detach().contiguous()
+            contiguous = tensor.detach().contiguous()
             with link_errors(f"sending micro-batch {micro} to rank {self._peer}"):
-                work = dist.isend(whole, self._peer, group=self._group)
-            self._sent.setdefault(micro, []).append((work, whole))
+                work = dist.isend(contiguous, self._peer, group=self._group)
+            self._sent.setdefault(micro, []).append((work, contiguous))
 
     def settle(self, micro: int) -> None:
         for key in [k for k in self._sent if k <= micro]:
@@ -215,14 +215,14 @@ class NextRank:
     def gradients(self, micro: int) -> list[torch.Tensor]:
         """See `NextLink`."""
         self._back.ask(micro, self._forms[self._sizes[micro]].gradients)
-        taken = self._back.take(micro)
+        gradients = self._back.take(micro)
         # A gradient came back, so the activation has arrived. Without gradients this waits until
         # the next stage takes it, so that a frozen stage does not run far ahead.
         self._out.settle(micro)
         later = micro + self._stride
         if later < len(self._sizes) and self._sizes[later] in self._forms:
             self._back.ask(later, self._forms[self._sizes[later]].gradients)
-        return taken
+        return gradients
 
 
 class PreviousRank:
@@ -252,14 +252,14 @@ class PreviousRank:
             )
         form = self._forms[size]
         self._in.ask(micro, form.parts)
-        taken = [
-            tensor.requires_grad_(wanted)
-            for tensor, (_, _, wanted) in zip(self._in.take(micro), form.parts, strict=True)
+        inputs = [
+            tensor.requires_grad_(needs_grad)
+            for tensor, (_, _, needs_grad) in zip(self._in.take(micro), form.parts, strict=True)
         ]
         later = micro + self._stride
         if later < len(self._sizes) and self._sizes[later] in self._forms:
             self._in.ask(later, self._forms[self._sizes[later]].parts)
-        return taken[0] if form.single else tuple(taken)
+        return inputs[0] if form.single else tuple(inputs)
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
         """See `PreviousLink`."""

@@ -80,9 +80,9 @@ def scalar(loss: Any) -> torch.Tensor:
     """
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.reshape(())
-    what = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    form = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
     raise LayoutError(
-        f"loss of a micro-batch: a value of {what} is invalid: expected one number; return the sum"
+        f"loss of a micro-batch: a value of {form} is invalid: expected one number; return the sum"
         " or the mean"
     )
 

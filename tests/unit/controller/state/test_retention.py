@@ -126,7 +126,7 @@ def test_a_ledger_of_an_older_release_learns_to_shrink_and_says_since_when(tmp_p
     db.close()
     ledger = Ledger(path)
     assert ledger.since() == 5000.0
-    assert ledger.found_version == 3
+    assert ledger.stored_version == 3
     ledger.close()
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA auto_vacuum").fetchone()[0] == 2

@@ -85,10 +85,12 @@ def test_the_longer_it_has_waited_the_more_a_job_puts_up_with():
 @pytest.mark.parametrize("timers", ["own", "auto"])
 def test_ended_waits_are_remembered_and_forgotten(timers):
     found = patience(timers)
-    state = found.after([(RACK, "a", 8, 500.0), (RACK, "b", 8, 1.0)], {})
+    state = found.next_state([(RACK, "a", 8, 500.0), (RACK, "b", 8, 1.0)], {})
     assert state["waits"] == {RACK: {"8": [[10_000.0, 5.0]]}}
     later = patience(timers, now=10_000.0 + 25 * LEASE, waits=state["waits"])
-    assert later.after([(RACK, "c", 8, 200.0)], {})["waits"] == {RACK: {"8": [[12_500.0, 2.0]]}}
+    assert later.next_state([(RACK, "c", 8, 200.0)], {})["waits"] == {
+        RACK: {"8": [[12_500.0, 2.0]]}
+    }
 
 
 def test_classes_of_demand():

@@ -142,7 +142,7 @@ def test_a_factor_is_relative_to_one_gpu_at_its_largest_micro_batch():
     found = row(learned())
     assert found.least == 1
     assert found.value[1] == pytest.approx(1.0, rel=1e-3)
-    assert found.one == pytest.approx(64 / 0.74, rel=0.02)
+    assert found.unit_rate == pytest.approx(64 / 0.74, rel=0.02)
     # 64 samples on each of 4 GPUs in 0.84 s.
     assert found.value[4] == pytest.approx(4 * 0.74 / 0.84, rel=0.03)
     assert found.batch[[1, 2, 4]].tolist() == [64, 128, 256]

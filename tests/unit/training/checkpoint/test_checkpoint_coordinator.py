@@ -354,11 +354,11 @@ def test_a_rank_reads_only_the_tensors_of_its_part(
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     CheckpointRanks(tmp_path, [state()]).save(3)
     wrong = state(FRONT)
-    assert wrong.whole is not None
+    assert wrong.full_shapes is not None
     other = TrainingState(
         model=wrong.model,
         optimizer=wrong.optimizer,
-        whole={**wrong.whole, "head.weight": (9, 4)},
+        full_shapes={**wrong.full_shapes, "head.weight": (9, 4)},
     )
     before = {k: v.clone() for k, v in moments(other).items()}
     with pytest.raises(

@@ -186,7 +186,9 @@ def _cut() -> list[TrainingState]:
         )
         scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
         parts.append(
-            TrainingState(model=model, optimizer=made, scheduler=scheduler, whole=shapes, part=part)
+            TrainingState(
+                model=model, optimizer=made, scheduler=scheduler, full_shapes=shapes, part=part
+            )
         )
     return parts
 
@@ -250,7 +252,7 @@ def test_tied_parameters_have_one_name_in_the_optimizer_state() -> None:
         model=head,
         optimizer=torch.optim.AdamW(head.parameters()),
         aliases=aliases,
-        whole=shapes,
+        full_shapes=shapes,
         part=1,
     )
     assert "optim.exp_avg.0.weight" in part.needs(flat)
