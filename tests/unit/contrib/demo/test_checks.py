@@ -115,14 +115,14 @@ def test_ranks_that_sacct_knows_nothing_of():
 def test_a_rigid_job_that_was_disturbed():
     again = "9|train|bob|REQUEUED|0:0|150|151|155|cpu=1,gres/gpu:a100=4,gres/gpu=4|g01|00:00:00\n"
     bad = evidence(again + GOOD)
-    assert failing(bad) == ["rigid jobs ran exactly once, rigid_jobs_undisturbed"]
+    assert failing(bad) == ["rigid jobs ran exactly once, undisturbed"]
     paused = evidence(
         GOOD.replace(
             "|300|billing=1,cpu=1,gres/gpu:a100=4,gres/gpu=4,mem=500M,node=1|g01|00:00:00",
             "|300|gres/gpu=4|g01|00:00:03",
         )
     )
-    assert failing(paused) == ["rigid jobs ran exactly once, rigid_jobs_undisturbed"]
+    assert failing(paused) == ["rigid jobs ran exactly once, undisturbed"]
 
 
 def test_the_summary_has_a_line_for_each_job():
