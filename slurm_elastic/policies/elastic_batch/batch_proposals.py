@@ -84,7 +84,7 @@ class BatchProposals:
 
     question: BatchQuestion
     targets: Mapping[str, BatchTarget]
-    why: Mapping[str, Reason]
+    reasons: Mapping[str, Reason]
     dropped: Collection[str]
     next_s: float
 
@@ -138,7 +138,7 @@ class BatchProposals:
 
     def _waits(self, key: str) -> Alternative:
         """Propose to wait, with the reason."""
-        cause = self.why.get(key)
+        cause = self.reasons.get(key)
         if key not in self.dropped:
             return Alternative(gpu_type="", gpus=0, value=0.0, reason=cause or self._next())
         reason = Reason("turned-away", reason=cause)
