@@ -239,7 +239,8 @@ def dally(path: Path) -> dict[str, Any]:
                 )
     missed = [m for known in places.values() for m in leave_one_out(known)]
     by_model = {
-        name: statistics.median(m.error for m in missed if m.known.model == name) for name in DALLY
+        name: statistics.median(m.error for m in missed if m.observed.model == name)
+        for name in DALLY
     }
     return {"placements": len(places), **errors(missed), **_named(by_model)}
 
@@ -249,10 +250,10 @@ def errors(missed: Iterable[PredictedStall]) -> dict[str, Any]:
     missed = list(missed)
     worst = max(missed, key=lambda m: m.error)
     return {
-        "models": len({m.known.model for m in missed}),
+        "models": len({m.observed.model for m in missed}),
         "stall_median": statistics.median(m.error for m in missed),
         "stall_worst": worst.error,
-        "worst": worst.known.model,
+        "worst": worst.observed.model,
         "step_median": statistics.median(m.step_error for m in missed),
         "step_worst": max(m.step_error for m in missed),
     }

@@ -68,25 +68,25 @@ def _ping_all(*, json_: bool) -> None:
     """Print each controller with its role, as `scontrol ping` does."""
     answers = client.roles()
     if json_:
-        options.put_json({"controllers": [_answered(w, a) for w, a in answers.items()]})
+        options.put_json({"controllers": [_answer_row(w, a) for w, a in answers.items()]})
     else:
-        for where, answer in answers.items():
+        for address, answer in answers.items():
             if isinstance(answer, str):
-                click.echo(f"selasticd at {where} is DOWN ({answer})")
+                click.echo(f"selasticd at {address} is DOWN ({answer})")
             else:
                 version, role = (
                     formatting.clean(answer.get("version", "?")),
                     answer.get("role", "?"),
                 )
-                click.echo(f"selasticd {version} at {where} is UP ({formatting.clean(role)})")
+                click.echo(f"selasticd {version} at {address} is UP ({formatting.clean(role)})")
     if not any(
         isinstance(a, dict) and a.get("role") in ("active", "alone") for a in answers.values()
     ):
         click.get_current_context().exit(SILENT)
 
 
-def _answered(where: str, answer: dict[str, Any] | str) -> dict[str, Any]:
-    return {"address": where, **({"error": answer} if isinstance(answer, str) else answer)}
+def _answer_row(address: str, answer: dict[str, Any] | str) -> dict[str, Any]:
+    return {"address": address, **({"error": answer} if isinstance(answer, str) else answer)}
 
 
 def _facts() -> Facts:

@@ -50,12 +50,12 @@ def roles() -> dict[str, dict[str, Any] | str]:
 
     addresses = frames.addresses(address())
     answers: dict[str, dict[str, Any] | str] = {}
-    for where in addresses:
+    for host in addresses:
         try:
             timeout_s = _ROLE_S if len(addresses) > 1 else _TIMEOUT_S
-            answers[where] = frames.call(where, requests.build("ping"), timeout_s=timeout_s)
+            answers[host] = frames.call(host, requests.build("ping"), timeout_s=timeout_s)
         except frames.ChannelError as error:
-            answers[where] = clean(str(error).removeprefix(f"controller {where}: "))
+            answers[host] = clean(str(error).removeprefix(f"controller {host}: "))
     return answers
 
 
@@ -67,9 +67,9 @@ def _active() -> str:
     """
     answers = roles()
     click.get_current_context().meta[_ROLES] = answers
-    for where, answer in answers.items():
+    for host, answer in answers.items():
         if isinstance(answer, dict) and answer.get("role") in ("active", "alone"):
-            return where
+            return host
     states = (f"{w}: {a if isinstance(a, str) else 'stands by'}" for w, a in answers.items())
     raise CliError(f"no controller is active ({'; '.join(states)}){REMEDY}", SILENT)
 
@@ -89,17 +89,17 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     """
     from slurm_elastic.rpc import frames, requests  # noqa: PLC0415 - only for requests
 
-    where = address()
-    if len(frames.addresses(where)) > 1:
-        where = _active()
+    host = address()
+    if len(frames.addresses(host)) > 1:
+        host = _active()
     try:
-        return frames.call(where, requests.build(op, **args), timeout_s=_TIMEOUT_S)
+        return frames.call(host, requests.build(op, **args), timeout_s=_TIMEOUT_S)
     except frames.RequestRejectedError as error:
         raise CliError(clean(error), REFUSED) from None
     except frames.ControllerUnreachableError as error:
-        reason = str(error).removeprefix(f"controller {where}: ")
+        reason = str(error).removeprefix(f"controller {host}: ")
         raise CliError(
-            f"no controller at {clean(where)} ({clean(reason[:1].lower() + reason[1:])}){REMEDY}",
+            f"no controller at {clean(host)} ({clean(reason[:1].lower() + reason[1:])}){REMEDY}",
             SILENT,
         ) from None
     except frames.ControllerUntrustedError as error:

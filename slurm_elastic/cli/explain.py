@@ -88,7 +88,7 @@ def plan(all_: bool, json_: bool) -> None:
     if json_:
         options.put_json(answer)
     else:
-        options.put(planned(answer, everything=all_))
+        options.put(planned(answer, all_jobs=all_))
 
 
 @options.verb
@@ -122,7 +122,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         if decision["action"] == "keep" and (answer["model"] or not explained_):
             add("Why", reason_text(decision["reason"]))
         add("Held back", reason_text(decision["waiting_for"]))
-    add("Learned", _learned(answer["model"]))
+    add("Learned", _goodput(answer["model"]))
     add("Batch", _batch(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", "it is resized once it has written a checkpoint and read it back")
@@ -134,11 +134,11 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
     add("Time limit", _time_limit(answer))
-    add("Next", _next(answer))
+    add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
         add("Because", reason_text(decision["reason"]))
     if answer["last"]:
-        add("Last resize", _last(answer["last"], answer["time"]))
+        add("Last resize", _last_change(answer["last"], answer["time"]))
     return lines
 
 
@@ -157,35 +157,35 @@ def _time_limit(answer: ExplainAnswer) -> str:
     return f"{limit}, extended by {extension} {reason}"
 
 
-def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
+def planned(answer: PlanAnswer, *, all_jobs: bool = False) -> list[str]:
     """Return the lines of `plan`."""
     if answer["planned"] is None:
         return ["no round yet; repeat in a moment"]
     changes = answer["changes"]
-    stays = [s for s in answer["stays"] if everything or s["waiting_for"]]
+    stays = [s for s in answer["stays"] if all_jobs or s["waiting_for"]]
     count = len(changes)
     if not count:
         head = "no change would be made now."
     else:
         head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
-    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _worth(r)) for r in changes]
+    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _benefit(r)) for r in changes]
     rows += [
         (r["display_id"], "stays", reason_text(r["waiting_for"] or r["reason"]), "") for r in stays
     ]
     columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
     table = render(rows, columns, [c.header for c in columns], TableLayout(header=False))
-    kept = [
+    reservations = [
         f"  kept for {c['display_id']} until {formatting.clock(c['until'], answer['time'])}: "
         + ", ".join(f"{count} on {formatting.clean(node)}" for node, count in c["gpus"].items())
         for c in answer["claims"]
     ]
     notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
-    return [*notes, head, *(f"  {line}" for line in table), *kept]
+    return [*notes, head, *(f"  {line}" for line in table), *reservations]
 
 
 def past(answer: HistoryAnswer, layout: TableLayout) -> list[str]:
     """Return the lines of `history`."""
-    since = formatting.kept(answer["kept_since"], answer["time"])
+    since = formatting.records_note(answer["kept_since"], answer["time"])
     if not answer["changes"] and layout.header and not layout.parsable:
         return [f"no changes; {since}" if since else "no changes yet"]
     # `now` is the controller's, as the answer may be shown after midnight.
@@ -205,14 +205,14 @@ def _state(answer: ExplainAnswer) -> str:
         if job["waiting"]["kept_until"]:
             text += f" Kept for it until {formatting.clock(job['waiting']['kept_until'], now)}."
         return text
-    where = formatting.spelled(job["where"])
-    text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
+    placement = formatting.spelled(job["where"])
+    text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {placement}{since}."
     if job["unmanaged_reason"]:
         return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
 
 
-def _learned(model: ModelRow | None) -> str:
+def _goodput(model: ModelRow | None) -> str:
     """Return the expected goodput by GPU type: `4 a100: 160 samples/s (measured), ...`."""
     if model is None:
         return ""
@@ -246,17 +246,20 @@ def _batch(answer: ExplainAnswer) -> str:
     return f"{row['present']}{span}" + (f"; {reason}" if reason else "")
 
 
-def _next(answer: ExplainAnswer) -> str:
+def _next_change(answer: ExplainAnswer) -> str:
     job, decision, now = answer["job"], answer["decision"], answer["time"]
     transition = job["transition"]
     if transition:
         target = transition["target"] or "no GPUs"
-        ago = formatting.span(max(0.0, now - (transition["since"] or now)))
+        duration = formatting.span(max(0.0, now - (transition["since"] or now)))
         reason = f"; {reason_text(transition['reason'])}" if transition["reason"] else ""
-        return f"on its way to {target}, {formatting.phase(transition['state'])} for {ago}{reason}"
+        phase = formatting.phase(transition["state"])
+        return f"on its way to {target}, {phase} for {duration}{reason}"
     if decision is None or decision["action"] == "keep":
         return ""
-    at = f" at about {formatting.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    round_time = (
+        f" at about {formatting.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    )
     parts = [
         f"checkpoint {formatting.span(answer['checkpoint_s'])}" if answer["checkpoint_s"] else "",
         f"restart {formatting.span(answer['restart_s'])}" if answer["restart_s"] else "",
@@ -265,7 +268,7 @@ def _next(answer: ExplainAnswer) -> str:
     costs = ", ".join(p for p in parts if p)
     shape = _target(decision, job["gpu_type"])
     if answer["mode"] == "act":
-        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + at
+        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + round_time
     else:
         text = (
             f"would {_WOULD[decision['action']]} {shape}".rstrip()
@@ -283,14 +286,14 @@ def _target(decision: DecisionRow, present_type: str) -> str:
     return str(decision["gpus"])
 
 
-def _last(change: ChangeRow, now: float) -> str:
+def _last_change(change: ChangeRow, now: float) -> str:
     text = (
         f"{change['from'] or '-'} → {change['to'] or '-'}"
         f" at {formatting.clock(change['time'], now)}"
     )
     if change["outcome"] not in ("", "done"):
-        why = reason_text(change["reason"]) or change["state"].lower()
-        return f"{text}, {change['outcome']}: {why}"
+        outcome_reason = reason_text(change["reason"]) or change["state"].lower()
+        return f"{text}, {change['outcome']}: {outcome_reason}"
     if change["total_s"]:
         end = "first step" if change["seconds"].get("startup") else "start"
         text += f", {formatting.span(change['total_s'])} from notice to {end}"
@@ -311,7 +314,7 @@ def _shape(row: PlanRow) -> str:
     return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
 
 
-def _worth(row: PlanRow) -> str:
+def _benefit(row: PlanRow) -> str:
     parts = []
     if row["gain"] > 0 and row["steps_per_s"] and row["kind"] != "script":
         parts.append(f"gains {formatting.digits(row['gain'] * row['steps_per_s'])} it/s")

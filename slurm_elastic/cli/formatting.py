@@ -46,10 +46,10 @@ def duration(seconds: float | None) -> str:
     """Return seconds in Slurm's form, [D-]HH:MM:SS; `-` for None."""
     if seconds is None:
         return "-"
-    whole = max(0, round(seconds))
-    days, rest = divmod(whole, _DAY)
-    hours, rest = divmod(rest, _HOUR)
-    text = f"{hours:02}:{rest // _MINUTE:02}:{rest % _MINUTE:02}"
+    total_s = max(0, round(seconds))
+    days, remainder_s = divmod(total_s, _DAY)
+    hours, remainder_s = divmod(remainder_s, _HOUR)
+    text = f"{hours:02}:{remainder_s // _MINUTE:02}:{remainder_s % _MINUTE:02}"
     return f"{days}-{text}" if days else text
 
 
@@ -57,29 +57,31 @@ def span(seconds: float) -> str:
     """Return seconds in the two largest units: `9.1 s`, `2 min 30 s`, `2 h 2 min`."""
     if seconds < 9.95:
         return f"{digits(seconds).removesuffix('.0')} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < _MINUTE:
+        return f"{whole_seconds} s"
     big, small, names = (
-        (_MINUTE, 1, ("min", "s")) if whole < _HOUR else (_HOUR, _MINUTE, ("h", "min"))
+        (_MINUTE, 1, ("min", "s")) if whole_seconds < _HOUR else (_HOUR, _MINUTE, ("h", "min"))
     )
-    if whole >= _DAY:
+    if whole_seconds >= _DAY:
         big, small, names = _DAY, _HOUR, ("d", "h")
-    first, rest = divmod(whole, big)
-    return f"{first} {names[0]}" + (f" {rest // small} {names[1]}" if rest // small else "")
+    first, remainder_s = divmod(whole_seconds, big)
+    return f"{first} {names[0]}" + (
+        f" {remainder_s // small} {names[1]}" if remainder_s // small else ""
+    )
 
 
-def clock(when: float | None, now: float | None = None) -> str:
+def clock(time_s: float | None, now: float | None = None) -> str:
     """Return a time of today as `14:02:10`, of other days as `2026-11-20T14:02:10`."""
-    if when is None:
+    if time_s is None:
         return "-"
-    then, today = time.localtime(when), time.localtime(now)
-    if then[:3] == today[:3]:
-        return time.strftime("%H:%M:%S", then)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", then)
+    local_time, today = time.localtime(time_s), time.localtime(now)
+    if local_time[:3] == today[:3]:
+        return time.strftime("%H:%M:%S", local_time)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", local_time)
 
 
-def kept(since: float, now: float) -> str:
+def records_note(since: float, now: float) -> str:
     """Return a note since when records are kept; "" if that is unknown."""
     return f"(records are kept since {clock(since, now)})" if since else ""
 
@@ -113,22 +115,23 @@ def percent_gain(fraction: float) -> str:
     return f"{digits(fraction * 100)} %"
 
 
-def places(where: Iterable[Place]) -> str:
+def places(placement: Iterable[Place]) -> str:
     """Return nodes by switch: `rack1:g[01-02],rack2:g06`."""
     return ",".join(
-        (f"{clean(p['switch'])}:" if p["switch"] else "") + clean(fold(p["nodes"])) for p in where
+        (f"{clean(p['switch'])}:" if p["switch"] else "") + clean(fold(p["nodes"]))
+        for p in placement
     )
 
 
-def nodes(where: Iterable[Place]) -> str:
+def nodes(placement: Iterable[Place]) -> str:
     """Return nodes without switches: `g[01-02,06]`."""
-    return clean(fold(n for p in where for n in p["nodes"]))
+    return clean(fold(n for p in placement for n in p["nodes"]))
 
 
-def spelled(where: Iterable[Place], most: int = 4) -> str:
+def spelled(placement: Iterable[Place], most: int = 4) -> str:
     """Return nodes and racks for a sentence: `g01, g02 (rack1)`; more than `most` are folded."""
     parts = []
-    for place in where:
+    for place in placement:
         names = place["nodes"] if len(place["nodes"]) <= most else [fold(place["nodes"])]
         rack = f" ({place['switch']})" if place["switch"] else ""
         parts.append(clean(", ".join(names) + rack))
@@ -159,12 +162,16 @@ def wrapped(lines: Iterable[str], indent: int) -> list[str]:
     if not sys.stdout.isatty():
         return list(lines)
     width = max(40, shutil.get_terminal_size().columns)
-    further = " " * indent
+    indentation = " " * indent
     return [
         part
         for line in lines
         for part in textwrap.wrap(
-            line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+            line,
+            width,
+            subsequent_indent=indentation,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 

@@ -91,8 +91,8 @@ def run(argv: Sequence[str]) -> int:
         click.echo(error.format_message())
         return USAGE
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "selastic"
-        return _fail(f"{error.format_message()} See `{where} --help`.", USAGE)
+        command = error.ctx.command_path if error.ctx else "selastic"
+        return _fail(f"{error.format_message()} See `{command} --help`.", USAGE)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -72,7 +72,7 @@ def layout(format_: str, noheader: bool, parsable: bool) -> TableLayout:
     return TableLayout(columns=format_, header=not noheader, parsable=parsable)
 
 
-def whole(text: str, option: str) -> int:
+def whole_number(text: str, option: str) -> int:
     """Return the whole number above 0 that an option holds.
 
     Raises:

@@ -93,7 +93,7 @@ def partition(
             memory=options.number(memory, "--memory") if memory else None,
             straight=straight,
             free_sources=free_sources,
-            limit=options.whole(states, "--states") if states else partitioner.LIMIT,
+            limit=options.whole_number(states, "--states") if states else partitioner.LIMIT,
         )
     except profile_reader.LayerProfileError as error:
         raise CliError(clean(error), USAGE) from None
@@ -146,7 +146,7 @@ def shown(
 def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
     from slurm_elastic.models.pipedream.partitioner import Level  # noqa: PLC0415
 
-    counts = [options.whole(text, "--machines") for text in machines.split(",")]
+    counts = [options.whole_number(text, "--machines") for text in machines.split(",")]
     speeds = [options.number(text, "--bandwidth") for text in bandwidth.split(",")]
     if len(counts) != len(speeds):
         raise CliError(

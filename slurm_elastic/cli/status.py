@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("GPUS", lambda r: str(r["gpus"]) if r["gpus"] else "-", right=True),
     Column("WANTS", lambda r: r["wants"]),
     Column("TYPE", lambda r: r["gpu_type"] or "any"),
-    Column("WHERE", lambda r: where(r)),  # noqa: PLW0108 - defined below
+    Column("WHERE", lambda r: placement_text(r)),  # noqa: PLW0108 - defined below
     Column("SPEED", lambda r: _running(r, formatting.speed(r))),
     Column("PROGRESS", lambda r: _running(r, formatting.percent(r["progress"])), right=True),
     Column("RESIZES", lambda r: _running(r, str(r["resizes"])), right=True),
@@ -68,12 +68,12 @@ def status(
     if json_:
         options.put_json(client.ask("status", all=all_))
     elif watch is None:
-        options.put(lines(_asked(all_), layout))
+        options.put(lines(_status_answer(all_), layout))
     elif sys.stdout.isatty():
         _redraw(all_, layout, watch)
     else:
         while True:
-            options.put([*lines(_asked(all_), layout), ""])
+            options.put([*lines(_status_answer(all_), layout), ""])
             sys.stdout.flush()
             time.sleep(watch)
 
@@ -129,7 +129,7 @@ def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
     return head + indented
 
 
-def where(row: JobRow) -> str:
+def placement_text(row: JobRow) -> str:
     """Return the nodes of a running job, or what a pending one waits for."""
     transition = row["transition"]
     if transition:
@@ -146,26 +146,28 @@ def where(row: JobRow) -> str:
     return f"{text} (held)" if row["held"] else text
 
 
-def waits_for(why: Waiting) -> str:
+def waits_for(waiting: Waiting) -> str:
     """Return which jobs free the GPUs, `4711 gives them in about 6 s`; "" if unknown."""
-    givers = why["givers"]
+    givers = waiting["givers"]
     if givers:
         names = " and ".join(g["display_id"] for g in givers[:3])
-        known = [g["in_s"] for g in givers if g["in_s"] is not None]
-        soon = (
-            f" in about {formatting.span(round(max(known)))}" if len(known) == len(givers) else ""
+        waits_s = [g["in_s"] for g in givers if g["in_s"] is not None]
+        time_text = (
+            f" in about {formatting.span(round(max(waits_s)))}"
+            if len(waits_s) == len(givers)
+            else ""
         )
         verb = "gives" if len(givers) == 1 else "give"
         if not any(g["under_way"] for g in givers):
             verb = "is to give" if len(givers) == 1 else "are to give"
-        return f"{names} {verb} them{soon}"
-    if why["kept"]:
-        return f"{sum(why['kept'].values())} are kept for it"
-    if why["leased"]:
+        return f"{names} {verb} them{time_text}"
+    if waiting["kept"]:
+        return f"{sum(waiting['kept'].values())} are kept for it"
+    if waiting["leased"]:
         return "the controller starts it"
-    reason = why["slurm_reason"]
-    if reason == "BeginTime" and why["begin_time"]:
-        return f"starts at {formatting.clock(why['begin_time'])}"
+    reason = waiting["slurm_reason"]
+    if reason == "BeginTime" and waiting["begin_time"]:
+        return f"starts at {formatting.clock(waiting['begin_time'])}"
     return "" if reason in ("", "None") else formatting.clean(reason)
 
 
@@ -295,13 +297,13 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     return rows
 
 
-def _asked(everything: bool) -> StatusAnswer:
-    answer: Any = client.ask("status", all=everything)
+def _status_answer(all_jobs: bool) -> StatusAnswer:
+    answer: Any = client.ask("status", all=all_jobs)
     answer["notes"] = [*client.role_notes(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 
-def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
+def _redraw(all_jobs: bool, layout: TableLayout, seconds: float) -> None:
     """Redraw the newest state in place, until Ctrl-C."""
     from rich.live import Live  # noqa: PLC0415 - slow to import
     from rich.text import Text  # noqa: PLC0415
@@ -309,7 +311,7 @@ def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             try:
-                text = "\n".join(lines(_asked(everything), layout))
+                text = "\n".join(lines(_status_answer(all_jobs), layout))
             except CliError as error:
                 if error.exit_code != SILENT:
                     raise

@@ -56,8 +56,12 @@ def render(
     Raises:
         CliError: -o names a column that does not exist.
     """
-    known = {c.header: c for c in columns}
-    chosen = _chosen(layout.columns, known) if layout.columns else [known[h] for h in default]
+    columns_by_header = {c.header: c for c in columns}
+    chosen = (
+        _chosen(layout.columns, columns_by_header)
+        if layout.columns
+        else [columns_by_header[h] for h in default]
+    )
     cells = [[clean(c.value(row)) for c in chosen] for row in rows]
     if layout.header:
         cells.insert(0, [c.header for c in chosen])
@@ -80,19 +84,19 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) 
     last = max((i for i, text in enumerate(row) if text), default=0)
     texts = []
     for i, (text, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        room = column.most if i == last and column.width is None else width
-        cut = text if len(text) <= room else text[: room - 1] + "+"
-        texts.append(cut.rjust(width) if column.right else cut.ljust(width))
+        cell_width = column.most if i == last and column.width is None else width
+        shortened = text if len(text) <= cell_width else text[: cell_width - 1] + "+"
+        texts.append(shortened.rjust(width) if column.right else shortened.ljust(width))
     return "  ".join(texts).rstrip()
 
 
-def _chosen(text: str, known: Mapping[str, Column]) -> list[Column]:
+def _chosen(text: str, columns_by_header: Mapping[str, Column]) -> list[Column]:
     chosen = []
     for word in text.split(","):
         match = _FIELD.fullmatch(word.strip())
-        column = known.get(match[1].upper()) if match else None
+        column = columns_by_header.get(match[1].upper()) if match else None
         if match is None or column is None:
-            names = ", ".join(h.lower() for h in known)
+            names = ", ".join(h.lower() for h in columns_by_header)
             raise CliError(f'--format: "{clean(word)}" is unknown; known: {names}', USAGE)
         if match[3]:
             # As with sacct: %8 aligns right, %-8 left.

@@ -110,7 +110,7 @@ def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str
     columns = _USERS if by_user else _JOBS
     with_notes = layout.header and not layout.parsable
     start = answer["start"] or 0.0
-    since = formatting.kept(answer["kept_since"], answer["time"]) if with_notes else ""
+    since = formatting.records_note(answer["kept_since"], answer["time"]) if with_notes else ""
     tail = [since] if since and start < answer["kept_since"] else []
     if not rows and with_notes:
         return ["no elastic job held GPUs in that time", *tail]

@@ -25,41 +25,45 @@ def compared(
     in_ledger = {
         (c["job_id"], c["run"], round(c["start"])): c for c in counted if c["start"] >= since
     }
-    known = {c["job_id"] for c in counted}
+    counted_jobs = {c["job_id"] for c in counted}
     equal, lines = 0, []
-    for key, one in sorted(in_ledger.items()):
-        name = f"{formatting.clean(one['display_id'])} run {one['run']}"
-        other = in_slurm.pop(key, None)
-        if one["end"] is None or not one["settled"]:
-            if other is not None:
+    for key, ledger_run in sorted(in_ledger.items()):
+        name = f"{formatting.clean(ledger_run['display_id'])} run {ledger_run['run']}"
+        slurm_run = in_slurm.pop(key, None)
+        if ledger_run["end"] is None or not ledger_run["settled"]:
+            if slurm_run is not None:
                 lines.append(f"{name}: not settled yet; repeat in a minute")
-            elif one["end"] is not None:
+            elif ledger_run["end"] is not None:
                 lines.append(f"{name}: sacct has no record of it, or not of its end")
             continue
-        if other is None:
+        if slurm_run is None:
             lines.append(f"{name}: sacct has no record of it, or not of its end")
-        elif (line := _difference(one, other)) != "":
+        elif (line := _difference(ledger_run, slurm_run)) != "":
             lines.append(f"{name}: {line}")
         else:
             equal += 1
-    for (_, run, _), other in sorted(in_slurm.items()):
-        elastic = other.submitted is not None or other.job_id in known
-        if elastic and other.gpus and other.seconds:
-            gpu_s = other.gpus * other.seconds
-            name = formatting.clean(other.display_id)
+    for (_, run, _), slurm_run in sorted(in_slurm.items()):
+        elastic = slurm_run.submitted is not None or slurm_run.job_id in counted_jobs
+        if elastic and slurm_run.gpus and slurm_run.seconds:
+            gpu_s = slurm_run.gpus * slurm_run.seconds
+            name = formatting.clean(slurm_run.display_id)
             lines.append(
                 f"{name} run {run}: 0 GPU s, sacct {gpu_s}: not recorded by the controller (yet)"
             )
     return equal, lines
 
 
-def _difference(one: RunUsage, other: AccountedRun) -> str:
-    if other.gpus is None:
+def _difference(ledger_run: RunUsage, slurm_run: AccountedRun) -> str:
+    if slurm_run.gpus is None:
         return "sacct has no number of GPUs: add gres/gpu to AccountingStorageTRES"
-    counted, accounted = round(one["gpus"] * one["seconds"]), other.gpus * other.seconds
-    if (one["gpus"], round(one["seconds"])) == (other.gpus, other.seconds):
+    counted, accounted = (
+        round(ledger_run["gpus"] * ledger_run["seconds"]),
+        slurm_run.gpus * slurm_run.seconds,
+    )
+    if (ledger_run["gpus"], round(ledger_run["seconds"])) == (slurm_run.gpus, slurm_run.seconds):
         return ""
     return (
-        f"{counted} GPU s, sacct {accounted}: {one['gpus']} GPUs for {round(one['seconds'])} s"
-        f" against {other.gpus} for {other.seconds} s"
+        f"{counted} GPU s, sacct {accounted}: {ledger_run['gpus']} GPUs for"
+        f" {round(ledger_run['seconds'])} s"
+        f" against {slurm_run.gpus} for {slurm_run.seconds} s"
     )

@@ -445,16 +445,18 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     sections = {}
     types = get_type_hints(Config)
     for title, content in data.items():
-        where = where_is(text, name, title)
+        location = where_is(text, name, title)
         if title not in types:
-            known = ", ".join(types)
-            raise ConfigError(f"{where}: section [{title[:40]}] is unknown; known: {known}")
+            known_sections = ", ".join(types)
+            raise ConfigError(
+                f"{location}: section [{title[:40]}] is unknown; known: {known_sections}"
+            )
         if not isinstance(content, dict):
-            raise ConfigError(f"{where}: {title} must be a section; write [{title}]")
+            raise ConfigError(f"{location}: {title} must be a section; write [{title}]")
         sections[title] = read_section(types[title], title, content, text, name)
     config = Config(**sections)
     policy = config.controller.policy
     if policies and policy not in policies:
-        where = where_is(text, name, "controller", "policy")
-        raise ConfigError(f'{where}: policy "{policy}" is unknown; known: {", ".join(policies)}')
+        location = where_is(text, name, "controller", "policy")
+        raise ConfigError(f'{location}: policy "{policy}" is unknown; known: {", ".join(policies)}')
     return config

@@ -28,15 +28,15 @@ def read_section(cls: Any, section: str, content: dict[str, Any], text: str, nam
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in content.items():
-        where = where_is(text, name, section, key)
+        location = where_is(text, name, section, key)
         if key not in fields:
             raise ConfigError(
-                f"{where}: {key[:40]} is unknown in [{section}]; known: {', '.join(fields)}"
+                f"{location}: {key[:40]} is unknown in [{section}]; known: {', '.join(fields)}"
             )
         try:
             values[key] = _value(hints[key], value, key_of(fields[key]))
         except ValueError as error:
-            raise ConfigError(f"{where}: {key} {error}") from None
+            raise ConfigError(f"{location}: {key} {error}") from None
     return cls(**values)
 
 

@@ -78,28 +78,28 @@ class ControllerClient:
                     continue
                 return
             if reply is None:
-                self._rest(pause.longer())
+                self._wait_before_retry(pause.longer())
                 continue
             pause = _Pause()
             self._state.mark_reported(report)
-            self._take(reply, authoritative=False)
+            self._accept_reply(reply, authoritative=False)
             self._answered.set()
             self._wait()
 
-    def _rest(self, seconds: float) -> None:
+    def _wait_before_retry(self, seconds: float) -> None:
         """Wait before the next try; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + seconds
-        while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
+        while not self._stopped.is_set() and (remaining_s := end - time.monotonic()) > 0:
             self._state.expire_notice()
-            self._stopped.wait(min(left, 1.0))
+            self._stopped.wait(min(remaining_s, 1.0))
 
     def _wait(self) -> None:
         """Wait until the next report is due; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + self._state.orders().report_every_s
         while True:
             self._state.expire_notice()
-            left = end - time.monotonic()
-            if left <= 0 or self._state.wait_urgent(min(left, 1.0)):
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0 or self._state.wait_urgent(min(remaining_s, 1.0)):
                 return
 
     def _poll(self) -> None:
@@ -112,14 +112,14 @@ class ControllerClient:
             reply = self._call(request, _POLL_S + _CALL_S)
             if reply is not None:
                 old_seq = self._state.seq
-                self._take(reply, authoritative=True)
+                self._accept_reply(reply, authoritative=True)
                 # Pause after an immediate answer without a change, which would make this loop spin.
                 if self._state.seq != old_seq or time.monotonic() - started > 1:
                     pause = _Pause()
                     continue
             self._stopped.wait(pause.longer())
 
-    def _take(self, reply: dict[str, Any], *, authoritative: bool) -> None:
+    def _accept_reply(self, reply: dict[str, Any], *, authoritative: bool) -> None:
         try:
             orders = Orders.from_wire(reply.get("orders"))
         except ReportError as error:

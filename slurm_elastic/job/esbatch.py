@@ -69,57 +69,59 @@ class Option(NamedTuple):
     words: tuple[str, ...]
 
 
-def parse_options(words: Sequence[str]) -> tuple[list[Option], list[str]]:
+def parse_options(arguments: Sequence[str]) -> tuple[list[Option], list[str]]:
     """Split sbatch's arguments into its options and the rest: script and script arguments."""
     options: list[Option] = []
-    at = 0
-    while at < len(words):
-        word = words[at]
-        following = words[at + 1 : at + 2]
-        if word == "--":
-            return options, list(words[at:])
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        following = arguments[index + 1 : index + 2]
+        if argument == "--":
+            return options, list(arguments[index:])
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
             if not equals and name not in _FLAGS:
                 value = "".join(following)
-                options.append(Option(name, value, (word, *following)))
-                at += 1 + len(following)
+                options.append(Option(name, value, (argument, *following)))
+                index += 1 + len(following)
                 continue
-            options.append(Option(name, value, (word,)))
-        elif word.startswith("-") and word != "-":
-            letters = word[1:].lstrip(_SHORT_FLAGS)
+            options.append(Option(name, value, (argument,)))
+        elif argument.startswith("-") and argument != "-":
+            letters = argument[1:].lstrip(_SHORT_FLAGS)
             name = _SHORT_NAMES.get(letters[:1], f"-{letters[:1]}")
-            taken = following if len(letters) == 1 else []
-            options.append(Option(name, letters[1:] or "".join(taken), (word, *taken)))
-            at += len(taken)
+            value_words = following if len(letters) == 1 else []
+            options.append(
+                Option(name, letters[1:] or "".join(value_words), (argument, *value_words))
+            )
+            index += len(value_words)
         else:
-            return options, list(words[at:])
-        at += 1
+            return options, list(arguments[index:])
+        index += 1
     return options, []
 
 
 def script_options(script: str) -> list[Option]:
     """Return the options in a script's `#SBATCH` lines, up to its first command."""
     options: list[Option] = []
-    for line in _head(script):
+    for line in _header_lines(script):
         if line.startswith("#SBATCH"):
             try:
-                words = shlex.split(line[len("#SBATCH") :], comments=True)
+                arguments = shlex.split(line[len("#SBATCH") :], comments=True)
             except ValueError as error:
                 raise EsbatchError(f"{line.strip()}: {error}") from None
-            if words[:1] in (["hetjob"], ["packjob"]):
+            if arguments[:1] in (["hetjob"], ["packjob"]):
                 raise EsbatchError("heterogeneous jobs cannot be resized: leave out --elastic")
-            options += parse_options(words)[0]
+            options += parse_options(arguments)[0]
     return options
 
 
 def without_elastic(script: str) -> str:
     """Return the script without `--elastic`; its lines keep their numbers."""
     lines = _LINE.findall(script)
-    for number, line in enumerate(_head(script)):
+    for number, line in enumerate(_header_lines(script)):
         if line.startswith("#SBATCH") and _IN_SCRIPT.search(line):
-            rest = _IN_SCRIPT.sub("", line)
-            lines[number] = rest if rest.strip() != "#SBATCH" else f"#{line}"
+            stripped = _IN_SCRIPT.sub("", line)
+            lines[number] = stripped if stripped.strip() != "#SBATCH" else f"#{line}"
     return "".join(lines)
 
 
@@ -145,36 +147,36 @@ def plan(
         EsbatchError: The request cannot be submitted.
         DirectiveError: The directive does not follow the grammar.
     """
-    own, rest = parse_options(arguments)
+    options, script_and_arguments = parse_options(arguments)
     in_script = script_options(script)
-    text = _elastic(own, in_script, environment)
+    text = _elastic(options, in_script, environment)
     if text is None:
         return list(arguments), False
     directive = Directive.parse(text)
-    if ":" in rest:
+    if ":" in script_and_arguments:
         raise EsbatchError("heterogeneous jobs cannot be resized: leave out --elastic")
-    given = {option.name: option.value for option in (*in_script, *own)}
-    if "no-requeue" in given:
+    values = {option.name: option.value for option in (*in_script, *options)}
+    if "no-requeue" in values:
         raise EsbatchError("an elastic job is resized by requeueing it: leave out --no-requeue")
-    words = [
+    command = [
         word
-        for option in own
+        for option in options
         if option.name not in {"elastic", "comment", "requeue"}
         for word in option.words
     ]
-    words += [f"--comment={_comment(directive, given.get('comment', ''))}", "--requeue"]
-    if "open-mode" not in given and "SBATCH_OPEN_MODE" not in environment:
-        words.append("--open-mode=append")
-    has_shape = _SHAPE & given.keys() or _SHAPE_VARIABLES & environment.keys()
-    if not has_shape and "gpu" not in given.get("tres-per-task", ""):
-        partition = given.get("partition") or environment.get("SBATCH_PARTITION", "")
-        words += start_options(
+    command += [f"--comment={_comment(directive, values.get('comment', ''))}", "--requeue"]
+    if "open-mode" not in values and "SBATCH_OPEN_MODE" not in environment:
+        command.append("--open-mode=append")
+    has_shape = _SHAPE & values.keys() or _SHAPE_VARIABLES & environment.keys()
+    if not has_shape and "gpu" not in values.get("tres-per-task", ""):
+        partition = values.get("partition") or environment.get("SBATCH_PARTITION", "")
+        command += start_options(
             directive,
             cluster(partition),
-            nodes_given="nodes" in given,
-            constrained="constraint" in given,
+            nodes_given="nodes" in values,
+            constrained="constraint" in values,
         )
-    return words + rest, True
+    return command + script_and_arguments, True
 
 
 def start_options(
@@ -190,8 +192,8 @@ def start_options(
     """
     gpus, gpu_type = directive.start()
     ranked = sorted(gpus_per_node, key=lambda name: (-gpus_per_node[name], name))
-    known = [name for name in directive.types or ranked if name in gpus_per_node]
-    types = [name for name in known or directive.types if directive.allows(gpus, name)]
+    known_types = [name for name in directive.types or ranked if name in gpus_per_node]
+    types = [name for name in known_types or directive.types if directive.allows(gpus, name)]
     smallest = min((gpus_per_node.get(name, DEFAULT_GPUS_PER_NODE) for name in types), default=0)
     may_mix_types = len(gpus_per_node) > 1 and (
         nodes_given or gpus > (smallest or DEFAULT_GPUS_PER_NODE)
@@ -226,19 +228,19 @@ def read_sinfo(report: str) -> dict[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run esbatch and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _submit(words)
+        return _submit(command_line)
     except (SlurmElasticError, OSError) as error:
         sys.stderr.write(f"esbatch: error: elastic: {error}\n")
         return 1
 
 
-def _submit(words: list[str]) -> int:
-    options, rest = parse_options(words)
+def _submit(arguments: list[str]) -> int:
+    options, script_and_arguments = parse_options(arguments)
     if any(word in _INFORMATION for option in options for word in option.words):
-        return _sbatch(words, None)
-    name = next((word for word in rest if word != "--"), None)
+        return _sbatch(arguments, None)
+    name = next((word for word in script_and_arguments if word != "--"), None)
     stdin = name is None and not any(option.name == "wrap" for option in options)
     data = b""
     if stdin:
@@ -248,7 +250,7 @@ def _submit(words: list[str]) -> int:
     if len(data) > MAX_SCRIPT_BYTES:
         raise EsbatchError(f"the script is too large: expected at most {MAX_SCRIPT_BYTES} bytes")
     script = data.decode("utf-8", "surrogateescape")
-    command, elastic = plan(words, script, os.environ, _cluster)
+    command, elastic = plan(arguments, script, os.environ, _cluster)
     changed = data
     if elastic:
         changed = without_elastic(script).encode("utf-8", "surrogateescape")
@@ -257,7 +259,9 @@ def _submit(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="esbatch-") as directory:
         copy = Path(directory) / Path(name).name  # the job's name by default
         copy.write_bytes(changed)
-        command[len(command) - len(rest) + rest.index(name)] = str(copy)
+        command[len(command) - len(script_and_arguments) + script_and_arguments.index(name)] = str(
+            copy
+        )
         return _sbatch(command, None)
 
 
@@ -269,7 +273,7 @@ def _sbatch(command: list[str], stdin: bytes | None) -> int:
 def _cluster(partition: str) -> dict[str, int]:
     filters = ["-p", partition] if partition else []
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["sinfo", "-h", *filters, "-o", "%P %G"],
             capture_output=True,
             text=True,
@@ -278,25 +282,26 @@ def _cluster(partition: str) -> dict[str, int]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return read_sinfo(done.stdout)
+    return read_sinfo(process.stdout)
 
 
 def _elastic(
-    own: list[Option], in_script: list[Option], environment: Mapping[str, str]
+    options: list[Option], in_script: list[Option], environment: Mapping[str, str]
 ) -> str | None:
     """Return the directive by sbatch's precedence: command line, environment, script."""
-    on_command_line = [option.value for option in own if option.name == "elastic"]
+    on_command_line = [option.value for option in options if option.name == "elastic"]
     if on_command_line:
         return on_command_line[-1]
     if environment.get(ENVIRONMENT):
         return environment[ENVIRONMENT]
-    written = [option.value for option in in_script if option.name == "elastic"]
-    for other in written[1:]:
-        if other != written[0]:
+    directives = [option.value for option in in_script if option.name == "elastic"]
+    for directive in directives[1:]:
+        if directive != directives[0]:
             raise EsbatchError(
-                f"--elastic={other}: differs from --elastic={written[0]} given before; keep one"
+                f"--elastic={directive}: differs from --elastic={directives[0]} given"
+                " before; keep one"
             )
-    return written[0] if written else None
+    return directives[0] if directives else None
 
 
 def _comment(directive: Directive, own: str) -> str:
@@ -312,7 +317,7 @@ def _comment(directive: Directive, own: str) -> str:
     return text
 
 
-def _head(script: str) -> list[str]:
+def _header_lines(script: str) -> list[str]:
     """Return the lines that sbatch reads: all before the first command."""
     lines = []
     for line in _LINE.findall(script):

@@ -75,13 +75,13 @@ def parse(arguments: Sequence[str]) -> Options:
         UsageError: names the word that is invalid.
     """
     options = Options()
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         if word == "--":
             break
         if not word.startswith("-") or word == "-":
-            words.insert(0, word)
+            remaining.insert(0, word)
             break
         name, equals, value = word.partition("=")
         if name in ("-h", "--help", "--version") and not equals:
@@ -93,12 +93,12 @@ def parse(arguments: Sequence[str]) -> Options:
         if name not in ("--checkpoint", "--signal", "--srun-args", "--local"):
             raise UsageError(f"{word}: unknown option; see esrun --help")
         if not equals:
-            if not words:
+            if not remaining:
                 raise UsageError(f"{name}: expected a value; see esrun --help")
-            value = words.pop(0)
+            value = remaining.pop(0)
         _set(options, name, value)
-    options.program = words
-    if not words:
+    options.program = remaining
+    if not remaining:
         raise UsageError("expected a program to run; see esrun --help")
     if options.signal and not options.checkpoint:
         raise UsageError("--signal: expected --checkpoint too, which shows when a save is complete")

@@ -121,7 +121,7 @@ class RankLaunch:
             self.tasks,
             self.options.program,
             gpus=self.gpus,
-            extra=self.options.srun_args,
+            user_options=self.options.srun_args,
         )
 
     def start(self) -> SrunProcess:

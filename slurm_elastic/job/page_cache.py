@@ -42,12 +42,12 @@ def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir():
             for directory, _, names in os.walk(path):
-                yield from (Path(directory, name) for name in names if _plain(directory, name))
+                yield from (Path(directory, name) for name in names if _is_regular(directory, name))
         elif path.is_file():
             yield path
 
 
-def _plain(directory: str, name: str) -> bool:
+def _is_regular(directory: str, name: str) -> bool:
     """Return whether it is a regular file: opening a pipe or a device may block."""
     return Path(directory, name).is_file()
 

@@ -64,7 +64,7 @@ class RankSignals:
     def unguard(self) -> None:
         """End the guards."""
         if self._guard is not None:
-            # Not SIGTERM, which tells them that the job ends.
+            # Not SIGTERM: to the guards it means that the job ends.
             self._guard.signal_when_ready(signal.SIGUSR1)
             self._guard = None
 

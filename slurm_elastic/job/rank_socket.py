@@ -155,12 +155,12 @@ class RankSocket:
         self.orders()
         end = time.monotonic() + timeout_s
         while condition() and self.connected and self._sock is not None:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0:
                 break
             poller = select.poll()
             poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            poller.poll(left * 1000)
+            poller.poll(remaining_s * 1000)
             self.orders()
 
     def _flush(self) -> None:
@@ -195,9 +195,9 @@ class RankSocket:
                 return
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
-                self._take(line)
+                self._handle_line(line)
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         # A newer esrun may send what this library does not know: ignore it.
         with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
             message = json.loads(line)

@@ -74,13 +74,13 @@ class RankSocketServer:
                 if len(unread) > _MAX_LINE:
                     break
                 for line in lines:
-                    self._take(line)
+                    self._handle_line(line)
         with self._lock:
             self._peers.remove(peer)
             peer.close()
             self._lock.notify_all()
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         try:
             message = json.loads(line)
             fields: Any = message["report"]

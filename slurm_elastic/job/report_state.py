@@ -75,15 +75,15 @@ class ReportState:
     def _set(self, name: str, value: Any) -> None:
         if isinstance(value, float) and value.is_integer() and name not in _FRACTIONS:
             value = int(value)  # a tensor of one element arrives as a float
-        profile, rest = self._report.profile, replace(self._report, profile=())
+        profile, report = self._report.profile, replace(self._report, profile=())
         if name == "checkpoint_age_s":
             self._aged = self._clock()
         try:
             if name == "profile":  # validated by itself, as it is large
-                self._report = replace(rest, profile=profile_rows(value or ()))
+                self._report = replace(report, profile=profile_rows(value or ()))
             else:
-                known = {**rest.to_wire(), name: value}
-                self._report = replace(Report.from_wire(known), profile=profile)
+                fields = {**report.to_wire(), name: value}
+                self._report = replace(Report.from_wire(fields), profile=profile)
         except ReportError as error:
             if name not in self._complained:
                 self._complained.add(name)
@@ -135,8 +135,8 @@ class ReportState:
             controller = "none" if self._heard is None else "heard"
             orders = self._orders
             if orders.deadline_s is not None:
-                left = self._received + orders.deadline_s - self._clock()
-                orders = replace(orders, deadline_s=max(0.0, left))
+                remaining_s = self._received + orders.deadline_s - self._clock()
+                orders = replace(orders, deadline_s=max(0.0, remaining_s))
             return orders, "expected" if self._expected else controller
 
     def expect_controller(self) -> None:
@@ -170,10 +170,10 @@ class ReportState:
         with self._changed:
             first, self._heard = self._heard is None, self._clock()
             self._expected = False
-            same = orders == replace(self._orders, deadline_s=orders.deadline_s)
+            unchanged = orders == replace(self._orders, deadline_s=orders.deadline_s)
             newer = authoritative or first or orders.seq > self._orders.seq
             # The first answer is passed on even if it changes nothing.
-            if not newer or (same and not first):
+            if not newer or (unchanged and not first):
                 return
             self._orders, self._received = orders, self._clock()
             subscribers = list(self._subscribers)

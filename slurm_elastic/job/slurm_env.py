@@ -87,8 +87,8 @@ class SlurmAllocation:
             self.cpus = (1,) * len(self.nodes)
         self.here = env.get("SLURMD_NODENAME", "")
         self.run_id = f"{env.get('SLURM_CLUSTER_NAME') or 'slurm'}-{self.job_id}"
-        others = None if on_node or on_node is None else 0
-        self.gpus = (on_node, *[others] * (len(self.nodes) - 1))
+        on_other_nodes = None if on_node or on_node is None else 0
+        self.gpus = (on_node, *[on_other_nodes] * (len(self.nodes) - 1))
 
 
 def _gpus_here(env: Mapping[str, str]) -> int | None:
@@ -121,11 +121,11 @@ def expand(nodelist: str) -> list[str]:
     """Return the node names of Slurm's folded form, in its order."""
     names = []
     for part in _split(nodelist):
-        head, bracket, rest = part.partition("[")
+        head, bracket, bracketed = part.partition("[")
         if not bracket:
             names.append(part)
             continue
-        ranges, _, tail = rest.partition("]")
+        ranges, _, tail = bracketed.partition("]")
         tails = expand(tail) if tail else [""]
         for number in _numbers(ranges):
             names += [f"{head}{number}{end}" for end in tails]

@@ -125,7 +125,7 @@ def command(
     program: Sequence[str],
     *,
     gpus: bool,
-    extra: Sequence[str] = (),
+    user_options: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line of the step.
 
@@ -134,24 +134,24 @@ def command(
         tasks: number of each node; 0 excludes a node.
         program: command that each rank runs.
         gpus: whether each task gets a GPU.
-        extra: the user's options for srun, last so that they take precedence.
+        user_options: the user's options for srun, last so that they take precedence.
     """
-    used = [
+    used_nodes = [
         (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
     ]
-    if len({t for _, t, _ in used}) == 1 and len(used) == len(allocation.nodes):
-        layout = [f"--nodes={len(used)}", f"--ntasks-per-node={used[0][1]}"]
+    if len({t for _, t, _ in used_nodes}) == 1 and len(used_nodes) == len(allocation.nodes):
+        layout = [f"--nodes={len(used_nodes)}", f"--ntasks-per-node={used_nodes[0][1]}"]
     else:
-        hosts = ",".join(name for name, count, _ in used for _ in range(count))
+        hosts = ",".join(name for name, count, _ in used_nodes for _ in range(count))
         layout = ["--distribution=arbitrary", f"--nodelist={hosts}"]
-    cpus = min(c // t for _, t, c in used)
+    cpus = min(c // t for _, t, c in used_nodes)
     return [
         *("srun", f"--ntasks={sum(tasks)}", *layout),
         f"--cpus-per-task={cpus}" if cpus else "--overcommit",
         *(("--gpus-per-task=1", "--gpu-bind=none") if gpus else ()),
         *("--mem=0", "--overlap", "--export=ALL", "--kill-on-bad-exit=1"),
         f"--job-name={os.path.basename(program[0])[:40]}",  # noqa: PTH119 - pathlib is slow to load
-        *extra,
+        *user_options,
         *("sh", "-c", RANK_SCRIPT, "esrun", *program),
     ]
 

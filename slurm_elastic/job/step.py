@@ -49,13 +49,13 @@ class Step:
                 os.kill(self.child.pid, number)
 
     def _pump(self) -> None:
-        rest = b""
+        partial_line = b""
         while data := os.read(self.child.errors, 65536):
             with contextlib.suppress(OSError):
                 _write_all(2, data)
             if self._first_failure is None:
-                *lines, rest = (rest + data).split(b"\n")
-                rest = rest[-4096:]
+                *lines, partial_line = (partial_line + data).split(b"\n")
+                partial_line = partial_line[-4096:]
                 for line in lines:
                     self._first_failure = self._first_failure or failure_code(line)
         os.close(self.child.errors)
@@ -76,8 +76,8 @@ def failure_code(line: bytes) -> int | None:
     """
     if not line.startswith(_PREFIX):
         return None
-    _, _, rest = line.removeprefix(_PREFIX).partition(b": task")
-    _, _, outcome = rest.partition(b": ")
+    _, _, tasks = line.removeprefix(_PREFIX).partition(b": task")
+    _, _, outcome = tasks.partition(b": ")
     exited, _, digits = outcome.strip().rpartition(b" ")
     if exited == b"Exited with exit code" and digits.isdigit():
         return int(digits)

@@ -152,14 +152,14 @@ class Supervisor:
         elif not self._slurm_ends_job(time.monotonic()):
             self._step.send(signal.SIGTERM)
 
-    def _end_step_unless_slurm_does(self, at: float) -> None:
+    def _end_step_unless_slurm_does(self, signal_s: float) -> None:
         # Python runs handlers of simultaneous signals by number: SIGTERM (15) before SIGCONT (18).
         time.sleep(_SLURM_CONT_S)
-        if not self._slurm_ends_job(at):
+        if not self._slurm_ends_job(signal_s):
             self._end_step()
 
-    def _slurm_ends_job(self, at: float) -> bool:
-        return abs(at - self._continued_at) < _SLURM_TERM_S
+    def _slurm_ends_job(self, signal_s: float) -> bool:
+        return abs(signal_s - self._continued_at) < _SLURM_TERM_S
 
     def _signal_ranks(self, name: str) -> None:
         if not self._ranks.send(name) and not self._step.ends_within(0):

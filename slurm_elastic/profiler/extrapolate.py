@@ -97,85 +97,87 @@ class Fit:
 
     def stall_s(self, *, layers: int, gradient_bytes: float, compute_s: float = 0.0) -> float:
         """Return the predicted stall in seconds per step."""
-        whole = self.base_s + self.layer_s * layers + self.byte_s * gradient_bytes
+        total_s = self.base_s + self.layer_s * layers + self.byte_s * gradient_bytes
         if not self.hidden:
-            return whole
+            return total_s
         last = min(1.0, self.bucket_bytes / gradient_bytes) if gradient_bytes else 0.0
-        return max(whole - self.hidden * compute_s, whole * last)
+        return max(total_s - self.hidden * compute_s, total_s * last)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedStall:
     """Stall of a model as observed, and as predicted from other models."""
 
-    known: ObservedStall
+    observed: ObservedStall
     predicted_s: float
 
     @property
     def error(self) -> float:
         """Error relative to the stall, or to 2 % of the computing time if that is more."""
-        size = _size(self.known)
-        error_s = abs(self.predicted_s - self.known.stall_s)
+        size = _size(self.observed)
+        error_s = abs(self.predicted_s - self.observed.stall_s)
         return error_s / size if size else math.inf if error_s else 0.0
 
     @property
     def step_error(self) -> float:
         """Error relative to computing and stall together; NaN without a computing time."""
-        if not self.known.compute_s:
+        if not self.observed.compute_s:
             return math.nan
-        error_s = abs(self.predicted_s - self.known.stall_s)
-        return error_s / (self.known.compute_s + self.known.stall_s)
+        error_s = abs(self.predicted_s - self.observed.stall_s)
+        return error_s / (self.observed.compute_s + self.observed.stall_s)
 
 
-def predict(stall_fit: Fit, known: ObservedStall) -> PredictedStall:
+def predict(stall_fit: Fit, observed: ObservedStall) -> PredictedStall:
     """Return the stall of a model as observed and as a fit predicts it."""
     return PredictedStall(
-        known,
+        observed,
         stall_fit.stall_s(
-            layers=known.layers, gradient_bytes=known.gradient_bytes, compute_s=known.compute_s
+            layers=observed.layers,
+            gradient_bytes=observed.gradient_bytes,
+            compute_s=observed.compute_s,
         ),
     )
 
 
-def fit(known: Sequence[ObservedStall], *, hide: bool = True) -> Fit:
+def fit(stalls: Sequence[ObservedStall], *, hide: bool = True) -> Fit:
     """Return the coefficients of one configuration, fitted to several models.
 
     Args:
-        known: the models.
+        stalls: one for each model.
         hide: also fit communication that computing hides.
 
     Raises:
         ExtrapolationError: fewer than three models, or layers and gradient bytes in proportion.
     """
-    if len(known) < LEAST:
+    if len(stalls) < LEAST:
         raise ExtrapolationError(
-            f"{len(known)} model{'s' if len(known) != 1 else ''} profiled, {LEAST} are needed;"
+            f"{len(stalls)} model{'s' if len(stalls) != 1 else ''} profiled, {LEAST} are needed;"
             " profile another one there"
         )
-    data = _Data(known)
-    best, left = data.solve(0.0, 0.0)
-    if hide and len(known) >= _LEAST_HIDDEN and all(k.compute_s for k in known):
-        freedom = len(known) - LEAST - 1
-        limit = left / (1 + _CLEAR / freedom)
+    data = _Data(stalls)
+    best, least_squares = data.solve(0.0, 0.0)
+    if hide and len(stalls) >= _LEAST_HIDDEN and all(k.compute_s for k in stalls):
+        freedom = len(stalls) - LEAST - 1
+        limit = least_squares / (1 + _CLEAR / freedom)
         for bucket in _BUCKETS:
             for hidden in _HIDDEN:
                 candidate, squares = data.solve(hidden, bucket)
-                if squares < min(left, limit):
-                    best, left = candidate, squares
+                if squares < min(least_squares, limit):
+                    best, least_squares = candidate, squares
     return best
 
 
 def leave_one_out(
-    known: Sequence[ObservedStall], *, hide: bool = True
+    stalls: Sequence[ObservedStall], *, hide: bool = True
 ) -> tuple[PredictedStall, ...]:
     """Compare each model with a fit to the others, where these suffice; in the order given."""
     predictions = []
-    for i, one in enumerate(known):
+    for i, held_out in enumerate(stalls):
         try:
-            others_fit = fit([*known[:i], *known[i + 1 :]], hide=hide)
+            others_fit = fit([*stalls[:i], *stalls[i + 1 :]], hide=hide)
         except ExtrapolationError:
             continue
-        predictions.append(predict(others_fit, one))
+        predictions.append(predict(others_fit, held_out))
     return tuple(predictions)
 
 
@@ -193,11 +195,11 @@ class _Data:
         ExtrapolationError: layers and gradient bytes are in proportion.
     """
 
-    def __init__(self, known: Sequence[ObservedStall]) -> None:
-        self.bytes: Floats = np.array([k.gradient_bytes for k in known])
-        self.stalls: Floats = np.array([k.stall_s for k in known])
-        self.compute: Floats = np.array([k.compute_s for k in known])
-        rows: Floats = np.array([(1.0, k.layers, k.gradient_bytes) for k in known])
+    def __init__(self, stalls: Sequence[ObservedStall]) -> None:
+        self.bytes: Floats = np.array([k.gradient_bytes for k in stalls])
+        self.stalls: Floats = np.array([k.stall_s for k in stalls])
+        self.compute: Floats = np.array([k.compute_s for k in stalls])
+        rows: Floats = np.array([(1.0, k.layers, k.gradient_bytes) for k in stalls])
         self.scales: Floats = np.maximum(rows.max(axis=0), 1e-300)
         self.rows: Floats = rows / self.scales
         if np.linalg.matrix_rank(self.rows, tol=1e-6) < LEAST:
@@ -205,7 +207,7 @@ class _Data:
                 "the profiled models do not distinguish layers from gradient bytes; profile a model"
                 " with another ratio of them"
             )
-        sizes: Floats = np.array([_size(k) for k in known])
+        sizes: Floats = np.array([_size(k) for k in stalls])
         self.sizes: Floats = np.maximum(sizes, max(1e-9 * float(sizes.max()), 1e-300))
 
     def solve(self, hidden: float, bucket: float) -> tuple[Fit, float]:
@@ -226,23 +228,23 @@ class _Data:
             # A model whose communication is wholly hidden has no information about its duration.
             informative = ~exposed | (last > 0)
             rows = np.where(exposed[:, None], self.rows * last[:, None], self.rows)[informative]
-            goal = np.where(exposed, self.stalls, self.stalls + covered)[informative]
-            if len(goal) < LEAST:
+            targets = np.where(exposed, self.stalls, self.stalls + covered)[informative]
+            if len(targets) < LEAST:
                 break
             sizes = self.sizes[informative]
-            coefficients, _ = nnls(rows / sizes[:, None], goal / sizes)
-            whole = self.rows @ coefficients
-            stalls = np.maximum(whole - covered, whole * last)
+            coefficients, _ = nnls(rows / sizes[:, None], targets / sizes)
+            totals = self.rows @ coefficients
+            stalls = np.maximum(totals - covered, totals * last)
             squares = float((((stalls - self.stalls) / self.sizes) ** 2).sum())
             if squares < least:
                 best, least = coefficients, squares
-            now = (whole * last >= whole - covered) if hidden else exposed
-            if (now == exposed).all():
+            newly_exposed = (totals * last >= totals - covered) if hidden else exposed
+            if (newly_exposed == exposed).all():
                 break
-            exposed = now
+            exposed = newly_exposed
         base, layer, byte = (float(c) for c in best / self.scales)
         return Fit(base, layer, byte, hidden, bucket), least
 
 
-def _size(known: ObservedStall) -> float:
-    return max(known.stall_s, _FLOOR * known.compute_s)
+def _size(observed: ObservedStall) -> float:
+    return max(observed.stall_s, _FLOOR * observed.compute_s)

@@ -77,11 +77,11 @@ class ProfiledConfiguration:
         """Dally's s: fraction of the time in which the gang computes; None: stalls are unknown."""
         if self.gpus == 1:
             return 1.0
-        known = [t for t in (self.interconnect, self.network) if t is not None]
-        if not known or (self.nodes > 1 and self.network is None):
+        stalls = [t for t in (self.interconnect, self.network) if t is not None]
+        if not stalls or (self.nodes > 1 and self.network is None):
             return None
-        whole = self.compute.seconds + sum(t.seconds for t in known)
-        return self.compute.seconds / whole if whole else None
+        step_s = self.compute.seconds + sum(t.seconds for t in stalls)
+        return self.compute.seconds / step_s if step_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def to_body(profile: StepProfile) -> dict[str, Any]:
         "layers": profile.layers,
         "gradient_bytes": profile.gradient_bytes,
         "samples": profile.samples,
-        "configurations": [_plain(c) for c in profile.configurations],
+        "configurations": [_to_body(c) for c in profile.configurations],
     }
 
 
@@ -177,7 +177,7 @@ def from_body(body: object) -> StepProfile:
     rows = top.get("configurations")
     if not isinstance(rows, list) or not rows or len(rows) > LIMIT_CONFIGURATIONS:
         raise ProfileFileError(
-            f"configurations: {_shown(rows)} is invalid: expected a list of 1 to"
+            f"configurations: {_short(rows)} is invalid: expected a list of 1 to"
             f" {LIMIT_CONFIGURATIONS}"
         )
     configurations = tuple(_configured(row, f"configurations[{i}]") for i, row in enumerate(rows))
@@ -208,7 +208,7 @@ def _configured(body: object, place: str) -> ProfiledConfiguration:
     compute = _timed(row, "compute", place)
     if compute is None or not compute.seconds > 0:
         raise ProfileFileError(
-            f"{place}.compute: {_shown(row.get('compute'))} is invalid: expected seconds above 0"
+            f"{place}.compute: {_short(row.get('compute'))} is invalid: expected seconds above 0"
         )
     return ProfiledConfiguration(
         gpu_type=_text(row, "gpu_type", place),
@@ -235,7 +235,7 @@ def _timed(row: Mapping[str, Any], name: str, place: str) -> MeasuredTime | None
     )
 
 
-def _plain(configured: ProfiledConfiguration) -> dict[str, Any]:
+def _to_body(configured: ProfiledConfiguration) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     for field in fields(configured):
         value = getattr(configured, field.name)
@@ -248,7 +248,7 @@ def _plain(configured: ProfiledConfiguration) -> dict[str, Any]:
 
 def _mapping(body: object, place: str) -> Mapping[str, Any]:
     if not isinstance(body, dict):
-        raise ProfileFileError(f"{place}: {_shown(body)} is invalid: expected an object")
+        raise ProfileFileError(f"{place}: {_short(body)} is invalid: expected an object")
     return body
 
 
@@ -262,7 +262,7 @@ def _text(row: Mapping[str, Any], name: str, place: str) -> str:
     value = row.get(name, "")
     if not isinstance(value, str) or len(value) > _NAME or not value.isprintable():
         raise ProfileFileError(
-            f"{_at(place, name)}: {_shown(value)} is invalid: expected a name of at most {_NAME}"
+            f"{_path(place, name)}: {_short(value)} is invalid: expected a name of at most {_NAME}"
             " printable characters"
         )
     return value
@@ -272,7 +272,7 @@ def _count(row: Mapping[str, Any], name: str, place: str) -> int:
     value = row.get(name)
     if type(value) is not int or not 1 <= value < 2**53:
         raise ProfileFileError(
-            f"{_at(place, name)}: {_shown(value)} is invalid: expected a whole number above 0"
+            f"{_path(place, name)}: {_short(value)} is invalid: expected a whole number above 0"
         )
     return value
 
@@ -281,15 +281,15 @@ def _seconds(row: Mapping[str, Any], name: str, place: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
         raise ProfileFileError(
-            f"{_at(place, name)}: {_shown(value)} is invalid: expected a number of at least 0"
+            f"{_path(place, name)}: {_short(value)} is invalid: expected a number of at least 0"
         )
     return float(value)
 
 
-def _at(place: str, name: str) -> str:
+def _path(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

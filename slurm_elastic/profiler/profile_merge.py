@@ -104,13 +104,13 @@ def subjects(
     return {
         name: MeasuredModel(
             name=name,
-            layers=_first(p.layers for _, p in files),
-            gradient_bytes=_first(p.gradient_bytes for _, p in files),
+            layers=_first_value(p.layers for _, p in files),
+            gradient_bytes=_first_value(p.gradient_bytes for _, p in files),
             samples=samples or _samples(name, files),
             rows=tuple(MeasuredConfiguration(s, c) for s, p in files for c in p.configurations),
         )
         for shared, alike in by_name.items()
-        for name, files in _separate(shared, alike).items()
+        for name, files in _split_models(shared, alike).items()
     }
 
 
@@ -143,41 +143,41 @@ def comparable(
         rows = [r for r in rows if r.measured.repeats >= 2]
         if single:
             left_out.append(
-                f"{_several(single)}: measured once, so its spread is unknown; repeat it, or give"
+                f"{_row_list(single)}: measured once, so its spread is unknown; repeat it, or give"
                 " --once"
             )
     if not rows:
         raise ComparisonError(f"{subject.name}: {left_out[0]}")
-    everything = merged(subject.name, rows)
-    group = _group(everything, batch, global_batch)
-    same = [r for r in everything if group.has(r.configuration)]
-    if len(same) < len(everything):
-        others = sorted({group.of(r.configuration) for r in everything} - {group.size})
+    configurations = merged(subject.name, rows)
+    group = _group(configurations, batch, global_batch)
+    in_group = [r for r in configurations if group.has(r.configuration)]
+    if len(in_group) < len(configurations):
+        other_sizes = sorted({group.of(r.configuration) for r in configurations} - {group.size})
         left_out.append(
-            f"{len(everything) - len(same)} of {len(everything)} configurations, with"
-            f" {', '.join(map(str, others))} instead of {group}; choose with --batch or"
+            f"{len(configurations) - len(in_group)} of {len(configurations)} configurations, with"
+            f" {', '.join(map(str, other_sizes))} instead of {group}; choose with --batch or"
             " --global-batch"
         )
-    lacking = {r.configuration: list(_lacking(r.measured, same)) for r in same}
-    whole = [r for r in same if not lacking[r.configuration]]
-    if not whole:
+    lacking = {r.configuration: list(_missing_stalls(r.measured, in_group)) for r in in_group}
+    complete = [r for r in in_group if not lacking[r.configuration]]
+    if not complete:
         raise ComparisonError(
             f"{subject.name}: no configuration has all stalls that others have; profile them with"
             " the same options"
         )
     left_out += [
         f"{r.configuration}: {' and '.join(lacking[r.configuration])} unknown, but known for others"
-        for r in same
+        for r in in_group
         if lacking[r.configuration]
     ]
     return MergedProfiles(
-        offers=tuple(ConfigurationCost(r.configuration, times(r.measured)) for r in whole),
+        offers=tuple(ConfigurationCost(r.configuration, times(r.measured)) for r in complete),
         batch=str(group),
-        repeats={r.configuration: r.measured.repeats for r in whole},
+        repeats={r.configuration: r.measured.repeats for r in complete},
         unknown=tuple(
             s for s in STALLS
-            if all(getattr(r.measured, s) is None for r in same)
-            and any(_possible(r.measured, s) for r in same)
+            if all(getattr(r.measured, s) is None for r in in_group)
+            and any(_is_possible(r.measured, s) for r in in_group)
         ),
         left_out=tuple(left_out),
     )  # fmt: skip
@@ -189,45 +189,45 @@ def merged(model: str, rows: Iterable[MeasuredConfiguration]) -> list[MeasuredCo
     Raises:
         ComparisonError: two contradict each other.
     """
-    by_place: dict[Configuration, MeasuredConfiguration] = {}
-    seen: dict[Configuration, list[ProfiledConfiguration]] = {}
+    by_configuration: dict[Configuration, MeasuredConfiguration] = {}
+    measurements: dict[Configuration, list[ProfiledConfiguration]] = {}
     for row in rows:
-        before = by_place.get(row.configuration)
-        if before is None:
-            by_place[row.configuration] = row
-        elif row.measured not in seen[row.configuration]:
-            by_place[row.configuration] = _both(model, before, row)
-        seen.setdefault(row.configuration, []).append(row.measured)
-    return [by_place[place] for place in sorted(by_place)]
+        earlier = by_configuration.get(row.configuration)
+        if earlier is None:
+            by_configuration[row.configuration] = row
+        elif row.measured not in measurements[row.configuration]:
+            by_configuration[row.configuration] = _combined(model, earlier, row)
+        measurements.setdefault(row.configuration, []).append(row.measured)
+    return [by_configuration[c] for c in sorted(by_configuration)]
 
 
 def times(measured: ProfiledConfiguration) -> StepTimes:
     """Return the times of a step; unknown stalls count as 0."""
-    known = [t for _, t in _timed(measured)]
-    warm = [t.spread for name, t in _timed(measured) if name != "fetch"]
+    parts = [t for _, t in _timed(measured)]
+    warm_spreads = [t.spread for name, t in _timed(measured) if name != "fetch"]
     seconds = {f"{name}_s": t.seconds for name, t in _timed(measured)}
-    return StepTimes(**seconds, spread_s=math.hypot(*warm) if known else math.nan)
+    return StepTimes(**seconds, spread_s=math.hypot(*warm_spreads) if parts else math.nan)
 
 
-def _both(
-    model: str, one: MeasuredConfiguration, other: MeasuredConfiguration
+def _combined(
+    model: str, first: MeasuredConfiguration, second: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     """Return two measurements as one, over all repeats together."""
-    n, m = one.measured.repeats, other.measured.repeats
-    step = max(times(one.measured).warm_s, times(other.measured).warm_s)
-    parts: dict[str, Any] = dict(_timed(other.measured)) | dict(_timed(one.measured))
-    for name, a in _timed(one.measured):
-        b = getattr(other.measured, name)
+    n, m = first.measured.repeats, second.measured.repeats
+    step = max(times(first.measured).warm_s, times(second.measured).warm_s)
+    parts: dict[str, Any] = dict(_timed(second.measured)) | dict(_timed(first.measured))
+    for name, a in _timed(first.measured):
+        b = getattr(second.measured, name)
         if b is None:
             continue
-        doubt = math.hypot(a.spread, b.spread)
+        spread = math.hypot(a.spread, b.spread)
         allowed = _ALIKE_ONCE * step
-        if not math.isnan(doubt):
-            allowed = max(_ERRORS * doubt, _ALIKE * step)
+        if not math.isnan(spread):
+            allowed = max(_ERRORS * spread, _ALIKE * step)
         if abs(a.seconds - b.seconds) > allowed:
             raise ComparisonError(
-                f"{one.source} and {other.source} contradict each other: {name} of {model} on"
-                f" {one.configuration} takes {a.seconds * 1e3:.4g} ms a step in one and"
+                f"{first.source} and {second.source} contradict each other: {name} of {model} on"
+                f" {first.configuration} takes {a.seconds * 1e3:.4g} ms a step in one and"
                 f" {b.seconds * 1e3:.4g} ms in the other, a difference beyond their spread; leave"
                 " out the wrong one, or measure again"
             )
@@ -237,8 +237,8 @@ def _both(
             for t, k in ((a, n), (b, m))
         )
         parts[name] = MeasuredTime(mean, math.sqrt(squares / ((n + m - 1) * (n + m))))
-    whole = dataclasses.replace(one.measured, repeats=n + m, **parts)
-    return MeasuredConfiguration(one.source, whole)
+    combined = dataclasses.replace(first.measured, repeats=n + m, **parts)
+    return MeasuredConfiguration(first.source, combined)
 
 
 def _timed(measured: ProfiledConfiguration) -> Iterator[tuple[str, MeasuredTime]]:
@@ -250,16 +250,16 @@ def _timed(measured: ProfiledConfiguration) -> Iterator[tuple[str, MeasuredTime]
 
 def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
     """Return the files that repeat measurements of another file."""
-    first: dict[Configuration, list[ProfiledConfiguration]] = {}
+    earlier: dict[Configuration, list[ProfiledConfiguration]] = {}
     files: dict[str, None] = {}
     for row in rows:
-        if row.measured in first.get(row.configuration, []):
+        if row.measured in earlier.get(row.configuration, []):
             files[row.source] = None
-        first.setdefault(row.configuration, []).append(row.measured)
+        earlier.setdefault(row.configuration, []).append(row.measured)
     return list(files)
 
 
-def _separate(
+def _split_models(
     name: str, files: Sequence[tuple[str, StepProfile]]
 ) -> dict[str, list[tuple[str, StepProfile]]]:
     """Return the files of one model, or of several if their sizes differ."""
@@ -271,25 +271,25 @@ def _separate(
     applications = [p.application for _, p in files]
     by_model: dict[str, list[tuple[str, StepProfile]]] = {}
     for source, profile in files:
-        same = [p for _, p in files if p.application == profile.application]
-        alike = len({(p.layers, p.gradient_bytes) for p in same}) == 1
-        own = profile.application if alike and len({*applications}) > 1 else source
-        by_model.setdefault(f"{name} of {own}", []).append((source, profile))
+        profiles = [p for _, p in files if p.application == profile.application]
+        alike = len({(p.layers, p.gradient_bytes) for p in profiles}) == 1
+        distinction = profile.application if alike and len({*applications}) > 1 else source
+        by_model.setdefault(f"{name} of {distinction}", []).append((source, profile))
     return by_model
 
 
 def _samples(model: str, files: Sequence[tuple[str, StepProfile]]) -> int | None:
-    known = [(source, p.samples) for source, p in files if p.samples is not None]
-    for source, count in known[1:]:
-        if count != known[0][1]:
+    counts = [(source, p.samples) for source, p in files if p.samples is not None]
+    for source, count in counts[1:]:
+        if count != counts[0][1]:
             raise ComparisonError(
-                f"{known[0][0]} and {source} contradict each other: an epoch of {model} has"
-                f" {known[0][1]} samples in one and {count} in the other; give --samples"
+                f"{counts[0][0]} and {source} contradict each other: an epoch of {model} has"
+                f" {counts[0][1]} samples in one and {count} in the other; give --samples"
             )
-    return known[0][1] if known else None
+    return counts[0][1] if counts else None
 
 
-def _first(values: Iterable[N | None]) -> N | None:
+def _first_value(values: Iterable[N | None]) -> N | None:
     return next((v for v in values if v is not None), None)
 
 
@@ -320,34 +320,34 @@ def _group(
         (global_batch, True, "--global-batch"),
     ):
         if size is not None:
-            wanted = _Group(size, together)
-            if wanted not in counts:
-                known = sorted(g.size for g in counts if g.together == together)
+            group = _Group(size, together)
+            if group not in counts:
+                known_sizes = sorted(g.size for g in counts if g.together == together)
                 raise ComparisonError(
-                    f"{option}: nothing was measured with {wanted}; known:"
-                    f" {', '.join(map(str, known))}"
+                    f"{option}: nothing was measured with {group}; known:"
+                    f" {', '.join(map(str, known_sizes))}"
                 )
-            return wanted
+            return group
     return min(counts, key=lambda g: (-counts[g], g.together, g.size))
 
 
-def _lacking(
-    measured: ProfiledConfiguration, others: Sequence[MeasuredConfiguration]
+def _missing_stalls(
+    measured: ProfiledConfiguration, group_rows: Sequence[MeasuredConfiguration]
 ) -> Iterator[str]:
     """Yield the stalls that are unknown here, but possible, and known for other configurations."""
     for stall in STALLS:
-        elsewhere = any(getattr(o.measured, stall) is not None for o in others)
-        if getattr(measured, stall) is None and _possible(measured, stall) and elsewhere:
+        elsewhere = any(getattr(o.measured, stall) is not None for o in group_rows)
+        if getattr(measured, stall) is None and _is_possible(measured, stall) and elsewhere:
             yield stall
 
 
-def _possible(measured: ProfiledConfiguration, stall: str) -> bool:
+def _is_possible(measured: ProfiledConfiguration, stall: str) -> bool:
     if stall == "interconnect":
         # Over several nodes the network's stall may include it, if they were not separated.
         return measured.gpus > measured.nodes and (measured.nodes == 1 or measured.network is None)
     return stall != "network" or measured.nodes > 1
 
 
-def _several(rows: Sequence[MeasuredConfiguration]) -> str:
+def _row_list(rows: Sequence[MeasuredConfiguration]) -> str:
     shown = ", ".join(f"{r.configuration} ({r.source})" for r in rows[:3])
     return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

@@ -61,7 +61,7 @@ class ProfileStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             if again:
                 self._clear()
-            self._settle(json.loads(json.dumps(settings)))
+            self._check_settings(json.loads(json.dumps(settings)))
             for path in sorted(self.directory.iterdir()):
                 if path.name.startswith(_ANSWER):
                     path.unlink()  # of a call that was killed
@@ -93,7 +93,7 @@ class ProfileStore:
         """
         body = answered if isinstance(answered, dict) else {}
         rows, facts = body.get("blocks"), body.get("facts")
-        kept = []
+        stored_blocks = []
         for row in rows if isinstance(rows, list) else ():
             block = row.get("block") if isinstance(row, dict) else None
             if block not in launch.blocks or (seconds := _seconds(row.get("seconds"))) is None:
@@ -102,8 +102,8 @@ class ProfileStore:
             path = self.directory / f"{launch.shape}-{block}-{launch.repeat}.json"
             _write(path, {"seconds": seconds, "facts": facts if isinstance(facts, dict) else {}})
             self._read(path)
-            kept += [block] if need in self.steps else []
-        return kept
+            stored_blocks += [block] if need in self.steps else []
+        return stored_blocks
 
     def read_answer(self, path: Path) -> object:
         """Read and remove the program's answer; None: there is none, or it is no JSON."""
@@ -117,7 +117,7 @@ class ProfileStore:
         value = self.facts.get("batch")
         return value if type(value) is int and value > 0 else None
 
-    def _settle(self, settings: Mapping[str, Any]) -> None:
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
         path = self.directory / _SETTINGS
         earlier = _read_json(path) if path.exists() else None
         if earlier is None:
@@ -128,8 +128,8 @@ class ProfileStore:
                 )
             _write(path, settings)
         elif earlier != settings:
-            known = earlier if isinstance(earlier, dict) else {}
-            changed = ", ".join(k for k in settings if known.get(k) != settings[k])
+            earlier_settings = earlier if isinstance(earlier, dict) else {}
+            changed = ", ".join(k for k in settings if earlier_settings.get(k) != settings[k])
             raise StoreError(
                 f"--dir {self.directory}: holds a profile with another {changed or 'setting'}; give"
                 " another --dir, or --again to measure anew"

@@ -103,23 +103,23 @@ def default_shapes(gpus: Sequence[int]) -> tuple[ProfiledShape, ...]:
     return tuple(dict.fromkeys(shapes))
 
 
-def blocks(*, cold: bool, whole: bool) -> tuple[str, ...]:
+def blocks(*, cold: bool, whole_runs: bool) -> tuple[str, ...]:
     """Return the kinds of data that every shape is run with.
 
     Args:
         cold: files are named whose cold reading is to be measured.
-        whole: the program ignores the request and always loads its own data.
+        whole_runs: the program ignores the request and always loads its own data.
     """
     real = (COLD, WARM) if cold else (WARM,)
-    return real if whole else (SYNTHETIC, *real)
+    return real if whole_runs else (SYNTHETIC, *real)
 
 
 def needs(
     shapes: Sequence[ProfiledShape], *, repeats: int, blocks: Sequence[str]
 ) -> list[MissingTime]:
     """Return all measurements, in the order of their runs; one GPU is always among the shapes."""
-    every = sorted({ONE, *shapes})
-    return [MissingTime(s, r, b) for r in range(1, repeats + 1) for s in every for b in blocks]
+    all_shapes = sorted({ONE, *shapes})
+    return [MissingTime(s, r, b) for r in range(1, repeats + 1) for s in all_shapes for b in blocks]
 
 
 def next_launch(missing: Sequence[MissingTime]) -> ProfilingLaunch:

@@ -42,7 +42,7 @@ class ProfilingRequest:
         steps, warm_up: of each block.
         batch: samples per GPU; None: the script's own, on the largest shape.
         data: paths whose cold reading is to be measured.
-        whole: the program ignores the request and does `steps` steps.
+        whole_runs: the program ignores the request and does `steps` steps.
         timeout_s: of one run.
     """
 
@@ -52,7 +52,7 @@ class ProfilingRequest:
     warm_up: int
     batch: int | None
     data: tuple[str, ...]
-    whole: bool
+    whole_runs: bool
     timeout_s: float
 
     @property
@@ -66,13 +66,13 @@ class Failure:
     """A run that measured nothing.
 
     Attributes:
-        why: one line.
+        reason: one line.
         tail: the last lines of its output.
         log: path of the whole output.
     """
 
     launch: ProfilingLaunch
-    why: str
+    reason: str
     tail: tuple[str, ...]
     log: Path
 
@@ -87,32 +87,34 @@ def run(
     """
     failures: list[Failure] = []
     failed: set[ProfiledShape] = set()
-    done = 0
+    runs_done = 0
     while True:
         missing = [n for n in request.needs if n not in store.steps and n.shape not in failed]
-        total = done + len({(n.shape, n.repeat) for n in missing})
+        total = runs_done + len({(n.shape, n.repeat) for n in missing})
         if not missing:
             return failures
         launch = next_launch(missing)
-        if request.whole:
+        if request.whole_runs:
             launch = ProfilingLaunch(launch.shape, launch.repeat, launch.blocks[:1])
-        progress(done, total, describe(launch))
+        progress(runs_done, total, describe(launch))
         failure = _run_once(request, launch, runner, store)
         if failure is not None:
             failures.append(failure)
             failed.add(launch.shape)
-        done += 1
+        runs_done += 1
 
 
 def describe(launch: ProfilingLaunch) -> str:
     """Return a description such as `4 GPUs on 2 nodes, synthetic+warm, repeat 1`."""
     gpus, nodes = launch.shape.gpus, launch.shape.nodes
-    where = f"{gpus} GPU{'s' if gpus > 1 else ''}" + (f" on {nodes} nodes" if nodes > 1 else "")
-    return f"{where}, {'+'.join(launch.blocks)}, repeat {launch.repeat}"
+    shape_text = f"{gpus} GPU{'s' if gpus > 1 else ''}" + (
+        f" on {nodes} nodes" if nodes > 1 else ""
+    )
+    return f"{shape_text}, {'+'.join(launch.blocks)}, repeat {launch.repeat}"
 
 
 def profile(
-    store: ProfileStore, *, application: str, gpu_type: str, batch: int | None, whole: bool
+    store: ProfileStore, *, application: str, gpu_type: str, batch: int | None, whole_runs: bool
 ) -> StepProfile:
     """Return the profile of all measurements.
 
@@ -121,7 +123,7 @@ def profile(
         application: the user's name of it, or "".
         gpu_type: likewise.
         batch: samples per GPU; None: as runs have stated, else 1.
-        whole: see `ProfilingRequest`.
+        whole_runs: see `ProfilingRequest`.
 
     Raises:
         NotMeasuredError: there is no measurement on one GPU.
@@ -134,7 +136,9 @@ def profile(
         gradient_bytes=_count(facts.get("gradient_bytes")),
         samples=_count(facts.get("samples")),
         configurations=configurations(
-            store.steps, gpu_type=gpu_type, batch=batch or (None if whole else store.batch()) or 1
+            store.steps,
+            gpu_type=gpu_type,
+            batch=batch or (None if whole_runs else store.batch()) or 1,
         ),
     )
 
@@ -156,24 +160,24 @@ def _run_once(
     )
     if launch.blocks[0] == COLD and not runner.drop(request.data, launch.shape):
         paths = ", ".join(map(str, request.data))
-        why = (
+        reason = (
             f"was not started: {paths} could not be dropped from a node's page cache, so its reads"
             " would not be cold; leave out --data, or make the files readable on all nodes"
         )
-        return Failure(launch, why, (), log)
-    begun = time.monotonic()
+        return Failure(launch, reason, (), log)
+    start_s = time.monotonic()
     code = runner.run(
         request.program,
         launch.shape,
-        {} if request.whole else run_request.environment(),
+        {} if request.whole_runs else run_request.environment(),
         log=log,
         timeout_s=request.timeout_s,
     )
-    took = time.monotonic() - begun
+    duration_s = time.monotonic() - start_s
     answer: Any = store.read_answer(result)
     tail = _tail(log)
-    if request.whole and code == 0:
-        row = {"block": launch.blocks[0], "seconds": [took / request.steps] * request.steps}
+    if request.whole_runs and code == 0:
+        row = {"block": launch.blocks[0], "seconds": [duration_s / request.steps] * request.steps}
         answer = {"blocks": [row]}
     elif answer is None:
         answer = profile_request.printed(tail, launch.blocks[0])
@@ -181,19 +185,19 @@ def _run_once(
     if store.keep(launch, answer):
         return None
     if code is None:
-        why = (
+        reason = (
             f"took longer than --timeout {request.timeout_s:g} s and was ended; give a longer"
             " --timeout or fewer --steps"
         )
     elif code:
-        why = f"ended with exit code {code}"
+        reason = f"ended with exit code {code}"
     else:
-        why = (
+        reason = (
             "ended well, but reported no steps: it does not use slurm_elastic.training; let it"
             " report them as in docs/profiler.md, or add --whole"
         )
     lines = [line for line in tail.splitlines() if line.strip()]
-    return Failure(launch, why, tuple(lines[-_LINES:]), log)
+    return Failure(launch, reason, tuple(lines[-_LINES:]), log)
 
 
 def _tail(log: Path) -> str:

@@ -150,19 +150,19 @@ def evaluate(
     """
     choices = []
     for offer in offers:
-        where, times = offer.configuration, offer.times
-        steps = math.ceil(work.samples / (where.batch * where.gpus))
+        configuration, times = offer.configuration, offer.times
+        steps = math.ceil(work.samples / (configuration.batch * configuration.gpus))
         cold, warm = steps * (times.warm_s + times.fetch_s), steps * times.warm_s
         later = cold if work.always_cold else warm
         total = cold + (work.epochs - 1) * later
-        price = 1.0 if prices is None else prices[where.gpu_type]
+        price = 1.0 if prices is None else prices[configuration.gpu_type]
         choices.append(
             Recommendation(
                 offer=offer,
                 first_s=cold,
                 epoch_s=later,
                 time_s=total,
-                cost=total / HOUR_S * where.gpus * price,
+                cost=total / HOUR_S * configuration.gpus * price,
                 spread=work.epochs * steps * times.spread_s / total if total else 0.0,
             )
         )
@@ -171,12 +171,12 @@ def evaluate(
 
 def pareto_front(choices: Iterable[Recommendation]) -> list[Recommendation]:
     """Return the Pareto front in time and cost, the fastest first; equal ones are all kept."""
-    kept: list[Recommendation] = []
-    for one in sorted(choices, key=_by_time):
-        last = kept[-1] if kept else None
-        if last is None or one.cost < last.cost or _same(one, last):
-            kept.append(one)
-    return kept
+    front: list[Recommendation] = []
+    for choice in sorted(choices, key=_by_time):
+        last = front[-1] if front else None
+        if last is None or choice.cost < last.cost or _is_tie(choice, last):
+            front.append(choice)
+    return front
 
 
 def cheapest(
@@ -220,48 +220,52 @@ def as_good(
     Returns:
         None: there is none.
     """
-    other = "time_s" if by == "cost" else "cost"
+    other_value = "time_s" if by == "cost" else "cost"
     value: Callable[[Recommendation, str], float] = getattr
     rivals = []
-    for one in choices:
-        doubt = math.hypot(
-            best.spread * value(best, by), one.spread * value(one, by)
+    for choice in choices:
+        spread = math.hypot(
+            best.spread * value(best, by), choice.spread * value(choice, by)
         )  # NaN: unknown, then there is no rival
-        near = value(one, by) - value(best, by) < 2 * doubt
-        if one is not best and near and value(one, other) < 0.9 * value(best, other):
-            rivals.append(one)
-    return min(rivals, key=lambda c: (value(c, other), _by_time(c)), default=None)
+        within_errors = value(choice, by) - value(best, by) < 2 * spread
+        if (
+            choice is not best
+            and within_errors
+            and value(choice, other_value) < 0.9 * value(best, other_value)
+        ):
+            rivals.append(choice)
+    return min(rivals, key=lambda c: (value(c, other_value), _by_time(c)), default=None)
 
 
 def _within(
     choices: Sequence[Recommendation], deadline: float, budget: float
 ) -> list[Recommendation]:
     in_time = [c for c in choices if c.time_s <= deadline * HOUR_S]
-    paid = [c for c in choices if c.cost <= budget]
+    affordable = [c for c in choices if c.cost <= budget]
     if not in_time:
         best = min(choices, key=_by_time)
         raise NoConfigurationError("no configuration is within the deadline", best, "deadline")
-    if not paid:
+    if not affordable:
         best = min(choices, key=_by_cost)
         raise NoConfigurationError("no configuration is within the budget", best, "budget")
-    both = [c for c in in_time if c.cost <= budget]
-    if not both:
+    affordable_in_time = [c for c in in_time if c.cost <= budget]
+    if not affordable_in_time:
         best = min(in_time, key=_by_cost)
         raise NoConfigurationError(
             "no configuration is within both deadline and budget", best, "both"
         )
-    return both
+    return affordable_in_time
 
 
 def _by_time(choice: Recommendation) -> tuple[float, float, int, Configuration]:
-    where = choice.offer.configuration
-    return choice.time_s, choice.cost, where.gpus, where
+    configuration = choice.offer.configuration
+    return choice.time_s, choice.cost, configuration.gpus, configuration
 
 
 def _by_cost(choice: Recommendation) -> tuple[float, float, int, Configuration]:
-    where = choice.offer.configuration
-    return choice.cost, choice.time_s, where.gpus, where
+    configuration = choice.offer.configuration
+    return choice.cost, choice.time_s, configuration.gpus, configuration
 
 
-def _same(one: Recommendation, other: Recommendation) -> bool:
-    return (one.time_s, one.cost) == (other.time_s, other.cost)
+def _is_tie(first: Recommendation, second: Recommendation) -> bool:
+    return (first.time_s, first.cost) == (second.time_s, second.cost)

@@ -128,7 +128,9 @@ class AllocationRunner:
             max(1, c // g) * t if t else c
             for c, g, t in zip(self._cpus, self.gpus, tasks, strict=True)
         )
-        command = srun.command(job, tasks, program, gpus=self._launch.gpus, extra=["--input=none"])
+        command = srun.command(
+            job, tasks, program, gpus=self._launch.gpus, user_options=["--input=none"]
+        )
         port = free_port(master_port(job.job_id, job.run, 1000 + self._attempt))
         env = srun.step_environment(
             self._env, job, tasks, port=port, socket="", step=f"{job.run_id}.profile"
@@ -137,16 +139,16 @@ class AllocationRunner:
 
     def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
         """See `Runner`."""
-        used = zip(self._launch.allocation.nodes, self._tasks(shape), strict=True)
-        words = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
-        command = srun.helper_command([n for n, t in used if t], 'exec "$@"', *words)
+        tasks_by_node = zip(self._launch.allocation.nodes, self._tasks(shape), strict=True)
+        arguments = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
+        command = srun.helper_command([n for n, t in tasks_by_node if t], 'exec "$@"', *arguments)
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, env=self._env, capture_output=True, check=False, timeout=_DROP_S
             )
         except (OSError, subprocess.TimeoutExpired):
             return False
-        return done.returncode == 0
+        return process.returncode == 0
 
     def _tasks(self, shape: ProfiledShape) -> tuple[int, ...]:
         """Return the tasks of each node; the first nodes that have the GPUs are used."""
@@ -169,13 +171,13 @@ def local_gpus() -> int:
 def gpu_type(job_id: str) -> str:
     """Return Slurm's name of the type of a job's GPUs; "": several types, or unknown."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["scontrol", "show", "job", job_id],
             capture_output=True, text=True, check=False, timeout=_END_S,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    types = set(re.findall(r"gres/gpu:([^=,\s]+)=", done.stdout))
+    types = set(re.findall(r"gres/gpu:([^=,\s]+)=", process.stdout))
     return types.pop() if len(types) == 1 else ""
 
 

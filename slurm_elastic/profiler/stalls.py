@@ -65,14 +65,14 @@ def configurations(
         NotMeasuredError: there is no measurement on one GPU.
     """
     base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
-    alone = _of(steps, ONE, base)
-    if not alone:
+    one_gpu = _steps_by_repeat(steps, ONE, base)
+    if not one_gpu:
         raise NotMeasuredError("no run on one GPU has succeeded")
     shapes = sorted({n.shape for n in steps})
     return tuple(
-        _configured(steps, shape, base, alone, gpu_type=gpu_type, batch=batch)
+        _configured(steps, shape, base, one_gpu, gpu_type=gpu_type, batch=batch)
         for shape in shapes
-        if _of(steps, shape, base)
+        if _steps_by_repeat(steps, shape, base)
     )
 
 
@@ -81,7 +81,7 @@ def reference(
 ) -> ProfiledShape | None:
     """Return the one-node shape with which a shape of several nodes is compared, or None."""
     for gpus in (shape.gpus, shape.per_node):
-        if _of(measured, ProfiledShape(1, gpus), base):
+        if _steps_by_repeat(measured, ProfiledShape(1, gpus), base):
             return ProfiledShape(1, gpus)
     return None
 
@@ -90,47 +90,55 @@ def _configured(
     steps: Mapping[MissingTime, float],
     shape: ProfiledShape,
     base: str,
-    alone: _Steps,
+    one_gpu: _Steps,
     *,
     gpu_type: str,
     batch: int,
 ) -> ProfiledConfiguration:
-    together, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
+    all_gpus, warm, cold = (_steps_by_repeat(steps, shape, block) for block in (base, WARM, COLD))
     interconnect: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     network: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     if shape.nodes > 1:
-        near = reference(shape, steps, base)
-        interconnect = difference(_of(steps, near, base), alone) if near else None
-        network = difference(together, _of(steps, near, base)) if near else None
-        if near is None:  # the two cannot be separated: all of it is the network's
-            network = difference(together, alone)
+        one_node_shape = reference(shape, steps, base)
+        interconnect = (
+            difference(_steps_by_repeat(steps, one_node_shape, base), one_gpu)
+            if one_node_shape
+            else None
+        )
+        network = (
+            difference(all_gpus, _steps_by_repeat(steps, one_node_shape, base))
+            if one_node_shape
+            else None
+        )
+        if one_node_shape is None:  # the two cannot be separated: all of it is the network's
+            network = difference(all_gpus, one_gpu)
     elif shape.gpus > 1:
-        interconnect = difference(together, alone)
+        interconnect = difference(all_gpus, one_gpu)
     return ProfiledConfiguration(
         gpu_type=gpu_type,
         nodes=shape.nodes,
         gpus=shape.gpus,
         batch=batch,
-        repeats=len(together),
-        compute=middle(alone),
+        repeats=len(all_gpus),
+        compute=middle(one_gpu),
         interconnect=interconnect,
         network=network,
-        prep=None if base == WARM else difference(warm, together),
+        prep=None if base == WARM else difference(warm, all_gpus),
         fetch=difference(cold, warm),
     )
 
 
 def difference(longer: _Steps, shorter: _Steps) -> MeasuredTime | None:
     """Return the difference of two runs, 0 below its noise; None: they share no repeat."""
-    both = sorted(longer.keys() & shorter.keys())
-    if not both:
+    repeats = sorted(longer.keys() & shorter.keys())
+    if not repeats:
         return None
-    median = middle({r: longer[r] - shorter[r] for r in both})
-    step = statistics.fmean(max(longer[r], shorter[r]) for r in both)
-    if len(both) == 1:
+    median = middle({r: longer[r] - shorter[r] for r in repeats})
+    step = statistics.fmean(max(longer[r], shorter[r]) for r in repeats)
+    if len(repeats) == 1:
         least = FLOOR_ALONE * step
     else:
-        least = max(FLOOR * step, _T.get(len(both) - 1, _T_MANY) * median.spread)
+        least = max(FLOOR * step, _T.get(len(repeats) - 1, _T_MANY) * median.spread)
     return median if median.seconds >= least else MeasuredTime(0.0, median.spread)
 
 
@@ -143,5 +151,7 @@ def middle(steps: _Steps) -> MeasuredTime:
     return MeasuredTime(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
 
 
-def _of(steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str) -> _Steps:
+def _steps_by_repeat(
+    steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str
+) -> _Steps:
     return {n.repeat: s for n, s in steps.items() if (n.shape, n.block) == (shape, block)}

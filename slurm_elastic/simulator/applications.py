@@ -33,7 +33,7 @@ def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> Describ
     Raises:
         WorkloadError: no GPU type of the cluster can ever run it; names the workload's line.
     """
-    types, units, room = [], {}, {}
+    types, units, gpus_by_type = [], {}, {}
     reasons = []
     for group in cluster:
         table = truth.profile.types.get(group.gpu_type)
@@ -41,8 +41,8 @@ def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> Describ
             reasons.append(f"{group.gpu_type}: no profile")
             continue
         unit = table.unit
-        wanted = job.gpus if job.job_class is JobClass.RIGID else unit
-        if wanted > group.gpus or wanted % unit:
+        gpus = job.gpus if job.job_class is JobClass.RIGID else unit
+        if gpus > group.gpus or gpus % unit:
             reasons.append(f"{group.gpu_type}: {group.gpus} GPUs in replicas of {unit}")
             continue
         try:
@@ -50,7 +50,7 @@ def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> Describ
         except ApplicationProfileError as error:
             reasons.append(str(error))
             continue
-        room[group.gpu_type] = group.gpus
+        gpus_by_type[group.gpu_type] = group.gpus
         units[group.gpu_type] = unit
         types.append(
             TypeProfile(
@@ -78,13 +78,15 @@ def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> Describ
         types=tuple(types),
         profiled=True,
     )
-    return DescribedApplication(application, _directive(job, cluster, units, room, application))
+    return DescribedApplication(
+        application, _directive(job, cluster, units, gpus_by_type, application)
+    )
 
 
 def whole_nodes(gpus: int, per_node: int) -> Shape:
     """Return the fewest nodes for so many GPUs: full nodes, and one with the remainder."""
-    full, rest = divmod(gpus, per_node)
-    return (rest,) * bool(rest) + (per_node,) * full
+    full, remainder = divmod(gpus, per_node)
+    return (remainder,) * bool(remainder) + (per_node,) * full
 
 
 def _rate(job: SubmittedJob, truth: GroundTruth, group: Group) -> float | None:
@@ -103,10 +105,10 @@ def _directive(
     job: SubmittedJob,
     cluster: Cluster,
     units: Mapping[str, int],
-    room: Mapping[str, int],
+    gpus_by_type: Mapping[str, int],
     application: Application,
 ) -> Directive:
-    least, most = min(units.values()), min(job.most or MOST_GPUS, max(room.values()))
+    least, most = min(units.values()), min(job.most or MOST_GPUS, max(gpus_by_type.values()))
     if job.job_class is JobClass.RIGID:
         least = most = job.gpus
     elif job.job_class is JobClass.STRONG_SCALING:
@@ -114,15 +116,15 @@ def _directive(
     if application.micro_batches > 1:
         replicas = max(1, application.max_batch // application.micro_batches)
         most = min(most, max(least, *(u * replicas for u in units.values())))
-    some = len(room) < len(cluster.groups)
-    named = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
+    restricted = len(gpus_by_type) < len(cluster.groups)
+    units_by_type = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
     try:
         return Directive(
             min_gpus=least,
             max_gpus=most,
-            types=tuple(room) if some else (),
+            types=tuple(gpus_by_type) if restricted else (),
             parallel="hybrid" if application.micro_batches > 1 else "data",
-            units=named,
+            units=units_by_type,
         )
     except DirectiveError as error:
         raise WorkloadError(f"{job.source or job.name}: {job.name}: {error}") from None

@@ -66,5 +66,5 @@ class BatchSplitter:
     def best(self, noise: Noise) -> tuple[int, int]:
         """Return (micro-batch, accumulated micro-steps) of the best goodput."""
         sqr, var = efficiency.weights(noise)
-        at = int((self._weight / (var + sqr * self._scale)).argmax())
-        return int(self._micro_batch[at]), int(self._accumulation[at])
+        index = int((self._weight / (var + sqr * self._scale)).argmax())
+        return int(self._micro_batch[index]), int(self._accumulation[index])

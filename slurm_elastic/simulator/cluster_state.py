@@ -119,7 +119,7 @@ class SimulatedCluster:
 
 
 def _slurm_job(job: SimulatedJob) -> Job:
-    directive, held = job.described.directive, job.allocation
+    directive, allocation = job.described.directive, job.allocation
     least, gpu_type = directive.start()
     return Job(
         job_id=job.job_id,
@@ -127,17 +127,17 @@ def _slurm_job(job: SimulatedJob) -> Job:
         name=job.submitted.name,
         user=job.submitted.user,
         uid=1000,
-        state=JobState.RUNNING if held else JobState.PENDING,
-        reason="" if held else "Resources",
+        state=JobState.RUNNING if allocation else JobState.PENDING,
+        reason="" if allocation else "Resources",
         partition=_PARTITION,
         submit_time=job.submitted.time_s,
-        start_time=job.changed_s if held else None,
+        start_time=job.changed_s if allocation else None,
         # Slurm's count: a preempted job has been requeued once more.
-        run=job.restarts if held else job.starts,
+        run=job.restarts if allocation else job.starts,
         submission=Submission(directive),
-        allocation=held,
-        gpus=held.gpus if held else least,
-        gpu_type=held.gpu_type if held else gpu_type or "",
+        allocation=allocation,
+        gpus=allocation.gpus if allocation else least,
+        gpu_type=allocation.gpu_type if allocation else gpu_type or "",
         cpus_per_gpu=0.0,
     )
 
@@ -149,7 +149,7 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
     """
     pipeline = job.truth.profile.micro_batches
     if job.places:
-        return _placed(job, pipeline)
+        return _placed_measurements(job, pipeline)
     best: dict[tuple[str, int, int], Measurement] = {}
     for o in job.observations:
         shape = (o.gpu_type, o.gpus, o.nodes)
@@ -162,7 +162,7 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
     return tuple(best.values())
 
 
-def _placed(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
+def _placed_measurements(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
     best: dict[tuple[str, int, int, int], Measurement] = {}
     for (kind, nodes, gpus, micro_batch, racks), (step_s, micro_s) in job.places.items():
         unit = job.truth.profile.types[kind].unit

@@ -39,23 +39,23 @@ def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
     batch = 0 if application.job_class is JobClass.ADAPTIVE else application.batch
     gpus = application.gpus if application.job_class is not JobClass.ADAPTIVE else MOST_GPUS
     rigid = application.job_class is JobClass.RIGID
-    for known in application.types:
-        group = cluster.group(known.gpu_type)
+    for type_profile in application.types:
+        group = cluster.group(type_profile.gpu_type)
         if group is None:
             continue
-        where = (job.truth, known.gpu_type, group.per_node, batch)
+        placement = (job.truth, type_profile.gpu_type, group.per_node, batch)
         if rigid:
-            alone = _exactly(*where, gpus) * max(1.0, gpus / share)
+            alone_s = _exactly(*placement, gpus) * max(1.0, gpus / share)
         else:
-            least = float(known.unit)
-            at = max(least, min(share, float(gpus)))
-            low, high = math.floor(at), math.ceil(at)
-            alone = _at_most(*where, low)
+            least = float(type_profile.unit)
+            gpus_held = max(least, min(share, float(gpus)))
+            low, high = math.floor(gpus_held), math.ceil(gpus_held)
+            alone_s = _at_most(*placement, low)
             if high > low:
-                alone += (at - low) * (_at_most(*where, high) - alone)
-            alone *= max(1.0, least / share)
-        if math.isfinite(alone):
-            total += group.gpus * (alone + job.restart_s)
+                alone_s += (gpus_held - low) * (_at_most(*placement, high) - alone_s)
+            alone_s *= max(1.0, least / share)
+        if math.isfinite(alone_s):
+            total += group.gpus * (alone_s + job.restart_s)
             weight += group.gpus
     return total / weight if total else math.nan
 
@@ -87,9 +87,9 @@ def _exactly(truth: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus:
 
 def _rates(truth: GroundTruth, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
     """Return the progress per second at every epoch."""
-    step, more = truth.iteration(gpu_type, shape, micro)
+    step_s, micro_step_s = truth.iteration(gpu_type, shape, micro)
     gains = truth.gains(truth.batch(gpu_type, shape, micro, steps))
-    return gains / (step + steps * more) * truth.profile.calibration
+    return gains / (step_s + steps * micro_step_s) * truth.profile.calibration
 
 
 def _splits(truth: GroundTruth, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:

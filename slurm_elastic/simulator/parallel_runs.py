@@ -102,11 +102,11 @@ def _gather(
     waiting: dict[Future[Result], int], progress_queue: Any, report: Report | None
 ) -> dict[int, Result]:
     results: dict[int, Result] = {}
-    left = set(waiting)
-    while left:
-        done, left = wait(left, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+    unfinished = set(waiting)
+    while unfinished:
+        finished, unfinished = wait(unfinished, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         _pass_on(progress_queue, report)
-        for future in done:
+        for future in finished:
             try:
                 results[waiting[future]] = future.result()
             except BrokenProcessPool:

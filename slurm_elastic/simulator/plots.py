@@ -82,13 +82,13 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9, 8.5), layout="constrained")
         top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.1, 1.7, 1.0))
-        _cdf(top, [(_many(results), _jct(results), 0, 0)])
+        _cdf(top, [(_workload_label(results), _jct(results), 0, 0)])
         top.get_legend().remove()
-        top.set_title(f"Job completion times, policy {first.policy}, {_many(results)}")
+        top.set_title(f"Job completion times, policy {first.policy}, {_workload_label(results)}")
         _stack(middle, first)
         of = f" of {first.workload}" if len(results) > 1 else ""
         middle.set_title(f"GPUs held{of}, one band per job, coloured by application")
-        _use(bottom, first)
+        _draw_use(bottom, first)
         bottom.set_title(f"GPUs in use by type{of}")
         middle.sharex(bottom)
         middle.set_xlabel("")
@@ -129,7 +129,7 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
         figure = plt.figure(figsize=(9, 7.2), layout="constrained")
         top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
         _cdf(top, [(d.name, _jct(d.results), *_style(drawn, d)) for d in drawn])
-        top.set_title(f"Job completion times, {title or _many(drawn[0].results)}")
+        top.set_title(f"Job completion times, {title or _workload_label(drawn[0].results)}")
         _bars(bottom, drawn)
         save(figure, path)
         plt.close(figure)
@@ -159,7 +159,7 @@ def save(figure: Any, path: Path) -> None:
     Raises:
         PlotError: it cannot be written.
     """
-    # No time of drawing inside: it would differ without a difference.
+    # No creation time: equal figures give equal files.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
         figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix.lower()))
@@ -171,19 +171,19 @@ def _jct(results: Sequence[Result]) -> list[float]:
     return sorted(j.jct_s / HOUR_S for r in results for j in r.jobs)
 
 
-def _many(results: Sequence[Result]) -> str:
+def _workload_label(results: Sequence[Result]) -> str:
     jobs = sum(len(r.jobs) for r in results)
-    where = results[0].workload if len(results) == 1 else f"{len(results)} workloads"
-    return f"{where} ({jobs} jobs)"
+    workloads = results[0].workload if len(results) == 1 else f"{len(results)} workloads"
+    return f"{workloads} ({jobs} jobs)"
 
 
-def _style(drawn: Sequence[Drawn], one: Drawn) -> tuple[int, int]:
+def _style(drawn: Sequence[Drawn], curve: Drawn) -> tuple[int, int]:
     """Return colours by policy and dashes by policy, or by kind of time where policies repeat."""
     policies = list(dict.fromkeys(d.policy for d in drawn))
-    colour = policies.index(one.policy)
+    colour = policies.index(curve.policy)
     if len(policies) == len(drawn):
         return colour, colour
-    return colour, [d for d in drawn if d.policy == one.policy].index(one)
+    return colour, [d for d in drawn if d.policy == curve.policy].index(curve)
 
 
 def _cdf(axes: Any, curves: Sequence[tuple[str, Sequence[float], int, int]]) -> None:
@@ -276,7 +276,7 @@ def _swatches(axes: Any, names: Sequence[str]) -> None:
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _use(axes: Any, result: Result) -> None:
+def _draw_use(axes: Any, result: Result) -> None:
     """Draw the part of each type's GPUs that is held, and the number of jobs."""
     edges = _edges(result, 120)
     hours = edges / HOUR_S
@@ -300,10 +300,10 @@ def _use(axes: Any, result: Result) -> None:
     axes.set_xlabel("time (hours)")
     handles, labels = axes.get_legend_handles_labels()
     if result.rounds:
-        other = axes.twinx()
-        other.grid(visible=False)
+        jobs_axes = axes.twinx()
+        jobs_axes.grid(visible=False)
         times = np.array([r.time_s for r in result.rounds]) / HOUR_S
-        other.fill_between(
+        jobs_axes.fill_between(
             times,
             [r.contention for r in result.rounds],
             step="post",
@@ -311,21 +311,21 @@ def _use(axes: Any, result: Result) -> None:
             alpha=0.15,
             linewidth=0,
         )
-        other.set_ylim(bottom=0)
-        other.set_ylabel("jobs in the system (grey)", color=_WAITING)
-        other.spines["right"].set_visible(True)
+        jobs_axes.set_ylim(bottom=0)
+        jobs_axes.set_ylabel("jobs in the system (grey)", color=_WAITING)
+        jobs_axes.spines["right"].set_visible(True)
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.08, 1.0))
 
 
 def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
     """Draw ratios on a logarithmic axis around 1, where half and double have equal length."""
-    first, others = drawn[0], [d for d in drawn if d.ratios]
-    width = 0.8 / max(1, len(others))
-    seen = [0.8, 1.25]
-    for i, one in enumerate(others):
-        ratios = [one.ratios.get(key, np.nan) for _, key in _BARS]
-        seen += [r for r in ratios if np.isfinite(r) and r > 0]
-        colour, dash = _style(drawn, one)
+    first, compared = drawn[0], [d for d in drawn if d.ratios]
+    width = 0.8 / max(1, len(compared))
+    limits = [0.8, 1.25]
+    for i, policy_ratios in enumerate(compared):
+        ratios = [policy_ratios.ratios.get(key, np.nan) for _, key in _BARS]
+        limits += [r for r in ratios if np.isfinite(r) and r > 0]
+        colour, dash = _style(drawn, policy_ratios)
         axes.bar(
             np.arange(len(_BARS)) - 0.4 + width * (i + 0.5),
             [r - 1 for r in ratios],
@@ -334,7 +334,7 @@ def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
             color=COLOURS[colour % len(COLOURS)],
             hatch="////" if dash and len({d.policy for d in drawn}) < len(drawn) else None,
             edgecolor="white",
-            label=one.name,
+            label=policy_ratios.name,
         )
         for k, ratio in enumerate(ratios):
             axes.annotate(
@@ -344,18 +344,18 @@ def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
                 textcoords="offset points",
                 ha="center",
                 va="bottom" if ratio >= 1 else "top",
-                fontsize=8 if len(others) < 5 else 7,
+                fontsize=8 if len(compared) < 5 else 7,
             )
     axes.axhline(1, color=COLOURS[0], linewidth=1.2)
     axes.set_yscale("log")
-    axes.set_ylim(min(seen) / 1.2, max(seen) * 1.25)
+    axes.set_ylim(min(limits) / 1.2, max(limits) * 1.25)
     _plain_numbers(axes.yaxis)
     axes.set_xticks(np.arange(len(_BARS)), [title for title, _ in _BARS])
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     axes.set_ylabel(f"times {first.policy}'s (logarithmic)")
     axes.set_title(f"Beside {first.policy}, the line at 1 (lower is better)")
-    if others:
+    if compared:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 

@@ -140,10 +140,10 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """
     jobs = [j for r in results for j in r.jobs]
     jct = sorted(j.jct_s / HOUR_S for j in jobs)
-    each = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
+    jct_by_workload = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
     rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
     policy = sorted(1000 * s for r in results for s in r.policy_s)
-    busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
+    busy = [(x.contention, s) for r in results for x, s in _with_durations(r) if x.contention]
     frozen = [f for r in results for f in r.freezing]
     freezing_figures = (
         {}
@@ -161,10 +161,10 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "jobs": len(jobs),
         **({"dropped": dropped} if dropped else {}),
         "avg_jct_h": mean(jct),
-        "avg_jct_std_h": _std([mean(one) for one in each]),
+        "avg_jct_std_h": _std([mean(one) for one in jct_by_workload]),
         "p50_jct_h": _rank(jct, 0.5),
         "p99_jct_h": _rank(jct, 0.99),
-        "p99_jct_mean_h": mean([_rank(one, 0.99) for one in each]),
+        "p99_jct_mean_h": mean([_rank(one, 0.99) for one in jct_by_workload]),
         "makespan_h": mean([_makespan_h(r) for r in results]),
         "makespan_std_h": _std([_makespan_h(r) for r in results]),
         "gpu_h_per_job": mean([j.gpu_s / HOUR_S for j in jobs]),
@@ -204,15 +204,15 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _lasting(result: Result) -> Iterable[tuple[RoundResult, float]]:
+def _with_durations(result: Result) -> Iterable[tuple[RoundResult, float]]:
     """Return the rounds, each with its seconds; the last is as long as the one before."""
     times = [r.time_s for r in result.rounds]
     lasts = [after - before for before, after in itertools.pairwise(times)]
     return zip(result.rounds, [*lasts, *(lasts[-1:] or [1.0])], strict=True)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else math.nan
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
 
 
 def _cell(value: object) -> object:

@@ -28,11 +28,11 @@ def analysed(jobs: Iterable[SimulatedJob], cluster: Cluster) -> None:
     for job in jobs:
         name = job.submitted.application
         if name not in observations:
-            observations[name] = tuple(o for g in cluster for o in _measured(job.truth, g))
+            observations[name] = tuple(o for g in cluster for o in _observations(job.truth, g))
         job.inherit(observations[name], None)
 
 
-def _measured(truth: GroundTruth, group: Group) -> Iterator[Observation]:
+def _observations(truth: GroundTruth, group: Group) -> Iterator[Observation]:
     table = truth.profile.types.get(group.gpu_type)
     gpus = table.unit if table else 0
     while table and gpus <= min(group.gpus, MOST_GPUS):

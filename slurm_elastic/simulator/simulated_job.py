@@ -194,7 +194,7 @@ class SimulatedJob:
             rate = truth.goodput(
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
-            slowed = self._slowed()
+            slowed = self._rack_slowdown()
             rate *= slowed
             if self.layers is not None:
                 rate *= self.layers.gain(*self._iteration(), accumulation=self.accumulation)
@@ -203,14 +203,14 @@ class SimulatedJob:
             target = truth.targets[self.epoch]
             if self.progress + rate * seconds < target:
                 self.progress += rate * seconds
-                self._pass(seconds, gpus)
+                self._add_time(seconds, gpus)
                 seconds = 0.0
             else:
                 # Epochs last whole seconds, as in the artifact.
                 delta = min(float(round((target - self.progress) / rate)), seconds)
                 self.progress = target
                 self.epoch += 1
-                self._pass(delta, gpus)
+                self._add_time(delta, gpus)
                 seconds -= delta
             if self.layers is not None:
                 self.layers.passed(seconds_before - seconds, self.progress - progress_before)
@@ -269,7 +269,7 @@ class SimulatedJob:
         if self.shape:
             self._choose_batch()
 
-    def _slowed(self) -> float:
+    def _rack_slowdown(self) -> float:
         """Return the part of its speed that remains when it crosses racks."""
         if not self.extra_s:
             return 1.0
@@ -279,7 +279,7 @@ class SimulatedJob:
         seconds = step + self.accumulation * micro
         return seconds / (seconds + self.extra_s)
 
-    def _pass(self, seconds: float, gpus: int) -> None:
+    def _add_time(self, seconds: float, gpus: int) -> None:
         self.now_s += seconds
         self.gpu_s += seconds * gpus
 
@@ -316,14 +316,14 @@ class SimulatedJob:
             split = truth.fixed_batch(*configuration, application.batch)
             self.micro_batch, self.accumulation = split
             return
-        splitter = self._tuned()
+        splitter = self._batch_splitter()
         if splitter is None or self.noise is None:
             self.micro_batch, self.accumulation = truth.first_batch(*configuration)
         else:
             split = truth.capped(*configuration, *splitter.best(self.noise))
             self.micro_batch, self.accumulation = split
 
-    def _tuned(self) -> BatchSplitter | None:
+    def _batch_splitter(self) -> BatchSplitter | None:
         """Return the splitter for the present shape; None on a type where it never ran."""
         key = (self.observations, self.gpu_type, self.shape)
         if self._tuning is not None and all(

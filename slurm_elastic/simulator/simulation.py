@@ -126,11 +126,11 @@ def simulate(
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
         notes=(*run.notes, *job_factory.assumptions(run.jobs, options.belief)),
         dropped=tuple(job.submitted.name for job in run.dropped),
-        freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
+        freezing=tuple(_freezing_result(job) for job in run.jobs if job.layers is not None),
     )
 
 
-def _frozen(job: SimulatedJob) -> JobFreezing:
+def _freezing_result(job: SimulatedJob) -> JobFreezing:
     assert job.layers is not None
     return JobFreezing(job.submitted.name, job.layers.lost / job.truth.total, job.layers.mean)
 
@@ -333,14 +333,14 @@ class _Run:
 
     def _cross(self, network: Network) -> None:
         """Set what crossing racks costs each job from now on."""
-        held = {
+        allocations = {
             j.job_id: (j.submitted.application, j.allocation)
             for j in self.active
             if j.allocation is not None
         }
-        extra = network.extra_s(held, self.cluster_state.rack_of)
+        extra_s = network.extra_s(allocations, self.cluster_state.rack_of)
         for job in self.active:
-            job.extra_s = extra.get(job.job_id, 0.0)
+            job.extra_s = extra_s.get(job.job_id, 0.0)
             allocation = job.allocation
             job.racks = (
                 len({self.cluster_state.rack_of[n] for n in allocation.nodes}) if allocation else 0

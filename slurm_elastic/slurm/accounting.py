@@ -66,7 +66,7 @@ def runs(
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))  # sacct takes no epoch s
     command = ("sacct", *user_options, "-DXPn", f"-S{start}", "-Enow", f"--format={_COLUMNS}")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             timeout=timeout_s,
@@ -78,10 +78,10 @@ def runs(
         raise AccountingError(f"sacct: no answer in {timeout_s:g} s") from None
     except OSError as error:
         raise AccountingError(f"sacct: {error.strerror}") from None
-    if done.returncode:
-        error_text = " ".join(done.stderr.decode(errors="replace").split())
-        raise AccountingError(f"sacct: {error_text or f'exit code {done.returncode}'}")
-    return attributed(parse(done.stdout.decode(errors="replace")))
+    if process.returncode:
+        error_text = " ".join(process.stderr.decode(errors="replace").split())
+        raise AccountingError(f"sacct: {error_text or f'exit code {process.returncode}'}")
+    return attributed(parse(process.stdout.decode(errors="replace")))
 
 
 def parse(text: str) -> Iterator[AccountedRun]:
@@ -92,10 +92,10 @@ def parse(text: str) -> Iterator[AccountedRun]:
     [(1, 10, 2, 'a100')]
     """
     for line in text.splitlines():
-        words = line.split("|", 8)
-        if len(words) != 9 or not (words[0].isdigit() and words[3].isdigit()):
+        fields = line.split("|", 8)
+        if len(fields) != 9 or not (fields[0].isdigit() and fields[3].isdigit()):
             continue
-        number, display, user, restarts, start, end, elapsed, tres, admin = words
+        number, display, user, restarts, start, end, elapsed, tres, admin = fields
         if not start.isdigit() or not elapsed.isdigit():
             continue  # it never started
         counts = dict(part.partition("=")[::2] for part in tres.split(","))

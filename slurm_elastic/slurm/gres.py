@@ -62,21 +62,21 @@ def parse_link_domains(text: str) -> LinkDomains:
             continue
         try:
             nodes = expand(pairs.get("nodename", "")) or (_EVERYWHERE,)
-            many = len(expand(pairs.get("file", ""))) or int(pairs.get("count", "1"))
-            if many > _MOST_GPUS:
+            count = len(expand(pairs.get("file", ""))) or int(pairs.get("count", "1"))
+            if count > _MOST_GPUS:
                 continue
             links = [int(n) for n in pairs.get("links", "").split(",") if n]
         except ValueError:
             continue
         for node in nodes:
             first = counts.get(node, 0)
-            counts[node] = first + many
+            counts[node] = first + count
             graph = graphs.setdefault(node, nx.Graph())
-            graph.add_nodes_from(range(first, first + many))
-            if links and many == 1:
+            graph.add_nodes_from(range(first, first + count))
+            if links and count == 1:
                 linked.add(node)
-                own = links.index(-1) if -1 in links else first
-                graph.add_edges_from((own, other) for other, n in enumerate(links) if n > 0)
+                index = links.index(-1) if -1 in links else first
+                graph.add_edges_from((index, other) for other, n in enumerate(links) if n > 0)
     return LinkDomains({n: _domains(graphs[n], counts[n]) for n in linked})
 
 
@@ -88,7 +88,7 @@ def _domains(graph: nx.Graph[int], gpus: int) -> Domains:
 def _lines(text: str) -> Iterator[dict[str, str]]:
     """Yield each line's `Key=value` pairs, keys in lower case."""
     for line in text.replace("\\\n", " ").splitlines():
-        words = line.partition("#")[0].split()
-        pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in words) if eq}
+        tokens = line.partition("#")[0].split()
+        pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in tokens) if eq}
         if pairs and "include" not in pairs:
             yield pairs

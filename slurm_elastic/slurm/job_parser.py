@@ -87,12 +87,12 @@ class JobParser:
         try:
             return self._parse(raw)
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-            why = f"{error!r:.200}"
+            problem = f"{error!r:.200}"
         if int(raw.id) not in self._unreadable:
             self._unreadable.add(int(raw.id))
-            self._log.error(f"JobId={raw.id} Unreadable={why}")
+            self._log.error(f"JobId={raw.id} Unreadable={problem}")
         try:
-            return pyslurm_records.unreadable(raw, _STATES.get(raw.state, JobState.ENDED), why)
+            return pyslurm_records.unreadable(raw, _STATES.get(raw.state, JobState.ENDED), problem)
         except (ValueError, TypeError, AttributeError, KeyError):
             return None
 

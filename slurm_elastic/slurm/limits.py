@@ -64,38 +64,38 @@ class AccountingLimits:
     cluster: str = ""
     qos: tuple[QosRow, ...] = ()
     associations: tuple[AssociationRow, ...] = ()
-    _read: float | None = field(default=None, repr=False)
+    _read_s: float | None = field(default=None, repr=False)
 
     def limits(
         self, jobs: Iterable[Job], partition_qos: Mapping[str, str] | None = None
     ) -> tuple[Limit, ...]:
         """Return the caps that apply to jobs running or pending now."""
-        if self._read is None or time.monotonic() - self._read > self.refresh_s:
+        if self._read_s is None or time.monotonic() - self._read_s > self.refresh_s:
             self._refresh()
         return caps(self.qos, self.associations, jobs, partition_qos)
 
     def _refresh(self) -> None:
-        self._read = time.monotonic()
-        where = (f"cluster={self.cluster}",) if self.cluster else ()
+        self._read_s = time.monotonic()
+        filters = (f"cluster={self.cluster}",) if self.cluster else ()
         try:
             self.qos = parse_qos(self._show("qos", f"Name,GrpTRES,MaxTRESPU,MaxTRESPA,{_EACH}"))
             self.associations = parse_associations(
-                self._show("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *where)
+                self._show("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *filters)
             )
         except (OSError, subprocess.SubprocessError) as error:
             structlog.get_logger("limits").warning(
                 f"sacctmgr gave no limits ({error}); the last known ones stay in force"
             )
 
-    def _show(self, entity: str, columns: str, *where: str) -> str:
-        done = subprocess.run(
-            ["sacctmgr", "-nP", "show", entity, *where, f"format={columns}"],
+    def _show(self, entity: str, columns: str, *filters: str) -> str:
+        process = subprocess.run(
+            ["sacctmgr", "-nP", "show", entity, *filters, f"format={columns}"],
             capture_output=True,
             timeout=self.timeout_s,
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        return done.stdout.decode(errors="replace")
+        return process.stdout.decode(errors="replace")
 
 
 def caps(
@@ -179,17 +179,17 @@ def _qos_limits(
     rows: Iterable[QosRow], jobs: list[Job], partition_qos: Mapping[str, str]
 ) -> Iterable[Limit]:
     for row in rows:
-        mine = [j for j in jobs if row.name in (j.qos, partition_qos.get(j.partition))]
-        yield from _limits(f"QOS {row.name} GrpTRES", row.group, mine)
-        for user in sorted({j.user for j in mine}) if row.per_user else ():
-            theirs = [j for j in mine if j.user == user]
-            yield from _limits(f"QOS {row.name} MaxTRESPerUser", row.per_user, theirs)
-        for account in sorted({j.account for j in mine}) if row.per_account else ():
-            theirs = [j for j in mine if j.account == account]
-            yield from _limits(f"QOS {row.name} MaxTRESPerAccount", row.per_account, theirs)
-        for job in mine if row.per_job else ():
+        qos_jobs = [j for j in jobs if row.name in (j.qos, partition_qos.get(j.partition))]
+        yield from _limits(f"QOS {row.name} GrpTRES", row.group, qos_jobs)
+        for user in sorted({j.user for j in qos_jobs}) if row.per_user else ():
+            limited_jobs = [j for j in qos_jobs if j.user == user]
+            yield from _limits(f"QOS {row.name} MaxTRESPerUser", row.per_user, limited_jobs)
+        for account in sorted({j.account for j in qos_jobs}) if row.per_account else ():
+            limited_jobs = [j for j in qos_jobs if j.account == account]
+            yield from _limits(f"QOS {row.name} MaxTRESPerAccount", row.per_account, limited_jobs)
+        for job in qos_jobs if row.per_job else ():
             yield from _limits(f"QOS {row.name} MaxTRES", row.per_job, [job])
-        yield from _wall(f"QOS {row.name}", row.wall_s, mine)
+        yield from _wall(f"QOS {row.name}", row.wall_s, qos_jobs)
 
 
 def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iterable[Limit]:
@@ -197,15 +197,15 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
     parents = {r.account: r.parent for r in rows if not r.user}
     above: dict[str, set[str]] = {}
     for account in {j.account for j in jobs}:
-        chain, at = {account}, account
-        while parents.get(at) and parents[at] not in chain:
-            at = parents[at]
-            chain.add(at)
+        chain, ancestor = {account}, account
+        while parents.get(ancestor) and parents[ancestor] not in chain:
+            ancestor = parents[ancestor]
+            chain.add(ancestor)
         above[account] = chain
     for row in rows:
         if not (row.group or row.per_job or row.wall_s is not None):
             continue
-        mine = [
+        association_jobs = [
             j
             for j in jobs
             if (
@@ -216,10 +216,10 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
             and row.partition in ("", j.partition)
         ]
         name = f"association {row.account}{'/' + row.user if row.user else ''}"
-        yield from _limits(f"{name} GrpTRES", row.group, mine)
-        for job in mine if row.per_job else ():
+        yield from _limits(f"{name} GrpTRES", row.group, association_jobs)
+        for job in association_jobs if row.per_job else ():
             yield from _limits(f"{name} MaxTRES", row.per_job, [job])
-        yield from _wall(name, row.wall_s, mine)
+        yield from _wall(name, row.wall_s, association_jobs)
 
 
 def _wall(name: str, wall_s: int | None, jobs: list[Job]) -> Iterable[Limit]:

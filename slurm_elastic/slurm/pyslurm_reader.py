@@ -122,8 +122,8 @@ class Reader:
 
     def reservations(self) -> tuple[Reservation, ...]:
         """Return all reservations but the leases of controllers."""
-        every = self._every_reservation()
-        return tuple(r for r in every if r not in self.leases_seen)
+        reservations = self._every_reservation()
+        return tuple(r for r in reservations if r not in self.leases_seen)
 
     def leases(self) -> tuple[Reservation, ...]:
         """Return the reservations that mark the active controller (`controller.leader`).

@@ -132,7 +132,7 @@ def node(
     )
 
 
-def unreadable(raw: Any, state: JobState, why: str) -> Job:
+def unreadable(raw: Any, state: JobState, error: str) -> Job:
     """Return an unmanaged job for a record that cannot be parsed; its GPUs count as used."""
     layout = (
         {} if state in (JobState.PENDING, JobState.ENDED) else raw.get_resource_layout_per_node()
@@ -147,7 +147,7 @@ def unreadable(raw: Any, state: JobState, why: str) -> Job:
         state=state,
         partition="",
         managed=False,
-        unmanaged_reason=Reason("record-unreadable", error=why),
+        unmanaged_reason=Reason("record-unreadable", error=error),
         allocation=held,
         devices=devices(layout),
         gpus=held.gpus if held else 0,
@@ -177,9 +177,9 @@ def allocation(layout: Mapping[str, Mapping[str, Any]]) -> Allocation | None:
     shares: dict[str, int] = {}
     for node, content in layout.items():
         for name, gres in (content.get("gres") or {}).items():
-            kind, _, rest = name.partition(":")
+            kind, _, type_and_socket = name.partition(":")
             if kind == "gpu" and int(gres["count"]):
-                types.add(rest.partition(":")[0])
+                types.add(type_and_socket.partition(":")[0])
                 shares[node] = shares.get(node, 0) + int(gres["count"])
     return Allocation.of(types.pop(), shares) if len(types) == 1 else None
 
@@ -280,8 +280,8 @@ def number(value: Any) -> int | None:
 
 def limit_s(minutes: Any) -> int | None:
     """Return the seconds of a time limit in minutes; None for unlimited."""
-    known = number(minutes)
-    return known * 60 if known is not None else None
+    value = number(minutes)
+    return value * 60 if value is not None else None
 
 
 def epoch(value: Any) -> float | None:

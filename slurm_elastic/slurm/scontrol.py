@@ -106,34 +106,38 @@ class Scontrol:
         """Remove a reservation; refused while a job names it."""
         self._run("delete", f"ReservationName={name}")
 
-    def _run(self, *words: str) -> None:
-        unprintable = next((w for w in words if not w.isprintable()), None)
+    def _run(self, *arguments: str) -> None:
+        unprintable = next((w for w in arguments if not w.isprintable()), None)
         if unprintable is not None:  # a user's name with control characters
             problem = f"{unprintable!r:.100} is invalid: expected printable characters"
-            raise ScontrolError(f"scontrol {words[0]}: {problem}")
+            raise ScontrolError(f"scontrol {arguments[0]}: {problem}")
         limit = min(self._timeout_s, self._right())
         # timeout(1) as well as subprocess's timeout: a stopped process cannot kill its child.
         killed = ["timeout", "-s", "KILL", f"{limit:.3f}"] if self._right is not always else []
         try:
-            done = subprocess.run(
-                [*killed, "scontrol", *words],
+            process = subprocess.run(
+                [*killed, "scontrol", *arguments],
                 capture_output=True,
                 timeout=limit + bool(killed),
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:g} s") from None
+            raise SlurmUnreachableError(
+                f"scontrol {arguments[0]}: no answer in {limit:g} s"
+            ) from None
         except FileNotFoundError:
             raise SlurmUnreachableError("scontrol is not on PATH: install slurm-client") from None
-        text = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
-        self._log.debug("scontrol", words=" ".join(words), rc=done.returncode, text=text)
-        if done.returncode == 0:
+        text = " ".join((process.stderr + process.stdout).decode(errors="replace").split())
+        self._log.debug("scontrol", words=" ".join(arguments), rc=process.returncode, text=text)
+        if process.returncode == 0:
             return
-        if killed and done.returncode in (_KILLED, -signal.SIGKILL):
-            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:.3g} s")
+        if killed and process.returncode in (_KILLED, -signal.SIGKILL):
+            raise SlurmUnreachableError(f"scontrol {arguments[0]}: no answer in {limit:.3g} s")
         kind = SlurmUnreachableError if any(u in text for u in _UNREACHABLE) else ScontrolError
-        raise kind(f"scontrol {' '.join(words[:2])}: {text or f'exit code {done.returncode}'}")
+        raise kind(
+            f"scontrol {' '.join(arguments[:2])}: {text or f'exit code {process.returncode}'}"
+        )
 
 
 class LeaseWrites(Scontrol):

@@ -32,12 +32,12 @@ def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
     per_node = max(counts)
     nodes = len(target.shares)
     kind = f"gres/gpu:{target.gpu_type}" if target.gpu_type else "gres/gpu"
-    even = len(counts) == 1
+    equal_shares = len(counts) == 1
     fields = {
         "NumNodes": f"{nodes}-{nodes}",
         "NumTasks": str(nodes),
-        "TresPerNode": f"{kind}:{per_node}" if even else "",
-        "TresPerJob": "" if even else f"{kind}:{target.gpus}",
+        "TresPerNode": f"{kind}:{per_node}" if equal_shares else "",
+        "TresPerJob": "" if equal_shares else f"{kind}:{target.gpus}",
         "TresPerTask": "",
     }
     return fields | _companions(job, per_node) | time_fields(job, time_limit_s)
@@ -67,11 +67,13 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
     gpus = directive.min_gpus
     types = [t for t in directive.types or sorted(gpus_per_node) if directive.allows(gpus, t)]
     gpu_type = types[0] if len(types) == 1 else submitted_type(shape)
-    room = [gpus_per_node[t] for t in ([gpu_type] if gpu_type else types) if t in gpus_per_node]
-    fits = min(room, default=gpus)
-    if gpus > fits and not gpu_type and types:  # several nodes might mean several types
-        gpu_type, fits = types[0], gpus_per_node.get(types[0], gpus)
-    nodes = next((n for n in range(math.ceil(gpus / fits), gpus + 1) if gpus % n == 0), gpus)
+    node_sizes = [
+        gpus_per_node[t] for t in ([gpu_type] if gpu_type else types) if t in gpus_per_node
+    ]
+    node_size = min(node_sizes, default=gpus)
+    if gpus > node_size and not gpu_type and types:  # several nodes might mean several types
+        gpu_type, node_size = types[0], gpus_per_node.get(types[0], gpus)
+    nodes = next((n for n in range(math.ceil(gpus / node_size), gpus + 1) if gpus % n == 0), gpus)
     kind = f"gres/gpu:{gpu_type}" if gpu_type else "gres/gpu"
     return {
         "NumNodes": f"{nodes}-{nodes}",
@@ -187,13 +189,13 @@ def submitted_type(shape: Mapping[str, int | str]) -> str:
 def _gpus_in(text: str) -> tuple[int, str]:
     """Return (count, type) of `gres/gpu:a100:4`, `gres/gpu:4`, `gres:gpu`; (0, "") without GPUs."""
     for item in text.split(","):
-        words = item.replace("=", ":").replace("/", ":").split(":")
-        if words[:2] != ["gres", "gpu"]:
+        parts = item.replace("=", ":").replace("/", ":").split(":")
+        if parts[:2] != ["gres", "gpu"]:
             continue
-        rest = words[2:]
-        counted = rest and re.fullmatch("[0-9]{1,9}", rest[-1])
-        count = int(rest.pop()) if counted else 1
-        return count, rest[0] if rest else ""
+        type_and_count = parts[2:]
+        has_count = type_and_count and re.fullmatch("[0-9]{1,9}", type_and_count[-1])
+        count = int(type_and_count.pop()) if has_count else 1
+        return count, type_and_count[0] if type_and_count else ""
     return 0, ""
 
 

@@ -106,9 +106,9 @@ def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:
     lines: list[str] = []
     for raw in text.splitlines():
         line = raw.partition("#")[0].strip()
-        word, _, rest = line.partition(" ")
+        word, _, argument = line.partition(" ")
         if word == "include" and depth < _INCLUDE_DEPTH:
-            pattern = rest.strip()
+            pattern = argument.strip()
             folder = Path(pattern).parent if Path(pattern).is_absolute() else path.parent
             for included in sorted(folder.glob(Path(pattern).name)):
                 lines += _plugstack(included, depth + 1)[0]
@@ -120,15 +120,15 @@ def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:
 def _run(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
     """Return a command's output and, if it failed, one line why."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return "", f"{command[0]}: no answer in {timeout_s:g} s"
     except OSError as error:
         return "", f"{command[0]}: {error.strerror}"
-    output = done.stdout.decode(errors="surrogateescape")
-    if done.returncode == 0:
+    output = process.stdout.decode(errors="surrogateescape")
+    if process.returncode == 0:
         return output, ""
-    error_text = " ".join(done.stderr.decode(errors="replace").split())
-    return "", f"{command[0]}: {error_text or f'exit code {done.returncode}'}"
+    error_text = " ".join(process.stderr.decode(errors="replace").split())
+    return "", f"{command[0]}: {error_text or f'exit code {process.returncode}'}"

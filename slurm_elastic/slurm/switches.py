@@ -16,7 +16,7 @@ _TIMEOUT_S = 15
 def read_switches() -> tuple[Switch, ...]:
     """Ask slurmctld. Empty without topology/tree or topology/block, or without an answer."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["scontrol", "-o", "show", "topology"],
             capture_output=True,
             timeout=_TIMEOUT_S,
@@ -24,7 +24,9 @@ def read_switches() -> tuple[Switch, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return parse_topology(done.stdout.decode(errors="replace")) if done.returncode == 0 else ()
+    return (
+        parse_topology(process.stdout.decode(errors="replace")) if process.returncode == 0 else ()
+    )
 
 
 def parse_topology(text: str) -> tuple[Switch, ...]:

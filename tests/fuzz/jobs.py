@@ -280,12 +280,12 @@ def _shown(controller: Controller) -> None:
         ask = {"history": history, "segments": segments}
         view = controller.view
         lines = status.lines(_answer("status", view, viewer, {"all": True}, ask), TableLayout())
-        lines += explain.planned(_answer("plan", view, viewer, {}, ask), everything=True)
+        lines += explain.planned(_answer("plan", view, viewer, {}, ask), all_jobs=True)
         lines += explain.past(_answer("history", view, viewer, {}, ask), TableLayout())
         lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=False)
         lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=True)
         lines += topology_command.lines(
-            _answer("topology", view, viewer, {}, ask), TableLayout(), everybody=True
+            _answer("topology", view, viewer, {}, ask), TableLayout(), all_jobs=True
         )
         for job_id in view.snapshot.job:
             try:

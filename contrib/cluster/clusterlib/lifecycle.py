@@ -78,8 +78,9 @@ def sync(name: str) -> None:
         for host in hosts:
             if host != ctld:
                 archive.seek(0)
-                unpack = ["docker", "exec", "-i", host, "tar", "-C", "/", "-xf", "-"]
-                subprocess.run(unpack, stdin=archive, check=True)
+                # Directories are emptied first: a module that was renamed must not stay.
+                unpack = ["docker", "exec", "-i", host, "tar", "-C", "/", "--recursive-unlink"]
+                subprocess.run([*unpack, "-xf", "-"], stdin=archive, check=True)
 
 
 def containers(name: str, fmt: str = "{{.Names}}") -> list[str]:

@@ -52,7 +52,7 @@ _SETTINGS = {"allow_interspersed_args": False}
     help="Steps before the timed ones.",
 )  # fmt: skip
 @click.option(
-    "--whole", is_flag=True,
+    "--whole", "whole_runs", is_flag=True,
     help="Time whole runs of a script that does --steps steps without the library.",
 )  # fmt: skip
 @click.option(
@@ -92,7 +92,7 @@ def profile(  # noqa: PLR0917 - click passes them by name
     repeats: int,
     steps: int,
     warm_up: int,
-    whole: bool,
+    whole_runs: bool,
     timeout: float,
     directory: str,
     again: bool,
@@ -137,7 +137,7 @@ def profile(  # noqa: PLR0917 - click passes them by name
     runner = _runner(shapes)
     request = _request(
         program, _shapes(shapes, runner), data=data, batch=batch, repeats=repeats, steps=steps,
-        warm_up=warm_up, whole=whole, timeout_s=timeout,
+        warm_up=warm_up, whole_runs=whole_runs, timeout_s=timeout,
     )  # fmt: skip
     if dry_run:
         options.put(profile_report.planned(request))
@@ -161,7 +161,7 @@ def profile(  # noqa: PLR0917 - click passes them by name
 
         options.put_json(to_body(profile_))
     else:
-        options.put(profile_report.lines(profile_, layout, cold=bool(data), whole=whole))
+        options.put(profile_report.lines(profile_, layout, cold=bool(data), whole_runs=whole_runs))
     return REFUSED if failures else None
 
 
@@ -223,13 +223,13 @@ def _request(
     repeats: int,
     steps: int,
     warm_up: int,
-    whole: bool,
+    whole_runs: bool,
     timeout_s: float,
 ) -> ProfilingRequest:
     from slurm_elastic.profiler import profiling_plan  # noqa: PLC0415
     from slurm_elastic.profiler.profiling_runs import ProfilingRequest  # noqa: PLC0415
 
-    blocks = profiling_plan.blocks(cold=bool(data), whole=whole)
+    blocks = profiling_plan.blocks(cold=bool(data), whole_runs=whole_runs)
     return ProfilingRequest(
         program=program,
         needs=tuple(profiling_plan.needs(shapes, repeats=repeats, blocks=blocks)),
@@ -237,7 +237,7 @@ def _request(
         warm_up=warm_up,
         batch=batch,
         data=tuple(str(Path(p).absolute()) for p in data),
-        whole=whole,
+        whole_runs=whole_runs,
         timeout_s=timeout_s,
     )
 
@@ -251,7 +251,7 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Profil
         "warm-up": request.warm_up,
         "batch": request.batch,
         "data": list(request.data),
-        "whole": request.whole,
+        "whole": request.whole_runs,
     }
     if request.batch is None:
         settings["largest shape"] = request.gpus  # determines the samples per GPU
@@ -266,10 +266,12 @@ def _run(request: ProfilingRequest, runner: Runner, store: ProfileStore) -> list
 
     start = time.monotonic()
 
-    def progress(done: int, total: int, what: str) -> None:
+    def progress(runs_done: int, total: int, description: str) -> None:
         passed = time.monotonic() - start
-        left = f", about {span(passed / done * (total - done))} left" if done else ""
-        click.echo(f"selastic: run {done + 1} of {total}: {what}{left}", err=True)
+        time_left = (
+            f", about {span(passed / runs_done * (total - runs_done))} left" if runs_done else ""
+        )
+        click.echo(f"selastic: run {runs_done + 1} of {total}: {description}{time_left}", err=True)
 
     def end(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -292,7 +294,7 @@ def _run(request: ProfilingRequest, runner: Runner, store: ProfileStore) -> list
 def _print_failure(failure: Failure) -> None:
     from slurm_elastic.profiler.profiling_runs import describe  # noqa: PLC0415
 
-    text = f"selastic: {describe(failure.launch)}: the program {failure.why}"
+    text = f"selastic: {describe(failure.launch)}: the program {failure.reason}"
     click.echo(text + f" ({clean(failure.log)})", err=True)
     for line in failure.tail:
         click.echo(f"    {clean(line)}", err=True)
@@ -316,7 +318,7 @@ def _outcome(
             application=application,
             gpu_type=gpu_type,
             batch=request.batch,
-            whole=request.whole,
+            whole_runs=request.whole_runs,
         )
     except NotMeasuredError as error:
         raise CliError(f"{error}; no profile can be computed") from None

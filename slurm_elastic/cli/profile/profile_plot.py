@@ -33,7 +33,7 @@ def draw(profile: StepProfile, path: Path) -> None:
     rows = profile.configurations
     with plt.rc_context(plots.STYLE):
         figure, axes = plt.subplots(figsize=(7.5, 1.6 + 0.5 * len(rows)), layout="constrained")
-        left = [0.0] * len(rows)
+        bar_starts = [0.0] * len(rows)
         for part in ("compute", *STALLS):
             times = [getattr(c, part) for c in rows]
             widths = [t.seconds * _MS if t else 0.0 for t in times]
@@ -41,10 +41,10 @@ def draw(profile: StepProfile, path: Path) -> None:
                 continue
             colour, hatch = _LOOKS[part]
             axes.barh(
-                range(len(rows)), widths, left=left, color=colour, hatch=hatch,
+                range(len(rows)), widths, left=bar_starts, color=colour, hatch=hatch,
                 edgecolor="white", label=part,
             )  # fmt: skip
-            left = [a + b for a, b in zip(left, widths, strict=True)]
+            bar_starts = [a + b for a, b in zip(bar_starts, widths, strict=True)]
         axes.set_yticks(range(len(rows)), [_name(c) for c in rows])
         axes.invert_yaxis()
         axes.set_xlim(0, max(cold(c) for c in rows) * _MS * 1.02)

@@ -35,19 +35,19 @@ _COLUMNS = (
 _DEFAULT = tuple(c.header for c in _COLUMNS if c.header != "REPEATS")
 
 
-def lines(profile: StepProfile, layout: TableLayout, *, cold: bool, whole: bool) -> list[str]:
+def lines(profile: StepProfile, layout: TableLayout, *, cold: bool, whole_runs: bool) -> list[str]:
     """Return the table of a profile, and notes about it.
 
     Args:
         profile: the measurements.
         layout: the table options.
         cold: whether reading from storage was measured.
-        whole: whether whole runs were timed.
+        whole_runs: whether whole runs were timed.
     """
     table = render(profile.configurations, _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return table
-    return [_heading(profile), "", *table, "", *_notes(profile, cold=cold, whole=whole)]
+    return [_heading(profile), "", *table, "", *_notes(profile, cold=cold, whole_runs=whole_runs)]
 
 
 def planned(request: ProfilingRequest) -> list[str]:
@@ -73,8 +73,8 @@ def planned(request: ProfilingRequest) -> list[str]:
 
 def warm(c: ProfiledConfiguration) -> float:
     """Return the seconds of a step with the data in memory; unmeasured parts count as 0."""
-    known = (c.compute, c.interconnect, c.network, c.prep)
-    return sum(t.seconds for t in known if t is not None)
+    measured_parts = (c.compute, c.interconnect, c.network, c.prep)
+    return sum(t.seconds for t in measured_parts if t is not None)
 
 
 def cold(c: ProfiledConfiguration) -> float:
@@ -110,19 +110,23 @@ def _heading(profile: StepProfile) -> str:
     return ", ".join(facts) or "profile"
 
 
-def _notes(profile: StepProfile, *, cold: bool, whole: bool) -> list[str]:
+def _notes(profile: StepProfile, *, cold: bool, whole_runs: bool) -> list[str]:
     single: Sequence[ProfiledConfiguration] = [c for c in profile.configurations if c.repeats < 2]
     notes = [
         "Parts of a step of all GPUs: median +- standard error. FETCH is what reading from storage",
         "adds; S is the fraction of the time in which GPUs do not wait for each other.",
     ]
-    if whole:
+    if whole_runs:
         notes.append(
             "Whole runs were timed: COMPUTE includes start and loading of data, S is too high."
         )
     if not cold:
         notes.append("FETCH is unknown: name the files of the data set with --data.")
-    if any(0 < _SHOWN_ERROR * warm(c) < t.spread for c in profile.configurations for t in _none(c)):
+    if any(
+        0 < _SHOWN_ERROR * warm(c) < t.spread
+        for c in profile.configurations
+        for t in _zero_stalls(c)
+    ):
         notes.append(
             "`none +-X`: not above its noise; add --repeats, or check for other jobs on the nodes."
         )
@@ -133,7 +137,7 @@ def _notes(profile: StepProfile, *, cold: bool, whole: bool) -> list[str]:
     return notes
 
 
-def _none(c: ProfiledConfiguration) -> list[MeasuredTime]:
+def _zero_stalls(c: ProfiledConfiguration) -> list[MeasuredTime]:
     """Return the stalls that were measured as 0."""
     times: list[MeasuredTime | None] = [getattr(c, name) for name in STALLS]
     return [t for t in times if t is not None and t.seconds == 0]

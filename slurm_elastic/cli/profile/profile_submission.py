@@ -67,7 +67,7 @@ def submit(job: ProfilingJob, argv: Sequence[str], *, directory: Path, dry_run: 
     return code
 
 
-def sbatch(job: ProfilingJob, words: Sequence[str], log: Path) -> list[str]:
+def sbatch(job: ProfilingJob, command: Sequence[str], log: Path) -> list[str]:
     """Return the command line of sbatch."""
     return [
         *("sbatch", "--parsable", "--wait", "--job-name=selastic-profile", f"--output={log}"),
@@ -76,7 +76,7 @@ def sbatch(job: ProfilingJob, words: Sequence[str], log: Path) -> list[str]:
         f"--nodes={job.nodes}",
         f"--gpus-per-node={job.gpus_per_node}",
         f"--ntasks-per-node={_count(job.gpus_per_node)}",
-        "--wrap=" + shlex.join(words),
+        "--wrap=" + shlex.join(command),
     ]
 
 
@@ -86,20 +86,20 @@ def inner(argv: Sequence[str]) -> list[str]:
     >>> inner(["/usr/bin/selastic", "profile", "-p", "gpu", "--time=5", "--", "a", "-p", "b"])
     ['/usr/bin/selastic', 'profile', '--', 'a', '-p', 'b']
     """
-    words, kept = list(argv), []
-    path = shutil.which(words[0])
-    kept.append(str(Path(path).absolute()) if path else words[0])
-    rest = iter(words[1:])
-    for word in rest:
+    arguments, inner_command = list(argv), []
+    path = shutil.which(arguments[0])
+    inner_command.append(str(Path(path).absolute()) if path else arguments[0])
+    remaining_arguments = iter(arguments[1:])
+    for word in remaining_arguments:
         if word == "--":
-            return [*kept, word, *rest]
+            return [*inner_command, word, *remaining_arguments]
         if word in _JOB_OPTIONS:
-            next(rest, None)
+            next(remaining_arguments, None)
         elif word in ("-n", "--dry-run"):
             continue
         elif not word.startswith(tuple(f"{o}=" for o in _JOB_OPTIONS if o.startswith("--"))):
-            kept.append(word)
-    return kept
+            inner_command.append(word)
+    return inner_command
 
 
 def _count(gpus_per_node: str) -> str:

@@ -118,8 +118,8 @@ def shown(result: RecommendationAnswer, layout: TableLayout) -> list[str]:
     epochs = f"{result.work.epochs} epoch{'s' if result.work.epochs > 1 else ''}"
     counted = "GPU hours"
     if result.prices is not None:
-        each = ", ".join(f"{x:g} for {clean(t)}" for t, x in sorted(result.prices.items()))
-        counted = f"money, an hour of one GPU at {each}"
+        hourly_prices = ", ".join(f"{x:g} for {clean(t)}" for t, x in sorted(result.prices.items()))
+        counted = f"money, an hour of one GPU at {hourly_prices}"
     batch = result.measured.batch
     if not batch:
         batch = f"{result.choices[0].offer.configuration.batch} samples per GPU"
@@ -133,7 +133,7 @@ def shown(result: RecommendationAnswer, layout: TableLayout) -> list[str]:
         *_advice(result, unit),
     ]
     if result.estimated is not None:
-        lines += _errors(result.estimated)
+        lines += _error_table(result.estimated)
     types = {c.offer.configuration.gpu_type for c in result.choices}
     if result.prices is None and len(types) > 1:
         lines.append("note: an hour costs the same on all GPU types; --price sets other prices")
@@ -145,40 +145,40 @@ def shown(result: RecommendationAnswer, layout: TableLayout) -> list[str]:
 
 def _advice(result: RecommendationAnswer, unit: str) -> list[str]:
     """Return the lines on the cheapest and the fastest, as far as requested."""
-    both = math.isinf(result.deadline) and math.isinf(result.budget)
+    unlimited = math.isinf(result.deadline) and math.isinf(result.budget)
     lines = []
-    if both or math.isfinite(result.deadline):
+    if unlimited or math.isfinite(result.deadline):
         within = f" in {result.deadline:g} h" if math.isfinite(result.deadline) else ""
-        lines.append(f"Cheapest{within}: {_told(result.cheapest, unit)}")
+        lines.append(f"Cheapest{within}: {_choice_text(result.cheapest, unit)}")
         if (
             result.cheapest.time_s * (1 + 2 * result.cheapest.spread)
             > result.deadline * rules.HOUR_S
         ):
             lines.append("  It may be late: the deadline is within its spread")
         lines += _rival(result, "cheapest", unit, "costs no more")
-    if both or math.isfinite(result.budget):
+    if unlimited or math.isfinite(result.budget):
         within = f" for {result.budget:g}{unit}" if math.isfinite(result.budget) else ""
-        lines.append(f"Fastest{within}: {_told(result.fastest, unit)}")
+        lines.append(f"Fastest{within}: {_choice_text(result.fastest, unit)}")
         if result.fastest.cost * (1 + 2 * result.fastest.spread) > result.budget:
             lines.append("  It may cost more: the budget is within its spread")
         lines += _rival(result, "fastest", unit, "takes no longer")
     return lines
 
 
-def _rival(result: RecommendationAnswer, key: str, unit: str, same: str) -> list[str]:
+def _rival(result: RecommendationAnswer, key: str, unit: str, advantage: str) -> list[str]:
     if key not in result.rivals:
         return []
     rival = result.rivals[key]
-    return [f"  Within its spread this {same}: {_told(rival, unit)}"]
+    return [f"  Within its spread this {advantage}: {_choice_text(rival, unit)}"]
 
 
-def _told(choice: Recommendation, unit: str) -> str:
+def _choice_text(choice: Recommendation, unit: str) -> str:
     estimated = " (extrapolated)" if choice.offer.estimated else ""
-    where = clean(choice.offer.configuration)
-    return f"{where}{estimated}, {duration(choice.time_s)}, {_cost(choice.cost)}{unit}"
+    configuration = clean(choice.offer.configuration)
+    return f"{configuration}{estimated}, {duration(choice.time_s)}, {_cost(choice.cost)}{unit}"
 
 
-def _errors(estimated: Estimates) -> list[str]:
+def _error_table(estimated: Estimates) -> list[str]:
     """Return the table of errors of extrapolated stalls."""
     rows = [_extrapolated(e) for e in estimated.estimates if e.fit is not None]
     if not rows:
@@ -191,14 +191,14 @@ def _errors(estimated: Estimates) -> list[str]:
 
 
 def _row(result: RecommendationAnswer, choice: Recommendation) -> dict[str, Any]:
-    where, times = choice.offer.configuration, choice.offer.times
+    configuration, times = choice.offer.configuration, choice.offer.times
     return {
-        "gpu_type": where.gpu_type,
-        "nodes": where.nodes,
-        "gpus": where.gpus,
-        "batch": where.batch,
+        "gpu_type": configuration.gpu_type,
+        "nodes": configuration.nodes,
+        "gpus": configuration.gpus,
+        "batch": configuration.batch,
         "estimated": choice.offer.estimated,
-        "repeats": result.measured.repeats.get(where),
+        "repeats": result.measured.repeats.get(configuration),
         "first_epoch_s": choice.first_s,
         "epoch_s": choice.epoch_s,
         "time_s": choice.time_s,
@@ -209,25 +209,25 @@ def _row(result: RecommendationAnswer, choice: Recommendation) -> dict[str, Any]
     }
 
 
-def _extrapolated(one: Estimate) -> dict[str, Any]:
-    where = one.offer.configuration
+def _extrapolated(estimate: Estimate) -> dict[str, Any]:
+    configuration = estimate.offer.configuration
     return {
-        "gpu_type": where.gpu_type,
-        "nodes": where.nodes,
-        "gpus": where.gpus,
-        "where": str(where),
-        "stall_s": one.offer.times.interconnect_s + one.offer.times.network_s,
-        "fit": None if one.fit is None else asdict(one.fit),
-        "error": one.error,
-        "models": [k.model for k in one.known],
+        "gpu_type": configuration.gpu_type,
+        "nodes": configuration.nodes,
+        "gpus": configuration.gpus,
+        "where": str(configuration),
+        "stall_s": estimate.offer.times.interconnect_s + estimate.offer.times.network_s,
+        "fit": None if estimate.fit is None else asdict(estimate.fit),
+        "error": estimate.error,
+        "models": [k.model for k in estimate.stalls],
         "held_out": [
             {
-                "model": m.known.model,
-                "stall_s": m.known.stall_s,
+                "model": m.observed.model,
+                "stall_s": m.observed.stall_s,
                 "predicted_s": m.predicted_s,
                 "error": m.error,
             }
-            for m in one.missed
+            for m in estimate.held_out
         ],
     }
 
@@ -248,7 +248,7 @@ def _cost(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _stalled(row: Mapping[str, Any]) -> str:
+def _stall_percent(row: Mapping[str, Any]) -> str:
     step = row["step"]
     waits = step["interconnect_s"] + step["network_s"] + step["prep_s"]
     return _percent(waits / (step["compute_s"] + waits))
@@ -276,7 +276,7 @@ _COLUMNS = (
     Column("TIME", lambda r: duration(r["time_s"]), right=True),
     Column("COST", lambda r: _cost(r["cost"]), right=True),
     Column("SPREAD", lambda r: _percent(r["spread"]), right=True),
-    Column("STALLED", _stalled, right=True),
+    Column("STALLED", _stall_percent, right=True),
     *(_ms(k) for k in ("compute_s", "interconnect_s", "network_s", "prep_s", "fetch_s")),
     Column("REPEATS", lambda r: "-" if r["repeats"] is None else str(r["repeats"]), right=True),
     Column("BASIS", lambda r: "extrapolated" if r["estimated"] else "measured"),

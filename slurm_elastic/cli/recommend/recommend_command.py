@@ -109,37 +109,39 @@ def recommend(
         "budget": options.number(budget, "--budget") if budget else math.inf,
     }
     prices = simulation_inputs.weights(price, "--price") if price else None
-    wanted = options.whole(batch, "--batch") if batch else None
-    together = options.whole(global_batch, "--global-batch") if global_batch else None
-    if together and (wanted or extrapolate or "=" in (model or "")):
+    gpu_batch = options.whole_number(batch, "--batch") if batch else None
+    global_batch_size = (
+        options.whole_number(global_batch, "--global-batch") if global_batch else None
+    )
+    if global_batch_size and (gpu_batch or extrapolate or "=" in (model or "")):
         raise CliError(
             "--global-batch cannot be combined with --batch or with extrapolation: use --batch",
             USAGE,
         )
     try:
-        epoch = options.whole(samples, "--samples") if samples else None
-        known = profile_merge.subjects(_read((*profiles, *more)), samples=epoch)
+        epoch = options.whole_number(samples, "--samples") if samples else None
+        models = profile_merge.subjects(_read((*profiles, *more)), samples=epoch)
         if model is not None and "=" in model:
-            unseen = _unseen(model, wanted)
+            unseen = _described_model(model, gpu_batch)
             measured = profile_merge.MergedProfiles((), unknown=("prep", "fetch"))
             name = unseen.name
-            estimated = _estimates(unseen, known, measured)
+            estimated = _estimates(unseen, models, measured)
         else:
-            subject = _subject(known, model)
+            subject = _subject(models, model)
             name, estimated = subject.name, None
             if extrapolate:
-                wanted = wanted or _per_gpu(subject)
+                gpu_batch = gpu_batch or _per_gpu(subject)
             measured = profile_merge.comparable(
-                subject, batch=wanted, global_batch=together, once=once
+                subject, batch=gpu_batch, global_batch=global_batch_size, once=once
             )
-            if wanted and extrapolate:
+            if gpu_batch and extrapolate:
                 from slurm_elastic.profiler.new_model import from_subject  # noqa: PLC0415
 
-                estimated = _estimates(from_subject(subject, wanted), known, measured)
+                estimated = _estimates(from_subject(subject, gpu_batch), models, measured)
         offers = recommend_answer.offers(measured, estimated)
         work = Work(
-            samples=epoch or _samples(known, name),
-            epochs=options.whole(epochs, "--epochs"),
+            samples=epoch or _samples(models, name),
+            epochs=options.whole_number(epochs, "--epochs"),
             always_cold=uncached,
         )
         recommended = recommend_answer.evaluate(
@@ -148,7 +150,7 @@ def recommend(
     except (profile_merge.ComparisonError, ExtrapolationError) as error:
         raise CliError(clean(error), USAGE) from None
     except NoConfigurationError as error:
-        _none_within(error, limits, unit="" if prices else " GPU h")
+        _refuse_limits(error, limits, unit="" if prices else " GPU h")
     if plot is not None:
         _draw(recommended, plot)
     if json_:
@@ -174,17 +176,17 @@ def _read(paths: Sequence[str]) -> list[tuple[str, StepProfile]]:
         raise CliError(clean(error), USAGE) from None
 
 
-def _subject(known: Mapping[str, MeasuredModel], model: str | None) -> MeasuredModel:
-    names = ", ".join(clean(n) for n in known)
+def _subject(models: Mapping[str, MeasuredModel], model: str | None) -> MeasuredModel:
+    names = ", ".join(clean(n) for n in models)
     if model is None:
-        if len(known) > 1:
+        if len(models) > 1:
             raise CliError(
                 f"the profiles are of several models: add --model, one of {names}", USAGE
             )
-        return next(iter(known.values()))
-    if model not in known:
+        return next(iter(models.values()))
+    if model not in models:
         raise CliError(f'--model: "{clean(model)}" is unknown; known: {names}', USAGE)
-    return known[model]
+    return models[model]
 
 
 def _per_gpu(subject: MeasuredModel) -> int:
@@ -193,12 +195,12 @@ def _per_gpu(subject: MeasuredModel) -> int:
     return min(counts, key=lambda b: (-counts[b], b))
 
 
-def _unseen(text: str, batch: int | None) -> NewModel:
+def _described_model(text: str, batch: int | None) -> NewModel:
     """Parse `layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2`."""
     from slurm_elastic.profiler.new_model import NewModel  # noqa: PLC0415
     from slurm_elastic.profiler.recommendation import StepTimes  # noqa: PLC0415
 
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
         if key not in (*_KEYS, "name") and not key.startswith("compute."):
@@ -207,19 +209,19 @@ def _unseen(text: str, batch: int | None) -> NewModel:
                 " compute.TYPE",
                 USAGE,
             )
-        if key in given:
+        if key in values:
             raise CliError(f"--model: duplicate key {clean(key)}", USAGE)
-        given[key] = value
+        values[key] = value
     if batch is not None:
-        given.setdefault("batch", str(batch))
-    alone = {
+        values.setdefault("batch", str(batch))
+    single_gpu_steps = {
         key.partition(".")[2]: StepTimes(
             compute_s=options.number(value, f"--model: {key}"), spread_s=0.0
         )
-        for key, value in given.items()
+        for key, value in values.items()
         if key.partition(".")[0] == "compute"
     }
-    missing = [k for k in _KEYS[:3] if k not in given] + ([] if alone else ["compute"])
+    missing = [k for k in _KEYS[:3] if k not in values] + ([] if single_gpu_steps else ["compute"])
     if missing:
         raise CliError(
             f"--model: {', '.join(missing)} missing; write layers=N,gradient-bytes=N,batch=N"
@@ -227,47 +229,52 @@ def _unseen(text: str, batch: int | None) -> NewModel:
             USAGE,
         )
     return NewModel(
-        name=given.get("name", "the model"),
-        layers=options.whole(given["layers"], "--model: layers"),
-        gradient_bytes=options.number(given["gradient-bytes"], "--model: gradient-bytes"),
-        batch=options.whole(given["batch"], "--model: batch"),
-        alone=alone,
+        name=values.get("name", "the model"),
+        layers=options.whole_number(values["layers"], "--model: layers"),
+        gradient_bytes=options.number(values["gradient-bytes"], "--model: gradient-bytes"),
+        batch=options.whole_number(values["batch"], "--model: batch"),
+        single_gpu_steps=single_gpu_steps,
     )
 
 
 def _estimates(
-    unseen: NewModel, known: Mapping[str, MeasuredModel], measured: MergedProfiles
+    unseen: NewModel, models: Mapping[str, MeasuredModel], measured: MergedProfiles
 ) -> Estimates:
     from dataclasses import replace  # noqa: PLC0415
 
     from slurm_elastic.profiler.new_model import estimates  # noqa: PLC0415
 
-    types = {r.configuration.gpu_type for s in known.values() for r in s.rows}
-    if "" in unseen.alone and "" not in types:
+    types = {r.configuration.gpu_type for s in models.values() for r in s.rows}
+    if "" in unseen.single_gpu_steps and "" not in types:
         if len(types) > 1:
-            one = min(types)
+            example_type = min(types)
             raise CliError(
                 f"--model: compute is ambiguous: expected compute.TYPE, e.g."
-                f" compute.{clean(one)}=SECONDS; profiled: {', '.join(map(clean, sorted(types)))}",
+                f" compute.{clean(example_type)}=SECONDS; profiled:"
+                f" {', '.join(map(clean, sorted(types)))}",
                 USAGE,
             )
-        unseen = replace(unseen, alone={next(iter(types)): unseen.alone[""]})
-    unknown = sorted(set(unseen.alone) - types)
+        unseen = replace(unseen, single_gpu_steps={next(iter(types)): unseen.single_gpu_steps[""]})
+    unknown = sorted(set(unseen.single_gpu_steps) - types)
     if unknown:
         raise CliError(
             f"--model: nothing was profiled on {clean(unknown[0])}; profiled:"
             f" {', '.join(map(clean, sorted(types)))}",
             USAGE,
         )
-    places = [o.configuration for o in measured.offers]
-    result = estimates(unseen, known.values(), but=[(p.gpu_type, p.nodes, p.gpus) for p in places])
-    if not result.estimates and not places:
+    measured_configurations = [o.configuration for o in measured.offers]
+    result = estimates(
+        unseen,
+        models.values(),
+        but=[(p.gpu_type, p.nodes, p.gpus) for p in measured_configurations],
+    )
+    if not result.estimates and not measured_configurations:
         raise CliError(clean("; ".join(result.left_out) or "nothing to extrapolate from"), USAGE)
     return result
 
 
-def _samples(known: Mapping[str, MeasuredModel], name: str) -> int:
-    samples = known[name].samples if name in known else None
+def _samples(models: Mapping[str, MeasuredModel], name: str) -> int:
+    samples = models[name].samples if name in models else None
     if samples is None:
         raise CliError(f"the samples per epoch of {clean(name)} are unknown: add --samples", USAGE)
     return samples
@@ -296,25 +303,25 @@ def _prices(
     return prices
 
 
-def _none_within(error: NoConfigurationError, limits: Mapping[str, float], unit: str) -> NoReturn:
+def _refuse_limits(error: NoConfigurationError, limits: Mapping[str, float], unit: str) -> NoReturn:
     nearest: Recommendation = error.nearest
-    where = clean(nearest.offer.configuration)
+    name = clean(nearest.offer.configuration)
     hours = math.ceil(nearest.time_s / 36) / 100
     cost = math.ceil(nearest.cost * 100) / 100
     deadline, budget = f"{limits['deadline']:g}", f"{limits['budget']:g}"
     if error.limit == "deadline":
         text = (
-            f"--deadline {deadline}: no configuration is that fast; the fastest, {where}, takes"
+            f"--deadline {deadline}: no configuration is that fast; the fastest, {name}, takes"
             f" {hours:g} h: use --deadline {hours:g} or more"
         )
     elif error.limit == "budget":
         text = (
-            f"--budget {budget}: no configuration is that cheap; the cheapest, {where}, costs"
+            f"--budget {budget}: no configuration is that cheap; the cheapest, {name}, costs"
             f" {cost:g}{unit}: use --budget {cost:g} or more"
         )
     else:
         text = (
-            f"no configuration meets both limits; in {deadline} h the cheapest is {where} for"
+            f"no configuration meets both limits; in {deadline} h the cheapest is {name} for"
             f" {cost:g}{unit}: use --budget {cost:g}, or a later --deadline"
         )
     raise CliError(text, REFUSED)

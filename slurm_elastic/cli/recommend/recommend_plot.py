@@ -91,11 +91,11 @@ def _limits(axes: Any, result: RecommendationAnswer) -> None:
         )
     if math.isfinite(result.budget):
         axes.axhline(result.budget, label=f"budget {result.budget:g}", linestyle="-.", **line)
-    for choice, asked in (
+    for choice, limited in (
         (result.cheapest, math.isfinite(result.deadline)),
         (result.fastest, math.isfinite(result.budget)),
     ):
-        if asked:
+        if limited:
             axes.plot(
                 _hours(choice), choice.cost, "o", markersize=15, markerfacecolor="none",
                 markeredgecolor="#D55E00", zorder=4,

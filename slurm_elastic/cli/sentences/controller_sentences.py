@@ -8,16 +8,16 @@ from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, nodes, sha
 
 
 def _elsewhere(p: Parameters) -> str:
-    where = f"{shape(p)} on {nodes(p)}" if p["gpus"] else "no GPUs"
-    return f"it runs on {where} instead"
+    allocation = f"{shape(p)} on {nodes(p)}" if p["gpus"] else "no GPUs"
+    return f"it runs on {allocation} instead"
 
 
 def _no_progress(p: Parameters) -> str:
-    what = "it has reported no checkpoint"
+    progress = "it has reported no checkpoint"
     if p["step"] is not None:
-        what = f"its newest checkpoint is still of step {p['step']}"
+        progress = f"its newest checkpoint is still of step {p['step']}"
     code = f"; exit code {p['exit_code']}" if p["exit_code"] else ""
-    return f"no progress in {p['attempts']} attempts in a row: {what}{code}"
+    return f"no progress in {p['attempts']} attempts in a row: {progress}{code}"
 
 
 def _limits(p: Parameters) -> str:

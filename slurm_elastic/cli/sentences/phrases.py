@@ -86,9 +86,9 @@ def counted(number: int, word: str) -> str:
     return f"one {word}" if number == 1 else f"{number} {word}s"
 
 
-def clock(at: float) -> str:
+def clock(time_s: float) -> str:
     """Return a time of day; with the date unless it is today."""
-    return formatting.clock(at)
+    return formatting.clock(time_s)
 
 
 def _with_others(text: str, hidden: int) -> str:

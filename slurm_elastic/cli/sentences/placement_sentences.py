@@ -27,8 +27,8 @@ _ACTIONS = {
 
 
 def _no_place(p: Parameters) -> str:
-    where = f" on {nodes(p)}" if p["nodes"] else ""
-    return f"no place that it may use has {shape(p)} free{where}"
+    on_nodes = f" on {nodes(p)}" if p["nodes"] else ""
+    return f"no place that it may use has {shape(p)} free{on_nodes}"
 
 
 def _too_far(p: Parameters) -> str:
@@ -94,11 +94,11 @@ def _share_used(p: Parameters) -> str:
 
 
 def _resizes_used(p: Parameters) -> str:
-    who = "the site" if p["scope"] == "site" else p["user"] or "its user"
+    quota_owner = "the site" if p["scope"] == "site" else p["user"] or "its user"
     end = f", until {clock(p['until'])}" if p["until"] is not None else ""
     if p["used"] < p["most"]:
         end = ", and others come first"
-    return f"{who} has used {p['used']} of {p['most']} resizes this hour{end}"
+    return f"{quota_owner} has used {p['used']} of {p['most']} resizes this hour{end}"
 
 
 def _refused(p: Parameters) -> str:

@@ -53,8 +53,8 @@ def _layers_frozen(p: Parameters) -> str:
     text = f"layers 1-{p['frozen']} of {p['layers']} frozen"
     if p["held"] is not None:
         gain = p["gain"]
-        what = f"{gain:.0%}" if gain is not None and gain >= _LEAST_GAIN else "nothing"
-        text += f": {p['held']} GPUs would gain it {what}"
+        gain_text = f"{gain:.0%}" if gain is not None and gain >= _LEAST_GAIN else "nothing"
+        text += f": {p['held']} GPUs would gain it {gain_text}"
     if p["given"]:
         text += f"; {p['given']} go to {numbered(p['jobs'])}"
     return f"{text}; {p['reason']}"
@@ -69,8 +69,8 @@ def _largest_sum(p: Parameters) -> str:
 
 
 def _turned_away(p: Parameters) -> str:
-    why = p["reason"] or "no room"
-    return f'turned away for good ([elastic_batch] mode = "drop"): {why}'
+    reason = p["reason"] or "no room"
+    return f'turned away for good ([elastic_batch] mode = "drop"): {reason}'
 
 
 def _waits_for_place(p: Parameters) -> str:
@@ -88,8 +88,8 @@ def _preempted(p: Parameters) -> str:
 
 
 def _gives_to_job(p: Parameters) -> str:
-    what = "runs on" if p["running"] else "starts on"
-    return f"gives {gpus(p['gpus'])}, which {job(p)} {what}, so that no job is preempted"
+    verb = "runs on" if p["running"] else "starts on"
+    return f"gives {gpus(p['gpus'])}, which {job(p)} {verb}, so that no job is preempted"
 
 
 SENTENCES: Mapping[str, Sentence] = {

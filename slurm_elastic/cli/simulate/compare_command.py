@@ -90,15 +90,17 @@ def compare(
         names = _policies(policies or (POLICIES if sacct is None else PAST_POLICIES))
         simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)
         if sacct is None:
-            for given, option in (
+            for value, option in (
                 (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
             ):  # fmt: skip
-                if given:
+                if value:
                     raise CliError(f"{option} needs --sacct FILE", USAGE)
             machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
             loaded = simulation_inputs.load(workloads, inputs, machines)
             tasks = [
-                simulation_inputs.task(one, machines, inputs, n) for n in names for one in loaded
+                simulation_inputs.task(workload, machines, inputs, n)
+                for n in names
+                for workload in loaded
             ]
             results = simulation_inputs.run(tasks, inputs)
             by_name = {
@@ -114,7 +116,7 @@ def compare(
         else:
             if workloads:
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
-            policy_runs, answer, lines = _past(
+            policy_runs, answer, lines = _compare_past(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
@@ -148,8 +150,8 @@ def _write(runs: Sequence[_PolicyRuns], jobs_csv: str | None, plot: str | None, 
     from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
-        everything = [r for one in runs for r in one.results]
-        simulation_inputs.write_text(jobs_csv, rows(everything), "--jobs-csv")
+        results = [r for policy_runs in runs for r in policy_runs.results]
+        simulation_inputs.write_text(jobs_csv, rows(results), "--jobs-csv")
     if plot is not None:
         first = runs[0].policy
         jobs = f"{title} ({len(runs[0].results[0].jobs)} jobs)" if title else ""
@@ -178,8 +180,10 @@ def compared_figures(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     }
 
 
-def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float]:
-    return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
+def _ratios(run_figures: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: run_figures[key] / reference[key] if reference[key] else math.nan for key in _RATIOS
+    }
 
 
 def shown(results: Mapping[str, Sequence[Result]], answer: Mapping[str, Any]) -> list[str]:
@@ -229,7 +233,7 @@ def _range(values: Sequence[float], places: int) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]}..{texts[-1]}"
 
 
-def _past(
+def _compare_past(
     path: Path,
     names: Sequence[str],
     scalings: Sequence[str],
@@ -262,7 +266,7 @@ def _past(
         simulation_inputs.task(
             curve_jobs.build(
                 f"{path.stem} {text}",
-                those,
+                scaled_jobs,
                 machines.types,
                 speeds=speeds,
                 keep_types=name in _PLAIN,
@@ -272,7 +276,7 @@ def _past(
             name,
         )
         for name in names
-        for text, those in jobs.items()
+        for text, scaled_jobs in jobs.items()
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
     by_policy = {name: {text: next(results) for text in scalings} for name in names}
@@ -280,16 +284,16 @@ def _past(
         name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
         for name, runs in by_policy.items()
     }
-    first = figures[names[0]]
+    reference = figures[names[0]]
     for runs in figures.values():
-        for text, one in runs.items():
-            one["ratio"] = _ratios(one, first[text])
+        for text, run_figures in runs.items():
+            run_figures["ratio"] = _ratios(run_figures, reference[text])
     accounted = _accounted(past)
     answer = {
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
         "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
-    everything = [
+    policy_runs = [
         _PolicyRuns(
             f"{name} ({text})" if len(scalings) > 1 else name,
             name,
@@ -300,7 +304,7 @@ def _past(
         for name, runs in by_policy.items()
         for text, result in runs.items()
     ]
-    return everything, answer, _past_lines(answer, machines, path)
+    return policy_runs, answer, _past_lines(answer, machines, path)
 
 
 def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
@@ -355,10 +359,10 @@ def _most_used(past: AccountingTrace) -> str:
         edges = sorted(
             [(r.start, r.gpus) for r in runs] + [(r.start + r.seconds, -r.gpus) for r in runs]
         )
-        peak = held = 0
+        peak = gpus_held = 0
         for _, change in edges:
-            held += change
-            peak = max(peak, held)
+            gpus_held += change
+            peak = max(peak, gpus_held)
         peaks[kind] = (peak, max(math.ceil(r.gpus / r.nodes) for r in runs))
     used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
     example = ",".join(

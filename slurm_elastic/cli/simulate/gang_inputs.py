@@ -52,7 +52,7 @@ def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
     Raises:
         CliError: one was given.
     """
-    given = (
+    inapplicable = (
         (inputs.profiles, "--profiles"),
         (inputs.class_, "--class"),
         (inputs.freezing, "--freezing"),
@@ -62,7 +62,7 @@ def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
         (inputs.congestion, "--congestion"),
         (inputs.gradient_bytes, "--gradient-bytes"),
     )
-    for value, option in given:
+    for value, option in inapplicable:
         if value is not None:
             raise CliError(f"{option} does not apply to --format dally; leave it out", USAGE)
 
@@ -110,8 +110,8 @@ def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPo
     from slurm_elastic.simulator.gangs.tiresias import Tiresias  # noqa: PLC0415
 
     if name not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise CliError(f'--policy: "{name}" is unknown for gangs; known: {known}', USAGE)
+        known_policies = ", ".join(POLICIES)
+        raise CliError(f'--policy: "{name}" is unknown for gangs; known: {known_policies}', USAGE)
     if name != "dally" and gangs.timers is not None:
         raise CliError(f"--timers does not apply to --policy {name}; leave it out", USAGE)
     if name == "gandiva":
@@ -137,12 +137,12 @@ def run(
     from slurm_elastic.simulator.gangs import gang_files  # noqa: PLC0415
     from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs  # noqa: PLC0415
 
-    for given, option, example in (
+    for value, option, example in (
         (workloads, "WORKLOAD", "workload.csv"),
         (inputs.cluster, "--cluster", "--cluster 2x4x8"),
         (gangs.slowdown, "--slowdown", "--slowdown slowdown.csv"),
     ):
-        if not given:
+        if not value:
             raise CliError(f"--format dally: {option} is missing; write e.g. {example}", USAGE)
     sites = gang_files.read_sites(inputs.cluster or "", slots=gangs.slots)
     communication = gang_files.read_slowdowns(Path(gangs.slowdown or ""))
@@ -150,12 +150,13 @@ def run(
     loaded = [gang_files.read_workload(Path(path)) for path in workloads]
     results = []
     with progress.shown(
-        [f"{name} {one.name}" for one in loaded], [len(one.gangs) for one in loaded]
+        [f"{name} {workload.name}" for workload in loaded],
+        [len(workload.gangs) for workload in loaded],
     ) as report:
-        for index, one in enumerate(loaded):
+        for index, workload in enumerate(loaded):
             results.append(
                 simulate_gangs(
-                    one,
+                    workload,
                     sites,
                     communication,
                     policy(name, gangs, communication),

@@ -58,12 +58,12 @@ def check_network(
     Raises:
         CliError: one was given.
     """
-    given = (
+    network_values = (
         ("--uplink-gbit", uplink_gbit),
         ("--congestion", congestion),
         ("--gradient-bytes", gradient_bytes),
     )
-    for option, value in given if racks is None else ():
+    for option, value in network_values if racks is None else ():
         if value is not None:
             raise CliError(f"{option} needs --racks N", USAGE)
 

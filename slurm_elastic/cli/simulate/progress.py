@@ -41,19 +41,19 @@ def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Report]:
         TextColumn("jobs"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        whole = progress.add_task("simulating", total=sum(sizes)) if len(names) > 1 else None
+        overall_task = progress.add_task("simulating", total=sum(sizes)) if len(names) > 1 else None
         rows = [
             progress.add_task(clean(n), total=s, visible=False)
             for n, s in zip(names, sizes, strict=True)
         ]
-        done = [0] * len(names)
+        completed_jobs = [0] * len(names)
 
         def report(index: int, complete: int, total: int) -> None:
-            done[index] = complete
-            running = complete < total or whole is None
+            completed_jobs[index] = complete
+            running = complete < total or overall_task is None
             progress.update(rows[index], completed=complete, total=total, visible=running)
-            if whole is not None:
-                progress.update(whole, completed=sum(done))
+            if overall_task is not None:
+                progress.update(overall_task, completed=sum(completed_jobs))
 
         yield report
 
@@ -61,14 +61,16 @@ def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Report]:
 @contextlib.contextmanager
 def _lines(total: int) -> Iterator[Report]:
     """Print a line at intervals."""
-    done: dict[int, int] = {}
+    completed_jobs: dict[int, int] = {}
     last = time.monotonic()
 
     def report(index: int, complete: int, _: int) -> None:
         nonlocal last
-        done[index] = complete
+        completed_jobs[index] = complete
         if time.monotonic() - last >= _LINE_EVERY_S:
             last = time.monotonic()
-            click.echo(f"selastic: {sum(done.values())} of {total} jobs simulated", err=True)
+            click.echo(
+                f"selastic: {sum(completed_jobs.values())} of {total} jobs simulated", err=True
+            )
 
     yield report

@@ -92,14 +92,14 @@ def elastic_answer(results: Sequence[Result]) -> SimulationAnswer:
     notes = sorted(
         {n if isinstance(n, str) else sentence(n) for result in results for n in result.notes}
     )
-    each = [elastic_figures((result,)) for result in results]
-    return {**elastic_figures(results), "notes": notes, "each": each}
+    figures_by_workload = [elastic_figures((result,)) for result in results]
+    return {**elastic_figures(results), "notes": notes, "each": figures_by_workload}
 
 
 def gang_answer(results: Sequence[GangResult], cluster: str) -> SimulationAnswer:
     """Return the answer for gangs on a cluster of this description."""
-    each = [gang_figures((result,), cluster) for result in results]
-    return {**gang_figures(results, cluster), "notes": [], "each": each}
+    figures_by_workload = [gang_figures((result,), cluster) for result in results]
+    return {**gang_figures(results, cluster), "notes": [], "each": figures_by_workload}
 
 
 def gang_figures(results: Sequence[GangResult], cluster: str) -> SimulationFigures:
@@ -107,7 +107,7 @@ def gang_figures(results: Sequence[GangResult], cluster: str) -> SimulationFigur
 
     Averages are over all gangs; the makespan and the standard deviations are over the workloads.
     """
-    each = [result.summary() for result in results]
+    summaries = [result.summary() for result in results]
     pooled = dataclasses.replace(
         results[0],
         jobs=tuple(job for result in results for job in result.jobs),
@@ -117,7 +117,7 @@ def gang_figures(results: Sequence[GangResult], cluster: str) -> SimulationFigur
     ).summary()
 
     def over_workloads(key: str) -> list[float]:
-        return [one[key] for one in each]
+        return [one[key] for one in summaries]
 
     jobs = pooled["jobs"]
     absent = dict.fromkeys(SimulationFigures.__annotations__)

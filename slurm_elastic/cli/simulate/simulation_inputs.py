@@ -161,9 +161,9 @@ def known_policy(name: str, option: str) -> str:
     """
     from slurm_elastic.policies import policy_protocol  # noqa: PLC0415
 
-    known = policy_protocol.known()
-    if name not in known:
-        raise CliError(f'{option}: "{name}" is unknown; known: {", ".join(known)}', USAGE)
+    installed = policy_protocol.known()
+    if name not in installed:
+        raise CliError(f'{option}: "{name}" is unknown; known: {", ".join(installed)}', USAGE)
     return name
 
 
@@ -199,10 +199,10 @@ def check_builtin(machines: Cluster) -> None:
     """
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
-    known = [gpu.name for gpu in builtin_profiles.GPUS]
-    if not set(known) & set(machines.types):
+    builtin_types = [gpu.name for gpu in builtin_profiles.GPUS]
+    if not set(builtin_types) & set(machines.types):
         raise CliError(
-            f"--cluster {machines}: the built-in profiles have {', '.join(known)} only;"
+            f"--cluster {machines}: the built-in profiles have {', '.join(builtin_types)} only;"
             " use one of these, or --profiles DIR",
             USAGE,
         )
@@ -235,16 +235,16 @@ def load(
                 check_builtin(machines)
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 builtin_profiles.write(folder)
-            known = application_profiles.applications(folder)
+            known_applications = application_profiles.applications(folder)
             try:
-                jobs_ = workload.read(path, applications=known)
+                jobs_ = workload.read(path, applications=known_applications)
             except workload.WorkloadError as error:
                 raise CliError(_with_hint(str(error), inputs), USAGE) from None
             loaded.append(
                 (jobs_, application_profiles.read(folder, jobs_.applications, machines.types))
             )
         if not paths:
-            loaded.append(_invented(stack, inputs, machines))
+            loaded.append(_generated(stack, inputs, machines))
     return _with_unique_names(loaded, paths)
 
 
@@ -266,7 +266,7 @@ def _with_hint(text: str, inputs: Inputs) -> str:
     return clean(text)
 
 
-def _invented(
+def _generated(
     stack: contextlib.ExitStack, inputs: Inputs, machines: Cluster
 ) -> tuple[Workload, Profiles]:
     """Generate a workload of the built-in applications."""
@@ -370,9 +370,9 @@ def _by_job(costs: RestartCosts | None, tables: Profiles) -> RestartCosts | None
     """Add the costs of profiles of single jobs, named `APPLICATION#JOB` (`curve_jobs`)."""
     if costs is None:
         return None
-    known = costs.seconds
-    of_jobs = {n: known[n.partition("#")[0]] for n in tables if n.partition("#")[0] in known}
-    return dataclasses.replace(costs, seconds={**known, **of_jobs})
+    seconds = costs.seconds
+    of_jobs = {n: seconds[n.partition("#")[0]] for n in tables if n.partition("#")[0] in seconds}
+    return dataclasses.replace(costs, seconds={**seconds, **of_jobs})
 
 
 def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:

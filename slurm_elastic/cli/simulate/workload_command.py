@@ -68,7 +68,7 @@ def generate(
     from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
 
     with simulation_inputs.refusals():
-        asks = _asks(profiles, mix, sizes)
+        asks = _patterns(profiles, mix, sizes)
         lines = inventing.generate(
             asks, jobs=jobs, hours=hours, arrivals=arrivals, classes=_classes(classes), seed=seed
         )
@@ -129,20 +129,22 @@ def profiles(folder: str) -> None:
         raise CliError(f"{clean(folder)}: {error.strerror}", USAGE) from None
 
 
-def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, Any]:
+def _patterns(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, Any]:
     """Return the request patterns of the applications, with the user's weights."""
     import dataclasses  # noqa: PLC0415
 
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
-    asks = builtin_profiles.request_patterns() if folder is None else _foreign(Path(folder))
-    wanted = simulation_inputs.weights(mix, "--mix")
-    for name in wanted:
+    asks = (
+        builtin_profiles.request_patterns() if folder is None else _profiled_patterns(Path(folder))
+    )
+    weights = simulation_inputs.weights(mix, "--mix")
+    for name in weights:
         if name not in asks:
-            known = ", ".join(sorted(asks))
-            raise CliError(f"--mix: {clean(name)} has no profile; known: {known}", USAGE)
-    if wanted:
-        asks = {n: dataclasses.replace(a, weight=wanted.get(n, 0.0)) for n, a in asks.items()}
+            known_names = ", ".join(sorted(asks))
+            raise CliError(f"--mix: {clean(name)} has no profile; known: {known_names}", USAGE)
+    if weights:
+        asks = {n: dataclasses.replace(a, weight=weights.get(n, 0.0)) for n, a in asks.items()}
     if sizes:
         sizes_ = []
         for name, weight in simulation_inputs.weights(sizes, "--sizes").items():
@@ -155,7 +157,7 @@ def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, A
     return asks
 
 
-def _foreign(folder: Path) -> dict[str, Any]:
+def _profiled_patterns(folder: Path) -> dict[str, Any]:
     """Return request patterns of a profile set; batches are those of its validation runs."""
     from slurm_elastic.simulator.workloads import application_profiles as tables  # noqa: PLC0415
     from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
@@ -170,9 +172,9 @@ def _foreign(folder: Path) -> dict[str, Any]:
 
 
 def _classes(text: str | None) -> dict[str, float] | None:
-    given = simulation_inputs.weights(text, "--classes")
-    for name in given:
+    weights = simulation_inputs.weights(text, "--classes")
+    for name in weights:
         if name not in _CLASSES:
-            known = ", ".join(_CLASSES)
-            raise CliError(f'--classes: "{clean(name)}" is unknown; known: {known}', USAGE)
-    return {_CLASSES[n]: w for n, w in given.items()} or None
+            known_classes = ", ".join(_CLASSES)
+            raise CliError(f'--classes: "{clean(name)}" is unknown; known: {known_classes}', USAGE)
+    return {_CLASSES[n]: w for n, w in weights.items()} or None

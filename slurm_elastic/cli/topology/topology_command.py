@@ -68,7 +68,7 @@ def topology(
     if json_:
         options.put_json(answer)
     else:
-        options.put(lines(answer, layout, everybody=all_))
+        options.put(lines(answer, layout, all_jobs=all_))
 
 
 def _check(path: str) -> None:
@@ -91,10 +91,10 @@ def _draw(answer: TopologyAnswer, path: str) -> None:
         raise CliError(formatting.clean(error), USAGE) from None
 
 
-def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = False) -> list[str]:
+def lines(answer: TopologyAnswer, layout: TableLayout, *, all_jobs: bool = False) -> list[str]:
     """Return notes, speeds, the tree, and the table of jobs."""
     links = {row["link"]: row for row in (*answer["switches"], *answer["nodes"])}
-    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or everybody]
+    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or all_jobs]
     table = render(jobs, _COLUMNS, [c.header for c in _COLUMNS], layout)
     if layout.parsable or not layout.header:
         return table
@@ -103,7 +103,7 @@ def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = Fals
     if speeds:
         out.append("LINKS   " + "   ".join(speeds))
     out += tree(answer)
-    missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
+    missing = "no jobs hold GPUs" if all_jobs else "no elastic jobs hold GPUs"
     return [*out, "", *(table if jobs else [missing])]
 
 
@@ -135,8 +135,10 @@ def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
         users = [u for u in link["users"] if u != row["display_id"]]
         count = 1 + len(users) + link["others"]
         speed = link["gbit_s"]
-        each = f" ({_speed(speed / count)} each)" if speed is not None else ""
-        alike.setdefault(f"with {_users(users, link['others'])}{each}", []).append(_end(link))
+        share_text = f" ({_speed(speed / count)} each)" if speed is not None else ""
+        alike.setdefault(f"with {_users(users, link['others'])}{share_text}", []).append(
+            _lower_end(link)
+        )
     parts = [f"{fold(names)} {text}" for text, names in alike.items()]
     more = sum(len(names) for names in list(alike.values())[_MOST:])
     return ", ".join([*parts[:_MOST], *([f"and {more} more"] if more else [])])
@@ -178,9 +180,9 @@ def _node(node: NodeRow, rack: float | None) -> str:
     if node["gbit_s"] is not None and node["gbit_s"] != rack:
         parts.append(f"up {_speed(node['gbit_s'])}")
     held = [f"{formatting.clean(h['display_id'])}: {h['gpus']}" for h in node["holders"]]
-    others = node["used"] - sum(h["gpus"] for h in node["holders"])
-    if others > 0:
-        held.append(f"others: {others}")
+    other_gpus = node["used"] - sum(h["gpus"] for h in node["holders"])
+    if other_gpus > 0:
+        held.append(f"others: {other_gpus}")
     if held:
         parts.append(", ".join(held))
     if not node["available"]:
@@ -201,11 +203,11 @@ def _domains(node: NodeRow) -> str:
 
 def _users(users: Sequence[str], others: int) -> str:
     """Return job ids for a sentence: `4711, 4713 and 2 others`."""
-    rest = others + len(users[_MOST:])
+    unnamed = others + len(users[_MOST:])
     shown = [formatting.clean(u) for u in users[:_MOST]]
-    if not rest:
+    if not unnamed:
         return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
-    more = f"{rest} other{'s' if rest > 1 else ''}"
+    more = f"{unnamed} other{'s' if unnamed > 1 else ''}"
     return f"{', '.join(shown)} and {more}" if shown else more
 
 
@@ -213,15 +215,18 @@ def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
     """Return the configured speed, else the measured one; "" if neither is known."""
     if tier in answer["speeds"]:
         return _speed(answer["speeds"][tier])
-    seen = answer["measured"].get(tier)
-    if seen is None:
+    measured = answer["measured"].get(tier)
+    if measured is None:
         return ""
-    count = f"{seen['jobs']} job{'s' if seen['jobs'] != 1 else ''}"
-    owners = f"{seen['owners']} user{'s' if seen['owners'] != 1 else ''}"
-    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{_COUNTS[seen['counts']]})"
+    count = f"{measured['jobs']} job{'s' if measured['jobs'] != 1 else ''}"
+    owners = f"{measured['owners']} user{'s' if measured['owners'] != 1 else ''}"
+    return (
+        f"{_speed(measured['gbit_s'])} (measured by {count} of {owners}"
+        f"{_COUNTS[measured['counts']]})"
+    )
 
 
-def _end(link: LinkRow) -> str:
+def _lower_end(link: LinkRow) -> str:
     """Return the name of the lower end of a link."""
     return formatting.clean(link["link"].removeprefix("switch:"))
 

@@ -80,7 +80,7 @@ def draw(answer: TopologyAnswer, path: Path) -> None:
                 corner = (rack.x + column * rack.column, -(row + 1) * _LINE_IN)
                 _node(axes, node, corner, rack)
                 for place, holder in _squares(node, corner[0] + rack.names):
-                    look = _look(node, holder, colours)
+                    look = _gpu_style(node, holder, colours)
                     squares.setdefault(look, []).append((place, corner[1]))
         _fill(axes, squares)
         _legend(axes, answer, colours)
@@ -150,7 +150,7 @@ def _squares(node: NodeRow, x: float) -> Iterator[tuple[float, int | None]]:
         x += _GPU_IN
 
 
-def _look(
+def _gpu_style(
     node: NodeRow, holder: int | None, colours: Mapping[int, tuple[str, str]]
 ) -> tuple[str, str]:
     """Return colour and hatch of a GPU."""
@@ -201,30 +201,32 @@ def _holders(node: NodeRow) -> list[int | None]:
 
 def _links(axes: Any, answer: TopologyAnswer, racks: Sequence[_Rack]) -> None:
     """Draw the switches, each above the middle of its children, and the links between them."""
-    at = {r.switch: r.x + r.names + r.gpus / 2 + (r.width - _RACK_IN - r.column) / 2 for r in racks}
-    known = {s["name"]: s for s in answer["switches"]}
+    middles = {
+        r.switch: r.x + r.names + r.gpus / 2 + (r.width - _RACK_IN - r.column) / 2 for r in racks
+    }
+    switches = {s["name"]: s for s in answer["switches"]}
     for switch in sorted(answer["switches"], key=lambda s: s["level"]):
-        children = [at[s["name"]] for s in known.values() if s["parent"] == switch["name"]
-                    and s["name"] in at]  # fmt: skip
+        children = [middles[s["name"]] for s in switches.values() if s["parent"] == switch["name"]
+                    and s["name"] in middles]  # fmt: skip
         if children:
-            at[switch["name"]] = (min(children) + max(children)) / 2
-    for name, x in at.items():
-        child = known.get(name)
+            middles[switch["name"]] = (min(children) + max(children)) / 2
+    for name, x in middles.items():
+        child = switches.get(name)
         if child is None:
             continue
         y = child["level"] * _LEVEL_IN + 0.3
-        parent = known.get(child["parent"])
-        if parent is not None and parent["name"] in at:
+        parent = switches.get(child["parent"])
+        if parent is not None and parent["name"] in middles:
             count = len(child["users"]) + child["others"]
             top = parent["level"] * _LEVEL_IN + 0.3
             axes.plot(
-                (x, at[parent["name"]]), (y, top), zorder=0,
+                (x, middles[parent["name"]]), (y, top), zorder=0,
                 color=_SHARED if count > 1 else _LINE, linewidth=min(6.0, 1.0 + count),
             )  # fmt: skip
-            words = _link_words(child, count)
-            if words:
-                middle = (x + at[parent["name"]]) / 2
-                axes.text(middle, (y + top) / 2, words, ha="center", va="center", fontsize=7,
+            label = _link_words(child, count)
+            if label:
+                middle = (x + middles[parent["name"]]) / 2
+                axes.text(middle, (y + top) / 2, label, ha="center", va="center", fontsize=7,
                           bbox=_box("none"))  # fmt: skip
         axes.text(x, y, clean(name), ha="center", va="center", bbox=_box(_LINE))
 

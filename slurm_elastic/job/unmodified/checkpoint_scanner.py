@@ -109,15 +109,15 @@ class CheckpointScanner:
             self._matches().items(), key=lambda item: item[1].st_mtime_ns, reverse=True
         )
         for rank, (path, status) in enumerate(matches):
-            known = self._seen.get(path)
-            if known and rank >= _NEWEST and self._complete.get(path) == known:
-                current[path] = known
+            earlier = self._seen.get(path)
+            if earlier and rank >= _NEWEST and self._complete.get(path) == earlier:
+                current[path] = earlier
                 continue
             signature = _signature(path, status)
             if signature is None:
                 continue
-            if known and known.signature == signature:
-                current[path] = known
+            if earlier and earlier.signature == signature:
+                current[path] = earlier
             else:
                 current[path] = ScriptCheckpoint(path, signature[2] / 1e9, signature, now)
         self._seen = current

@@ -33,8 +33,8 @@ class Gandiva:
                 continue
             node = max(range(len(room.node)), key=lambda n: (room.node[n], -n))
             stays = gang.last and room.holds(gang.last) and gang.since_s == offer.now_s
-            near = room.sites.span(gang.last)[1] == 1 if stays else False
-            place = gang.last if near else room.in_node(node, gang.gpus)
+            in_one_node = room.sites.span(gang.last)[1] == 1 if stays else False
+            place = gang.last if in_one_node else room.in_node(node, gang.gpus)
             place = place or (gang.last if stays else room.anywhere(gang.gpus))
             room.take(place)
             grants.append(Grant(gang.job_id, place, room.sites.tier(place)))

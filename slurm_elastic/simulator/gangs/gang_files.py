@@ -65,22 +65,22 @@ def read_workload(path: Path) -> GangWorkload:
     """
     gangs: list[SubmittedGang] = []
     lines: dict[int, str] = {}
-    for where, row in _rows(path, _WORKLOAD):
+    for location, row in _rows(path, _WORKLOAD):
         gang = SubmittedGang(
-            job_id=_whole(row, "job_id", where, least=0),
-            arrival_s=_number(row, "arrival_time", where, least=0.0),
+            job_id=_whole_number(row, "job_id", location, least=0),
+            arrival_s=_number(row, "arrival_time", location, least=0.0),
             model=row["model"],
-            iterations=_whole(row, "total_iterations", where, least=1),
-            iteration_s=_number(row, "time_per_iteration", where, least=1e-12),
-            gpus=_whole(row, "max_parallelism", where, least=1),
-            source=where,
+            iterations=_whole_number(row, "total_iterations", location, least=1),
+            iteration_s=_number(row, "time_per_iteration", location, least=1e-12),
+            gpus=_whole_number(row, "max_parallelism", location, least=1),
+            source=location,
         )
         if gang.job_id in lines:
             raise WorkloadError(
-                f"{where}: job_id {gang.job_id} occurs also in {lines[gang.job_id]};"
+                f"{location}: job_id {gang.job_id} occurs also in {lines[gang.job_id]};"
                 " give each job its own"
             )
-        lines[gang.job_id] = where
+        lines[gang.job_id] = location
         gangs.append(gang)
     if not gangs:
         raise WorkloadError(f"{path}: has no job; each line after the first is one")
@@ -96,32 +96,32 @@ def read_slowdowns(path: Path) -> SlowdownTable:
         WorkloadError: unreadable, a column is missing, a value is invalid, or a row is repeated.
     """
     parts: dict[tuple[str, int, int, int, int], float] = {}
-    for where, row in _rows(path, _TABLE):
+    for location, row in _rows(path, _TABLE):
         key = (
             row["model"],
-            _whole(row, "gpus", where, least=1),
-            _whole(row, "racks", where, least=1),
-            _whole(row, "machines", where, least=1),
-            _whole(row, "slots", where, least=1),
+            _whole_number(row, "gpus", location, least=1),
+            _whole_number(row, "racks", location, least=1),
+            _whole_number(row, "machines", location, least=1),
+            _whole_number(row, "slots", location, least=1),
         )
         if row.get("compute_us") and row.get("exposed_comm_us"):
-            compute = float(np.float32(_number(row, "compute_us", where, least=1e-9)))
-            exposed = float(np.float32(_number(row, "exposed_comm_us", where, least=0.0)))
+            compute = float(np.float32(_number(row, "compute_us", location, least=1e-9)))
+            exposed = float(np.float32(_number(row, "exposed_comm_us", location, least=0.0)))
             part = compute / (exposed + compute)
         elif row.get("s"):
-            part = _number(row, "s", where, least=1e-9)
+            part = _number(row, "s", location, least=1e-9)
         else:
             raise WorkloadError(
-                f"{where}: compute_us and exposed_comm_us, or s, is missing: write one of them"
+                f"{location}: compute_us and exposed_comm_us, or s, is missing: write one of them"
             )
         if part > 1:
             raise WorkloadError(
-                f"{where}: s {part:g} is invalid: expected a part of the time, at most 1"
+                f"{location}: s {part:g} is invalid: expected a part of the time, at most 1"
             )
         if parts.setdefault(key, part) != part:
             raise WorkloadError(
-                f"{where}: {key[0]} on {key[1]} GPUs, {key[2]} racks, {key[3]} machines, {key[4]}"
-                " slots has another s in an earlier row; keep one row"
+                f"{location}: {key[0]} on {key[1]} GPUs, {key[2]} racks, {key[3]} machines,"
+                f" {key[4]} slots has another s in an earlier row; keep one row"
             )
     if not parts:
         raise WorkloadError(f"{path}: has no row; each line after the first is one")
@@ -138,9 +138,9 @@ def read_sites(text: str, *, slots: int) -> NodeLayout:
     Raises:
         ClusterError: the text has another form.
     """
-    words = text.split("x")
+    counts = text.split("x")
     try:
-        racks, nodes, gpus = (int(w) for w in words)
+        racks, nodes, gpus = (int(w) for w in counts)
     except ValueError:
         racks = nodes = gpus = 0
     remedy = "expected RACKSxNODESxGPUS, e.g. 2x4x8"
@@ -160,23 +160,23 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[s
         yield f"{path.name}:{line}", row
 
 
-def _number(row: Mapping[str, str], column: str, where: str, *, least: float) -> float:
+def _number(row: Mapping[str, str], column: str, location: str, *, least: float) -> float:
     try:
         value = float(row[column])
     except ValueError:
         value = math.nan
     if not least <= value <= _MOST:
         raise WorkloadError(
-            f"{where}: {column} {row[column][:40]!r} is invalid:"
+            f"{location}: {column} {row[column][:40]!r} is invalid:"
             f" expected a number from {least:g} on"
         )
     return value
 
 
-def _whole(row: Mapping[str, str], column: str, where: str, *, least: int) -> int:
-    value = _number(row, column, where, least=least)
+def _whole_number(row: Mapping[str, str], column: str, location: str, *, least: int) -> int:
+    value = _number(row, column, location, least=least)
     if value != int(value):
         raise WorkloadError(
-            f"{where}: {column} {row[column][:40]!r} is invalid: expected a whole number"
+            f"{location}: {column} {row[column][:40]!r} is invalid: expected a whole number"
         )
     return int(value)

@@ -176,29 +176,29 @@ class _GangSimulation:
     def run(self, progress: Progress | None) -> None:
         """Process events until no gang is left."""
         for job in self.jobs:
-            self._at(job.arrival_s, _ARRIVAL, self._arrival(job))
+            self._schedule(job.arrival_s, _ARRIVAL, self._arrival(job))
         while self._events:
             now, _, _, event = heapq.heappop(self._events)
             event(now)
             if not self._events and self._waiting:
-                self._at(now + _AGAIN_S, _OFFER, self._offer)
-                self._stuck()
+                self._schedule(now + _AGAIN_S, _OFFER, self._offer)
+                self._check_progress()
             if progress is not None and self.offers % _TELL_EVERY == 0:
                 progress(self._done, len(self.jobs), now)
 
-    def _at(self, at_s: float, kind: int, event: Callable[[float], None]) -> None:
+    def _schedule(self, at_s: float, kind: int, event: Callable[[float], None]) -> None:
         self._count += 1
         heapq.heappush(self._events, (at_s, kind, self._count, event))
 
     def _arrival(self, job: _Run) -> Callable[[float], None]:
         def arrives(now: float) -> None:
-            self._waits(job)
+            self._enqueue(job)
             if self.room.free_total:
-                self._at(now, _OFFER, self._offer)
+                self._schedule(now, _OFFER, self._offer)
 
         return arrives
 
-    def _waits(self, job: _Run) -> None:
+    def _enqueue(self, job: _Run) -> None:
         bisect.insort(self._waiting, (self._policy.rank(job), job), key=lambda entry: entry[0])
 
     def _offer(self, now: float) -> None:
@@ -220,24 +220,24 @@ class _GangSimulation:
         self.offers += 1
         self._state = answer.state
         if answer.grants:
-            given = {grant.job_id for grant in answer.grants}
-            self._waiting = [entry for entry in self._waiting if entry[1].job_id not in given]
+            granted = {grant.job_id for grant in answer.grants}
+            self._waiting = [entry for entry in self._waiting if entry[1].job_id not in granted]
             for grant in answer.grants:
                 self._start(grant, now)
         if answer.wake_s is not None and now < answer.wake_s < self._wake_s:
             self._wake_s = answer.wake_s
-            self._at(answer.wake_s, _OFFER, self._offer)
+            self._schedule(answer.wake_s, _OFFER, self._offer)
 
     def _start(self, grant: Grant, now: float) -> None:
         job, place = self._by_id[grant.job_id], grant.place
         assert sum(g for _, g in place) == job.gpus, "a gang never starts in part"
         self.room.take(place)
-        waited, renewed = now - job.since_s, place == job.last and now == job.since_s
+        waited_s, renewed = now - job.since_s, place == job.last and now == job.since_s
         if math.isnan(job.start_s):
             job.start_s = now
         else:
-            job.lost += waited > CHECKPOINT_S * job.gpus
-        job.queue_s += waited
+            job.lost += waited_s > CHECKPOINT_S * job.gpus
+        job.queue_s += waited_s
         moved_s = 0.0
         if self._policy.renews and job.last and not renewed:
             moved_s = CHECKPOINT_S * job.gpus
@@ -249,7 +249,7 @@ class _GangSimulation:
         job.tier_grants[tier] += 1
         job.tier_s[tier] += lease.ran_s - job.ran_s
         self._running[job.job_id] = Held(job, place, lease.end_s)
-        self._at(lease.end_s, _END, self._ends(job, place, lease))
+        self._schedule(lease.end_s, _END, self._ends(job, place, lease))
 
     def _lease(self, job: _Run, now: float, part: float) -> _Lease:
         """Return the outcome of a lease that begins now."""
@@ -261,8 +261,8 @@ class _GangSimulation:
         ends[0] = now
         np.add.accumulate(ends, out=ends)
         limit = now + self._lease_s
-        over = ends[1:] >= limit
-        stops = np.flatnonzero(over | (ends[1:] + next_s > limit))
+        after_limit = ends[1:] >= limit
+        stops = np.flatnonzero(after_limit | (ends[1:] + next_s > limit))
         batches = int(stops[0]) + 1 if len(stops) else most
         return _Lease(
             end_s=float(ends[batches]),
@@ -271,7 +271,7 @@ class _GangSimulation:
                 job.service_gpu_s, job.gpus * (job.iteration_s / part) * BATCH, batches
             ),
             batches=batches,
-            late=bool(over[batches - 1]) or batches == job.batches,
+            late=bool(after_limit[batches - 1]) or batches == job.batches,
         )
 
     def _ends(self, job: _Run, place: Place, lease: _Lease) -> Callable[[float], None]:
@@ -285,18 +285,18 @@ class _GangSimulation:
             job.done = 1 - job.left / job.iterations
             # The author's code leaves out the cost of GPUs returned before their lease ended.
             costs = lease.late and not (self._policy.renews and job.batches)
-            again = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
-            self._at(again, _OFFER, self._offer)
+            offer_s = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
+            self._schedule(offer_s, _OFFER, self._offer)
             if job.batches:
                 job.since_s = now
-                self._waits(job)
+                self._enqueue(job)
             else:
                 job.finish_s = now
                 self._done += 1
 
         return ends
 
-    def _stuck(self) -> None:
+    def _check_progress(self) -> None:
         self._idle = 0 if self._running else self._idle + 1
         if self._idle > _MOST_IDLE:
             job = self._waiting[0][1]
@@ -306,9 +306,9 @@ class _GangSimulation:
             )
 
 
-def _sum(start: float, each: float, count: int) -> float:
-    """Return `start` plus `count` times `each`, added one by one."""
-    terms = np.full(count + 1, each)
+def _sum(start: float, increment: float, count: int) -> float:
+    """Return `start` plus `count` times `increment`, added one by one."""
+    terms = np.full(count + 1, increment)
     terms[0] = start
     return float(np.add.accumulate(terms)[-1])
 

@@ -11,7 +11,7 @@ computes the largest part of its time; among equals the tightest. It accepts one
 distance start at once, the others wait, while those behind them are served.
 
 *Timer*: a gang that has waited T is *due*. No gang is made to spread: the nodes on which its GPUs
-come free first are kept for it (reserve.py). T is tuned,
+become free first are kept for it (reserve.py). T is tuned,
 
     T = min(96, max(3, mean + 2 std)) leases
 
@@ -19,7 +19,7 @@ over the waits of at least one lease that ended within the last 24 leases, and t
 on, of all gangs together; so it grows when all gangs wait, and reservations stay the exception.
 
 *Longest wait* (checked by a property test). With k gangs that are due before it, lease L, longest
-batch of iterations B and restart R, a gang that wants GPUs gets them within
+batch of iterations B and restart R, a waiting gang gets its GPUs within
 
     96 L + (k + 1) (L + B + R)
 
@@ -89,10 +89,12 @@ class OwnDally:
                 choice.take(place)
                 grants.append(Grant(gang.job_id, place, choice.room.sites.tier(place)))
                 served.add(gang.job_id)
-        ended = ((now - g.since_s) / self._lease_s for g in offer.waiting if g.job_id in served)
-        waits += [[now, leases] for leases in ended if leases >= _NO_WAIT]
-        ahead = (g.since_s + timer_s for g in offer.waiting if g.job_id not in served)
-        wake_s = min((at for at in ahead if at > now), default=None)
+        waited_leases = (
+            (now - g.since_s) / self._lease_s for g in offer.waiting if g.job_id in served
+        )
+        waits += [[now, leases] for leases in waited_leases if leases >= _NO_WAIT]
+        timer_ends = (g.since_s + timer_s for g in offer.waiting if g.job_id not in served)
+        wake_s = min((end_s for end_s in timer_ends if end_s > now), default=None)
         return Answer(grants=tuple(grants), state={"waits": waits}, wake_s=wake_s)
 
     def _timer_s(
@@ -108,7 +110,7 @@ class OwnDally:
         if not due:
             return []
         due.sort(key=lambda g: (g.since_s, g.job_id))
-        ends = ((held.until_s, held.place) for held in offer.running.values())
+        ends = ((running.until_s, running.place) for running in offer.running.values())
         reserve = NodeReserve(choice.room, ends, offer.now_s)
         grants = []
         for gang in due[:_MOST_KEPT]:

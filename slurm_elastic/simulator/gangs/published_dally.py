@@ -56,20 +56,20 @@ class PublishedDally:
         self, gang: Gang, search: FirstFit, now_s: float, waits: Waits
     ) -> tuple[Place, GangTier, Waits]:
         gpus, waited_s, sites = gang.gpus, now_s - gang.since_s, search.room.sites
-        found = search.near(gpus)
-        if found:
+        place = search.near(gpus)
+        if place:
             tier = GangTier.NODE if gpus > 1 else GangTier.SINGLE
-            known = {"now_s": now_s, "waited_s": waited_s}
-            return found, tier, self._timers.remember(waits, "node", gpus, **known)
+            times = {"now_s": now_s, "waited_s": waited_s}
+            return place, tier, self._timers.remember(waits, "node", gpus, **times)
         node_s, rack_s = self._timers.limits_s(gpus, waits)
         if waited_s >= node_s or gpus > sites.per_node:
-            found = search.rack(gpus)
-            if found:
-                known = {"now_s": now_s, "waited_s": waited_s}
-                return found, sites.tier(found), self._timers.remember(waits, "rack", gpus, **known)
+            place = search.rack(gpus)
+            if place:
+                times = {"now_s": now_s, "waited_s": waited_s}
+                return place, sites.tier(place), self._timers.remember(waits, "rack", gpus, **times)
         if waited_s >= rack_s or gpus > sites.per_rack:
-            found = search.room.anywhere(gpus)
-            return found, sites.tier(found), waits
+            place = search.room.anywhere(gpus)
+            return place, sites.tier(place), waits
         return (), GangTier.SINGLE, waits
 
 
@@ -82,12 +82,12 @@ class FirstFit:
 
     def __init__(self, room: FreeMap) -> None:
         self.room = room
-        self._found: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], Place] = {}
 
     def take(self, place: Place) -> None:
         """Remove the GPUs of a place from the free ones."""
         self.room.take(place)
-        self._found.clear()
+        self._places.clear()
 
     def near(self, gpus: int) -> Place:
         """Return a place in a link domain, else in a node; () if there is none."""
@@ -103,26 +103,26 @@ class FirstFit:
 
     def _once(self, kind: str, gpus: int, find: Callable[[], Place]) -> Place:
         key = kind, gpus
-        if key not in self._found:
-            self._found[key] = find()
-        return self._found[key]
+        if key not in self._places:
+            self._places[key] = find()
+        return self._places[key]
 
     def _domain(self, gpus: int) -> Place:
         free = self.room.free
         if max(free, default=0) < gpus:
             return ()
-        found = _first(published_order.domains(self.room), free, gpus)
-        return ((found, gpus),) if found is not None else ()
+        domain = _first(published_order.domains(self.room), free, gpus)
+        return ((domain, gpus),) if domain is not None else ()
 
     def _node(self, gpus: int) -> Place:
         if max(self.room.node, default=0) < gpus:
             return ()
-        found = _first(published_order.nodes(self.room), self.room.node, gpus)
-        return self.room.in_node(found, gpus) if found is not None else ()
+        node = _first(published_order.nodes(self.room), self.room.node, gpus)
+        return self.room.in_node(node, gpus) if node is not None else ()
 
     def _rack(self, gpus: int) -> Place:
-        found = _first(range(len(self.room.rack)), self.room.rack, gpus)
-        return self.room.in_rack(found, gpus) if found is not None else ()
+        rack = _first(range(len(self.room.rack)), self.room.rack, gpus)
+        return self.room.in_rack(rack, gpus) if rack is not None else ()
 
 
 def _first(order: Iterable[int], free: list[int], gpus: int) -> int | None:

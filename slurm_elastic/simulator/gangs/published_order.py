@@ -36,14 +36,14 @@ def walk(keys: tuple[Key, ...]) -> tuple[Key, ...]:
     """Return the keys in the order of the table, after their insertion in the given order."""
     buckets: list[list[tuple[int, Key]]] = [[] for _ in range(_FIRST_BUCKETS)]
     for count, key in enumerate(keys, start=1):
-        mixed = _mixed(key)
+        mixed = _hash(key)
         buckets[mixed % len(buckets)].insert(0, (mixed, key))
         if count >= int(len(buckets) * _LOAD):
-            buckets = _doubled(buckets)
+            buckets = _rehashed(buckets)
     return tuple(key for bucket in reversed(buckets) for _, key in bucket)
 
 
-def _doubled(buckets: list[list[tuple[int, Key]]]) -> list[list[tuple[int, Key]]]:
+def _rehashed(buckets: list[list[tuple[int, Key]]]) -> list[list[tuple[int, Key]]]:
     larger: list[list[tuple[int, Key]]] = [[] for _ in range(2 * len(buckets))]
     for bucket in reversed(buckets):
         for mixed, key in bucket:
@@ -51,7 +51,7 @@ def _doubled(buckets: list[list[tuple[int, Key]]]) -> list[list[tuple[int, Key]]
     return larger
 
 
-def _mixed(key: Key) -> int:
+def _hash(key: Key) -> int:
     """Return a 32-bit mix of the exclusive or of the parts."""
     word = 0
     for part in key:

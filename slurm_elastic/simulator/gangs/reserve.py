@@ -1,6 +1,6 @@
 """Nodes kept for gangs that have waited too long, so that their wait ends.
 
-A gang that has waited long enough gets the nodes on which its GPUs come free first: one node if
+A gang that has waited long enough gets the nodes on which its GPUs become free first: one node if
 it fits into one, else as many as it needs in one rack, else anywhere. What is free on them, up to
 its share, is given to no other gang; as every lease ends, it has its GPUs within one lease and one
 batch.
@@ -19,7 +19,7 @@ Wanted = tuple[tuple[int, int], ...]
 
 
 class NodeReserve:
-    """Times at which GPUs come free on each node, and the nodes kept already."""
+    """Times at which GPUs become free on each node, and the nodes kept already."""
 
     def __init__(self, room: FreeMap, ends: Iterable[tuple[float, Place]], now_s: float) -> None:
         """Prepare.
@@ -43,12 +43,12 @@ class NodeReserve:
 
         Kept GPUs are taken from the room, a returned place is not.
         """
-        soonest = self._soonest(gpus)
-        self._kept.update(node for node, _ in soonest)
-        if soonest and all(self.room.node[node] >= share for node, share in soonest):
-            shares = (self.room.in_node(node, share) for node, share in soonest)
+        wanted = self._soonest(gpus)
+        self._kept.update(node for node, _ in wanted)
+        if wanted and all(self.room.node[node] >= share for node, share in wanted):
+            shares = (self.room.in_node(node, share) for node, share in wanted)
             return tuple(sorted(pair for share in shares for pair in share))
-        for node, share in soonest:
+        for node, share in wanted:
             free = min(share, self.room.node[node])
             if free:
                 self.room.take(self.room.in_node(node, free))
@@ -58,19 +58,21 @@ class NodeReserve:
         """Return the nodes on which that many GPUs are free first; () when no nodes are left."""
         sites = self.room.sites
         count = -(-gpus // sites.per_node)
-        each, more = divmod(gpus, count)
-        need = each + bool(more)
+        per_node, remainder = divmod(gpus, count)
+        need = per_node + bool(remainder)
         open_nodes = [n for n in range(len(sites.rack_of)) if n not in self._kept]
-        times = {n: at for n in open_nodes if (at := self._free_time(n, need)) < math.inf}
+        times = {
+            n: free_at_s for n in open_nodes if (free_at_s := self._free_from(n, need)) < math.inf
+        }
         racks = (sorted((times[n], n) for n in nodes if n in times) for nodes in sites.nodes_of)
         chosen = min((r[:count] for r in racks if len(r) >= count), key=lambda r: r[-1], default=[])
         if not chosen:
-            chosen = sorted((at, n) for n, at in times.items())[:count]
+            chosen = sorted((free_at_s, n) for n, free_at_s in times.items())[:count]
         if len(chosen) == count:
-            return tuple((n, each + (i < more)) for i, (_, n) in enumerate(chosen))
-        return self._whole_nodes(gpus, open_nodes)
+            return tuple((n, per_node + (i < remainder)) for i, (_, n) in enumerate(chosen))
+        return self._largest_nodes(gpus, open_nodes)
 
-    def _whole_nodes(self, gpus: int, nodes: Sequence[int]) -> Wanted:
+    def _largest_nodes(self, gpus: int, nodes: Sequence[int]) -> Wanted:
         """Return whole nodes of different sizes, the largest first."""
         size = {n: sum(count for _, count in self._free_at[n]) for n in nodes}
         shares = []
@@ -83,10 +85,10 @@ class NodeReserve:
                 return tuple(shares)
         return ()
 
-    def _free_time(self, node: int, gpus: int) -> float:
-        free_gpus = 0
+    def _free_from(self, node: int, gpus: int) -> float:
+        free = 0
         for at_s, count in self._free_at[node]:
-            free_gpus += count
-            if free_gpus >= gpus:
+            free += count
+            if free >= gpus:
                 return at_s
         return math.inf

@@ -50,13 +50,13 @@ class Tiresias:
         return Answer(grants=tuple(grants), state=state)
 
     def _accepts(self, gang: Gang, search: FirstFit) -> Place:
-        found = search.node(gang.gpus)
-        if found:
-            return found
-        sites, even = search.room.sites, gang.model in UNSKEWED
-        counted = search.room.free_total >= sites.per_node if self._published else False
-        if even or counted or gang.gpus > sites.per_node:
-            found = search.rack(gang.gpus)
-        if not found and (even or gang.gpus > sites.per_rack):
-            found = search.room.anywhere(gang.gpus)
-        return found
+        place = search.node(gang.gpus)
+        if place:
+            return place
+        sites, unskewed = search.room.sites, gang.model in UNSKEWED
+        enough_for_node = search.room.free_total >= sites.per_node if self._published else False
+        if unskewed or enough_for_node or gang.gpus > sites.per_node:
+            place = search.rack(gang.gpus)
+        if not place and (unskewed or gang.gpus > sites.per_rack):
+            place = search.room.anywhere(gang.gpus)
+        return place

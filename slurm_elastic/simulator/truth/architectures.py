@@ -102,8 +102,8 @@ def _yolov3() -> Iterator[_Row]:
     yield 8.2e9, 21.3e6
 
 
-def _transformer(width: int, blocks: int, words: int, embedded: int) -> Iterator[_Row]:
-    yield 0.0, float((words + embedded) * width)
+def _transformer(width: int, blocks: int, vocabulary: int, embedded: int) -> Iterator[_Row]:
+    yield 0.0, float((vocabulary + embedded) * width)
     for _ in range(blocks):
         yield 12.0 * width * width, 12.0 * width * width
     yield 2.0 * width, 2.0 * width

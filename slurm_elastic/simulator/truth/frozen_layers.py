@@ -49,44 +49,44 @@ class FrozenLayers:
         """Mean fraction of the layers that was frozen while it trained."""
         return self.layer_s / self.run_s / self._truth.layers if self.run_s else 0.0
 
-    def certify(self, done: float) -> bool:
+    def certify(self, progress: float) -> bool:
         """Update the certified layers at this part of the progress; return whether they changed."""
-        certified = self._truth.certified(done)
+        certified = self._truth.certified(progress)
         if certified == self.prefixes.certified:
             return False
         frozen = min(self.frozen, certified)
         self._report(certified, frozen)
         return True
 
-    def freeze(self, learned: Learned, *, gpu_type: str, nodes: int, gpus: int) -> None:
+    def freeze(self, observations: Learned, *, gpu_type: str, nodes: int, gpus: int) -> None:
         """Freeze as many layers as the controller orders in answer to a report.
 
         Args:
-            learned: observations of the job; its layers are ignored.
+            observations: of the job; their layers are ignored.
             gpu_type: GPU type held.
             nodes: nodes held.
             gpus: GPUs held, over all nodes.
         """
-        now = self.prefixes
+        prefixes = self.prefixes
         if self._weighs:
-            learned = dataclasses.replace(learned, prefixes=now)
-            model = GoodputModel.of(learned, compat=self._compat)
+            observations = dataclasses.replace(observations, prefixes=prefixes)
+            model = GoodputModel.of(observations, compat=self._compat)
             frozen = effective_progress.prefix(
-                model, learned, gpu_type=gpu_type, nodes=nodes, gpus=gpus
+                model, observations, gpu_type=gpu_type, nodes=nodes, gpus=gpus
             )
         else:
-            frozen = choose(now.certified, dict(now.penalties), max_penalty=MAX_PENALTY)
-        if frozen != now.frozen:
-            self._report(now.certified, frozen)
+            frozen = choose(prefixes.certified, dict(prefixes.penalties), max_penalty=MAX_PENALTY)
+        if frozen != prefixes.frozen:
+            self._report(prefixes.certified, frozen)
 
     def _report(self, certified: int, frozen: int) -> None:
         # As in a report: penalties of the frozen and of the certified prefix only.
-        named = sorted({n for n in (frozen, certified) if n})
+        reported = sorted({n for n in (frozen, certified) if n})
         self.prefixes = dataclasses.replace(
             self.prefixes,
             certified=certified,
             frozen=frozen,
-            penalties=tuple((n, self._truth.penalty(n)) for n in named),
+            penalties=tuple((n, self._truth.penalty(n)) for n in reported),
         )
 
     def times(self, step_s: float, micro_s: float) -> tuple[float, float]:
@@ -104,8 +104,8 @@ class FrozenLayers:
         if not self.frozen:
             return 1.0
         step, micro = self.times(step_s, micro_s)
-        faster = (step_s + accumulation * micro_s) / (step + accumulation * micro)
-        return faster * (1.0 - self._truth.lost(self.frozen))
+        speedup = (step_s + accumulation * micro_s) / (step + accumulation * micro)
+        return speedup * (1.0 - self._truth.lost(self.frozen))
 
     def observed(self, observation: Observation) -> Observation:
         """Return an observation with the present layers frozen from one without.
@@ -115,9 +115,9 @@ class FrozenLayers:
         if not self.frozen:
             return observation
         step, micro = self.times(observation.step_s, observation.micro_step_s)
-        measured = dataclasses.replace(observation, step_s=step, micro_step_s=micro)
+        frozen_observation = dataclasses.replace(observation, step_s=step, micro_step_s=micro)
         return effective_progress.thawed(
-            measured, effective_progress.part(self.prefixes, self.frozen)
+            frozen_observation, effective_progress.part(self.prefixes, self.frozen)
         )
 
     def passed(self, seconds: float, progress: float) -> None:

@@ -86,8 +86,8 @@ class GroundTruth:
         pipeline = self.profile.micro_batches
         if pipeline > 1:
             stages = self.profile.types[gpu_type].unit
-            whole = 3 * (stages - 1 + pipeline) * step
-            return whole, whole
+            iteration_s = 3 * (stages - 1 + pipeline) * step
+            return iteration_s, iteration_s
         return step, step - sync
 
     def most(self, gpu_type: str, shape: Iterable[int]) -> int:
@@ -121,11 +121,11 @@ class GroundTruth:
         gains = self._gains.get(batch)
         if gains is None:
             batches = self.profile.batches
-            at = min(max(batch, batches[0]), batches[-1])
-            high = max(1, bisect_left(batches, at)) if len(batches) > 1 else 0
+            known_batch = min(max(batch, batches[0]), batches[-1])
+            high = max(1, bisect_left(batches, known_batch)) if len(batches) > 1 else 0
             low = max(0, high - 1)
             span = batches[high] - batches[low]
-            part = (at - batches[low]) / span if span else 0.0
+            part = (known_batch - batches[low]) / span if span else 0.0
             sqr, var = (
                 (1 - part) * np.asarray(table[low]) + part * np.asarray(table[high])
                 for table in (self.profile.sqr, self.profile.var)
@@ -170,8 +170,8 @@ class GroundTruth:
     def batch(self, gpu_type: str, shape: Shape, micro_batch: int, accumulation: int) -> int:
         """Return the global batch, bound by the largest one with a validation run."""
         replicas = self.replicas(gpu_type, shape)
-        whole = replicas * micro_batch * (accumulation + 1) * self.profile.micro_batches
-        return min(whole, self.largest)
+        requested = replicas * micro_batch * (accumulation + 1) * self.profile.micro_batches
+        return min(requested, self.largest)
 
     def single(self, gpu_type: str) -> float:
         """Return the samples/s of one replica: its largest micro-batch over its longest step."""
@@ -186,8 +186,8 @@ class GroundTruth:
         """Return iterations/s times calibration in a shape with a fixed batch (Gavel's measure)."""
         shape = canonical(shape)
         micro, accumulation = self.fixed_batch(gpu_type, shape, batch)
-        step, more = self.iteration(gpu_type, shape, micro)
-        return self.profile.calibration / (step + accumulation * more)
+        iteration_s, micro_step_s = self.iteration(gpu_type, shape, micro)
+        return self.profile.calibration / (iteration_s + accumulation * micro_step_s)
 
     def fixed_batch(
         self, gpu_type: str, shape: Shape, batch: int, *, alone: bool = True
@@ -256,7 +256,7 @@ class _Table:
     def _step(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         curve = self._table.curves.get(shape)
         if curve is None:
-            return self._between(shape, micro_batch)
+            return self._interpolated(shape, micro_batch)
         # Fewer samples than were measured are taken to need as long as the fewest measured.
         if micro_batch > curve.micro_batches[-1]:
             raise ApplicationProfileError(
@@ -285,17 +285,17 @@ class _Table:
         rows += [r[2] for r in self._table.scalability if r[1] == gpus]
         return int(max(rows)) if rows else self._table.most
 
-    def _between(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
+    def _interpolated(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         if self._interpolator is None:
-            self._interpolator = _interpolator(self._table) or _nowhere
+            self._interpolator = _interpolator(self._table) or _no_time
         nodes = min(len(shape), _MOST_NODES)
         micro_batch = max(micro_batch, self._table.least)
         step, sync = np.ravel(self._interpolator([nodes, sum(shape), micro_batch]))
         if math.isfinite(step):
             return float(step), float(sync)
-        return self._beyond(shape, micro_batch)
+        return self._extrapolated(shape, micro_batch)
 
-    def _beyond(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
+    def _extrapolated(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         """Return times outside of all rows: no faster than the largest placement within it."""
         within = [
             nearest
@@ -316,7 +316,7 @@ class _Table:
         return longer, longer - (step - sync)
 
 
-def _nowhere(_: Any) -> tuple[float, float]:
+def _no_time(_: Any) -> tuple[float, float]:
     return math.nan, math.nan
 
 

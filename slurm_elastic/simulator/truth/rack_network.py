@@ -51,28 +51,28 @@ class Network:
         return (*leaves, Switch("spine", 1, tuple(nodes), tuple(s.name for s in leaves)))
 
     def extra_s(
-        self, held: Mapping[int, tuple[str, Allocation]], rack_of: Mapping[str, str]
+        self, jobs: Mapping[int, tuple[str, Allocation]], rack_of: Mapping[str, str]
     ) -> dict[int, float]:
         """Return the extra seconds per step of the jobs that cross racks.
 
         Args:
-            held: application and allocation of each job.
+            jobs: application and allocation of each job.
             rack_of: rack of each node.
         """
-        racks = {j: {rack_of[n] for n in where.nodes} for j, (_, where) in held.items()}
+        racks = {j: {rack_of[n] for n in allocation.nodes} for j, (_, allocation) in jobs.items()}
         users: dict[str, int] = {}
         for crossed in racks.values():
             for rack in crossed if len(crossed) > 1 else ():
                 users[rack] = users.get(rack, 0) + 1
         shares = uplink_shares(users, congestion=self.congestion)
-        extra = {}
+        extra_s = {}
         for job_id, crossed in racks.items():
             if len(crossed) > 1:
                 share = min(shares[rack] for rack in crossed)
-                size = self.gradient_bytes.get(held[job_id][0].partition("#")[0], 0.0)
+                size = self.gradient_bytes.get(jobs[job_id][0].partition("#")[0], 0.0)
                 count = len(crossed)
-                extra[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
-        return extra
+                extra_s[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
+        return extra_s
 
 
 def builtin_gradients() -> dict[str, float]:
@@ -90,17 +90,19 @@ def read_gradients(path: Path) -> dict[str, float]:
     columns = ("application", "bytes")
     shape = "must be application,bytes"
     for line, row in rows(path, columns, what="a CSV file application,bytes", header_line=shape):
-        where, name = f"{path.name}:{line}", row["application"]
+        location, name = f"{path.name}:{line}", row["application"]
         try:
             size = float(row["bytes"])
         except ValueError:
             size = -1.0
         if not 0 <= size <= _MOST_BYTES:
             raise WorkloadError(
-                f"{where}: bytes {row['bytes'][:40]!r} is invalid: expected a number from 0 on"
+                f"{location}: bytes {row['bytes'][:40]!r} is invalid: expected a number from 0 on"
             )
         if name in sizes:
-            raise WorkloadError(f"{where}: {name[:60]} occurs also in an earlier row; keep one row")
+            raise WorkloadError(
+                f"{location}: {name[:60]} occurs also in an earlier row; keep one row"
+            )
         sizes[name] = size
     if not sizes:
         raise WorkloadError(f"{path}: has no row; each line after the first is one")

@@ -40,9 +40,9 @@ class RestartCosts:
 
     def of(self, application: str, otherwise: float) -> float:
         """Return the seconds that a restart of a job of this application takes."""
-        known = self.seconds.get(application)
-        if known is not None:
-            return known
+        measured_s = self.seconds.get(application)
+        if measured_s is not None:
+            return measured_s
         return otherwise if self.default_s is None else self.default_s
 
 
@@ -59,15 +59,15 @@ def read(path: Path) -> RestartCosts:
         raise RestartCostError(f"{path}: {reason}; name a JSON or CSV file") from None
     rows = _from_json(path, text) if text.lstrip()[:1] in ("[", "{") else _from_csv(path, text)
     by_name: dict[str, list[float]] = {}
-    for where, row in rows:
-        total = sum(_seconds(row.get(part), part, where) for part in PARTS)
+    for location, row in rows:
+        total = sum(_seconds(row.get(part), part, location) for part in PARTS)
         by_name.setdefault(str(row.get("application") or ""), []).append(total)
-    everything = [s for seconds in by_name.values() for s in seconds]
-    if not everything:
+    all_seconds = [s for seconds in by_name.values() for s in seconds]
+    if not all_seconds:
         raise RestartCostError(f"{path}: has no transition; each row needs {', '.join(PARTS)}")
     return RestartCosts(
         {name: sum(s) / len(s) for name, s in by_name.items() if name},
-        sum(everything) / len(everything),
+        sum(all_seconds) / len(all_seconds),
     )
 
 
@@ -91,8 +91,8 @@ def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
     if "startup" not in row:
         return row
     parts = [row.get("startup"), row.get("restore", 0.0)]
-    known = [p for p in parts if isinstance(p, int | float)]
-    start = sum(known) if len(known) == len(parts) else None
+    valid_parts = [p for p in parts if isinstance(p, int | float)]
+    start = sum(valid_parts) if len(valid_parts) == len(parts) else None
     return {"checkpoint_s": row.get("checkpoint"), "slurm_s": row.get("slurm"), "start_s": start}
 
 
@@ -106,13 +106,13 @@ def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
     return [(f"{path.name}:{reader.line_num}", row) for row in reader]
 
 
-def _seconds(value: object, part: str, where: str) -> float:
+def _seconds(value: object, part: str, location: str) -> float:
     try:
         seconds = float(str(value))
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= 1e6:
         raise RestartCostError(
-            f"{where}: {part} {value!r:.40} is invalid: expected seconds from 0 on"
+            f"{location}: {part} {value!r:.40} is invalid: expected seconds from 0 on"
         )
     return seconds

@@ -152,12 +152,12 @@ def _past(rows: Iterable[_Row], *, completed_only: bool, least_s: float) -> Acco
     for row in rows:
         lives.setdefault(row.job_id, []).append(row)
     jobs: list[PastJob] = []
-    left: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     for life in lives.values():
         job = _job(life, completed_only=completed_only, least_s=least_s)
         if isinstance(job, str):
-            left[job] += 1
+            left_out[job] += 1
             continue
         jobs.append(job)
         if len(job.runs) > 1:
@@ -167,7 +167,7 @@ def _past(rows: Iterable[_Row], *, completed_only: bool, least_s: float) -> Acco
         elif job.state != _ENDED_WELL:
             notes["that failed, timed out or were cancelled (as far as they came)"] += 1
     jobs.sort(key=lambda j: (j.submit, j.job_id))
-    return AccountingTrace(jobs=tuple(jobs), left_out=dict(left), notes=dict(notes))
+    return AccountingTrace(jobs=tuple(jobs), left_out=dict(left_out), notes=dict(notes))
 
 
 def _job(life: list[_Row], *, completed_only: bool, least_s: float) -> PastJob | str:
@@ -226,28 +226,28 @@ def _from_text(text: str, name: str) -> Iterator[_Row]:
     for number, cells in enumerate(csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE), 1):
         if number == 1 or not any(cells) or cells[0].strip().lower() == "jobid":
             continue
-        row = dict(zip(header, (c.strip() for c in _whole(cells, header)), strict=False))
+        row = dict(zip(header, (c.strip() for c in _rejoined(cells, header)), strict=False))
         if "." in row["jobid"]:
             continue  # a step
         yield _text_row(row, f"{name}:{number}")
 
 
-def _whole(cells: list[str], header: list[str]) -> list[str]:
+def _rejoined(cells: list[str], header: list[str]) -> list[str]:
     """Return the cells of a row, joined again where the job's name holds the separator."""
     surplus = len(cells) - len(header)
     if surplus <= 0 or "jobname" not in header:
         return cells
-    at = header.index("jobname")
-    name = "|".join(cells[at : at + surplus + 1])
-    return [*cells[:at], name, *cells[at + surplus + 1 :]]
+    name_index = header.index("jobname")
+    name = "|".join(cells[name_index : name_index + surplus + 1])
+    return [*cells[:name_index], name, *cells[name_index + surplus + 1 :]]
 
 
-def _text_row(row: Mapping[str, str], where: str) -> _Row:
+def _text_row(row: Mapping[str, str], location: str) -> _Row:
     job_id = row["jobid"]
     if not _JOB.match(job_id):
-        raise SacctError(f'{where}: "{job_id}" is no job id; was the file cut or edited?')
-    start, end = (_time(row.get(key, ""), where) for key in ("start", "end"))
-    seconds = _seconds(row, where)
+        raise SacctError(f'{location}: "{job_id}" is no job id; was the file cut or edited?')
+    start, end = (_time(row.get(key, ""), location) for key in ("start", "end"))
+    seconds = _seconds(row, location)
     if seconds is None and start is not None and end is not None:
         seconds = max(0.0, end - start)
     nodes = row.get("nnodes") or row.get("allocnodes") or ""
@@ -255,7 +255,7 @@ def _text_row(row: Mapping[str, str], where: str) -> _Row:
         job_id=job_id,
         name=row.get("jobname", ""),
         user=row.get("user", ""),
-        submit=_time(row.get("submit", ""), where),
+        submit=_time(row.get("submit", ""), location),
         start=start,
         end=end,
         seconds=seconds,
@@ -265,22 +265,22 @@ def _text_row(row: Mapping[str, str], where: str) -> _Row:
     )
 
 
-def _seconds(row: Mapping[str, str], where: str) -> float | None:
+def _seconds(row: Mapping[str, str], location: str) -> float | None:
     raw, text = row.get("elapsedraw", ""), row.get("elapsed", "")
     if raw:
         if not raw.isdecimal():
-            raise SacctError(f'{where}: ElapsedRaw "{raw}" is no number of seconds')
+            raise SacctError(f'{location}: ElapsedRaw "{raw}" is no number of seconds')
         return float(raw)
     if not text:
         return None
     match = _ELAPSED.fullmatch(text)
     if match is None:
-        raise SacctError(f'{where}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
+        raise SacctError(f'{location}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _time(text: str, where: str) -> float | None:
+def _time(text: str, location: str) -> float | None:
     if text in ("", "Unknown", "None", "N/A"):
         return None
     if text.isdecimal():  # SLURM_TIME_FORMAT=%s
@@ -289,7 +289,7 @@ def _time(text: str, where: str) -> float | None:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         raise SacctError(
-            f'{where}: "{text}" is no time; unset SLURM_TIME_FORMAT when sacct runs'
+            f'{location}: "{text}" is no time; unset SLURM_TIME_FORMAT when sacct runs'
         ) from None
 
 
@@ -312,25 +312,25 @@ def _from_json(text: str, name: str) -> Iterator[_Row]:
 def _json_row(job: Mapping[str, Any]) -> _Row:
     times = _mapping(job.get("time"))
     array = _mapping(job.get("array"))
-    task = _plain(array.get("task_id"))
-    master = _plain(array.get("job_id"))
+    task = _number(array.get("task_id"))
+    master = _number(array.get("job_id"))
     job_id = f"{master:g}_{task:g}" if master and task is not None else str(job["job_id"])
-    if _plain(_mapping(job.get("het")).get("job_id")):
+    if _number(_mapping(job.get("het")).get("job_id")):
         job_id += "+"
     state = _mapping(job.get("state")).get("current", job.get("state"))
     if isinstance(state, list):
         state = state[0] if state else ""
-    start = _plain(times.get("start")) or None
+    start = _number(times.get("start")) or None
     tres = _mapping(job.get("tres"))
-    nodes = _plain(job.get("allocation_nodes"))
+    nodes = _number(job.get("allocation_nodes"))
     return _Row(
         job_id=job_id,
         name=str(job.get("name") or ""),
         user=str(job.get("user") or ""),
-        submit=_plain(times.get("submission")) or None,
+        submit=_number(times.get("submission")) or None,
         start=start,
-        end=_plain(times.get("end")) or None,
-        seconds=_plain(times.get("elapsed")),
+        end=_number(times.get("end")) or None,
+        seconds=_number(times.get("elapsed")),
         state=_word(str(state or "")),
         tres=_tres(tres.get("allocated")),
         nodes=int(nodes or 1),
@@ -342,7 +342,7 @@ def _tres(items: Any) -> str:
     parts = []
     for item in items if isinstance(items, list) else ():
         entry = _mapping(item)
-        count = _plain(entry.get("count"))
+        count = _number(entry.get("count"))
         if entry.get("type") == "gres" and count:
             parts.append(f"gres/{entry.get('name')}={count:.0f}")
     return ",".join(parts)
@@ -357,7 +357,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _plain(value: Any) -> float | None:
+def _number(value: Any) -> float | None:
     """Return a number from 0 on, also from {"set": true, "number": 3}; None if there is none."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else None

@@ -161,11 +161,12 @@ def read(
     Raises:
         ApplicationProfileError: a table is missing, has a gap, or has an invalid value.
     """
-    known = applications(folder)
+    folder_names = applications(folder)
     for name in sorted(names):
-        if name not in known:
+        if name not in folder_names:
             raise ApplicationProfileError(
-                f"{folder}: application {name[:60]} has no profile; known: {', '.join(known)}"
+                f"{folder}: application {name[:60]} has no profile; known:"
+                f" {', '.join(folder_names)}"
             )
     return {name: read_one(folder / name, types) for name in sorted(names)}
 
@@ -176,10 +177,10 @@ def read_one(folder: Path, types: Collection[str]) -> ApplicationProfile:
     constants = _constants(folder, CONSTANTS.get(name, ApplicationConstants()))
     tables = {t: _table(folder, t, constants) for t in types if _placements(folder, t).is_file()}
     if not tables:
-        there = sorted(p.stem.partition("-")[2] for p in folder.glob("placements-*.csv"))
+        profiled_types = sorted(p.stem.partition("-")[2] for p in folder.glob("placements-*.csv"))
         raise ApplicationProfileError(
             f"{folder}: no table for any of the cluster's types {', '.join(types)};"
-            f" there are: {', '.join(there)}"
+            f" there are: {', '.join(profiled_types)}"
         )
     runs = {}
     for path in folder.glob("validation-*.csv"):
@@ -222,21 +223,22 @@ def _placements(folder: Path, gpu_type: str) -> Path:
 def _table(folder: Path, gpu_type: str, constants: ApplicationConstants) -> TypeTable:
     path = _placements(folder, gpu_type)
     points: dict[Shape, dict[int, tuple[float, float]]] = {}
-    for where, row in _rows(path, ("placement", "local_bsz", "step_time", "sync_time")):
+    for location, row in _rows(path, ("placement", "local_bsz", "step_time", "sync_time")):
         text = row["placement"]
         if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 1000 or "0" in text:
             raise ApplicationProfileError(
-                f"{where}: placement {text[:40]!r} is invalid: expected a digit per node, e.g. 44"
+                f"{location}: placement {text[:40]!r} is invalid: expected a digit per node,"
+                " e.g. 44"
             )
         shape = smallest_rotation(int(d) for d in text)
-        micro, step, sync = _times(row, where)
+        micro, step, sync = _times(row, location)
         if constants.micro_batches == 1 and sync >= step:
             raise ApplicationProfileError(
-                f"{where}: sync_time {sync:g} s is not less than step_time {step:g} s; {_REMEDY}"
+                f"{location}: sync_time {sync:g} s is not less than step_time {step:g} s; {_REMEDY}"
             )
         if micro in points.setdefault(shape, {}):
             raise ApplicationProfileError(
-                f"{where}: placement {text[:40]} at local_bsz {micro} stands twice"
+                f"{location}: placement {text[:40]} at local_bsz {micro} stands twice"
             )
         points[shape][micro] = (step, sync)
     if not points:
@@ -274,55 +276,57 @@ def _curve(points: Mapping[int, tuple[float, float]]) -> MeasuredCurve:
 def _scalability(path: Path) -> tuple[tuple[float, ...], ...]:
     if not path.is_file():
         return ()
-    found = []
+    measurements = []
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
-    for where, row in _rows(path, columns):
-        nodes = _value(row, "num_nodes", where, least=1)
-        replicas = _value(row, "num_replicas", where, least=1)
-        micro, step, sync = _times(row, where)
-        found.append((nodes, replicas, float(micro), step, sync))
-    return tuple(found)
+    for location, row in _rows(path, columns):
+        nodes = _value(row, "num_nodes", location, least=1)
+        replicas = _value(row, "num_replicas", location, least=1)
+        micro, step, sync = _times(row, location)
+        measurements.append((nodes, replicas, float(micro), step, sync))
+    return tuple(measurements)
 
 
 def _validation(path: Path, name: str) -> list[tuple[float, float, float]]:
-    found: list[tuple[float, float, float]] = []
-    for where, row in _rows(path, ("progress", "grad_sqr", "grad_var")):
-        progress = _value(row, "progress", where)
-        if found and progress < found[-1][0]:
+    epochs: list[tuple[float, float, float]] = []
+    for location, row in _rows(path, ("progress", "grad_sqr", "grad_var")):
+        progress = _value(row, "progress", location)
+        if epochs and progress < epochs[-1][0]:
             raise ApplicationProfileError(
-                f"{where}: progress falls from {found[-1][0]:g} to {progress:g}; {_REMEDY}"
+                f"{location}: progress falls from {epochs[-1][0]:g} to {progress:g}; {_REMEDY}"
             )
-        sqr, var = _value(row, "grad_sqr", where), _value(row, "grad_var", where)
+        sqr, var = _value(row, "grad_sqr", location), _value(row, "grad_var", location)
         if sqr + var <= 0:
-            raise ApplicationProfileError(f"{where}: grad_sqr and grad_var are both 0; {_REMEDY}")
-        found.append((progress, sqr, var))
-    if not found or found[-1][0] <= 0:
+            raise ApplicationProfileError(
+                f"{location}: grad_sqr and grad_var are both 0; {_REMEDY}"
+            )
+        epochs.append((progress, sqr, var))
+    if not epochs or epochs[-1][0] <= 0:
         raise ApplicationProfileError(f"{name}/{path.name}: makes no progress; {_REMEDY}")
-    return found
+    return epochs
 
 
-def _times(row: Mapping[str, str], where: str) -> tuple[int, float, float]:
-    micro = _value(row, "local_bsz", where, least=1)
-    step, sync = _value(row, "step_time", where), _value(row, "sync_time", where)
+def _times(row: Mapping[str, str], location: str) -> tuple[int, float, float]:
+    micro = _value(row, "local_bsz", location, least=1)
+    step, sync = _value(row, "step_time", location), _value(row, "sync_time", location)
     if micro != int(micro):
         raise ApplicationProfileError(
-            f"{where}: local_bsz {micro:g} is not a whole number; {_REMEDY}"
+            f"{location}: local_bsz {micro:g} is not a whole number; {_REMEDY}"
         )
     if step <= 0:
-        raise ApplicationProfileError(f"{where}: step_time must be more than 0 s; {_REMEDY}")
+        raise ApplicationProfileError(f"{location}: step_time must be more than 0 s; {_REMEDY}")
     return int(micro), step, sync
 
 
-def _value(row: Mapping[str, str], column: str, where: str, *, least: float = 0.0) -> float:
+def _value(row: Mapping[str, str], column: str, location: str, *, least: float = 0.0) -> float:
     text = row[column]
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not text:
-        raise ApplicationProfileError(f"{where}: {column} is empty; {_REMEDY}")
+        raise ApplicationProfileError(f"{location}: {column} is empty; {_REMEDY}")
     if not least <= value < 1e30:
-        raise ApplicationProfileError(f"{where}: {column} {text[:40]} is invalid; {_REMEDY}")
+        raise ApplicationProfileError(f"{location}: {column} {text[:40]} is invalid; {_REMEDY}")
     return value
 
 
@@ -343,12 +347,12 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterable[tuple[str, Mapping[s
     for cells in reader:
         if not cells:
             continue
-        where = f"{label}:{reader.line_num}"
+        location = f"{label}:{reader.line_num}"
         if len(cells) != len(header):
             raise ApplicationProfileError(
-                f"{where}: {len(cells)} cells under {len(header)} columns; {_REMEDY}"
+                f"{location}: {len(cells)} cells under {len(header)} columns; {_REMEDY}"
             )
-        yield where, dict(zip(header, (c.strip() for c in cells), strict=True))
+        yield location, dict(zip(header, (c.strip() for c in cells), strict=True))
 
 
 def _constants(folder: Path, default: ApplicationConstants) -> ApplicationConstants:
@@ -361,10 +365,12 @@ def _constants(folder: Path, default: ApplicationConstants) -> ApplicationConsta
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ApplicationProfileError(f"{label}: {error}") from None
-    known = ("calibration", "restart_s", "micro_batches", "units", "most")
+    known_keys = ("calibration", "restart_s", "micro_batches", "units", "most")
     for key in data:
-        if key not in known:
-            raise ApplicationProfileError(f"{label}: {key} is unknown; known: {', '.join(known)}")
+        if key not in known_keys:
+            raise ApplicationProfileError(
+                f"{label}: {key} is unknown; known: {', '.join(known_keys)}"
+            )
 
     def number(key: str, otherwise: float, least: float) -> float:
         value = data.get(key, otherwise)

@@ -143,8 +143,8 @@ def request_patterns() -> dict[str, RequestPattern]:
 
 def most(model: Family, gpu: Gpu) -> int:
     """Return the samples that fit a GPU at once; 0 if the model does not fit."""
-    room = gpu.memory_gb - _FRAMEWORK_GB - 16e-9 * model.parameters
-    return max(0, min(math.floor(room / model.sample_gb), model.batches[1]))
+    free_gb = gpu.memory_gb - _FRAMEWORK_GB - 16e-9 * model.parameters
+    return max(0, min(math.floor(free_gb / model.sample_gb), model.batches[1]))
 
 
 def step(model: Family, gpu: Gpu, *, nodes: int, gpus: int, micro: int) -> tuple[float, float]:
@@ -161,10 +161,12 @@ def step(model: Family, gpu: Gpu, *, nodes: int, gpus: int, micro: int) -> tuple
     latency = model.latency * gpu.peak / 125e12
     useful = model.utilisation * gpu.peak
     computing = _OVERHEAD_S + model.operations * (micro + latency) / useful
-    grads, inside = 4 * model.parameters, gpus / nodes
-    reduce = 2 * (inside - 1) / inside * grads / gpu.link + 2e-5 * (inside - 1)
-    reduce += 2 * (nodes - 1) / nodes * grads / gpu.network + 5e-5 * (nodes - 1)
-    sync = max(reduce - _HIDDEN * computing * 2 / 3, 0.1 * reduce)
+    gradient_bytes, gpus_per_node = 4 * model.parameters, gpus / nodes
+    reduce_s = 2 * (gpus_per_node - 1) / gpus_per_node * gradient_bytes / gpu.link + 2e-5 * (
+        gpus_per_node - 1
+    )
+    reduce_s += 2 * (nodes - 1) / nodes * gradient_bytes / gpu.network + 5e-5 * (nodes - 1)
+    sync = max(reduce_s - _HIDDEN * computing * 2 / 3, 0.1 * reduce_s)
     return computing + sync, sync
 
 
@@ -226,10 +228,10 @@ def _placements(model: Family, gpu: Gpu) -> Iterator[tuple[object, ...]]:
 
 
 def _scalability(model: Family, gpu: Gpu) -> Iterator[tuple[object, ...]]:
-    for nodes, each in product((1, 2, 4, 8, 16), (1, 2, 4, 8)):
+    for nodes, per_node in product((1, 2, 4, 8, 16), (1, 2, 4, 8)):
         for micro in micro_batches(model, gpu):
-            times = step(model, gpu, nodes=nodes, gpus=nodes * each, micro=micro)
-            yield (nodes, nodes * each, micro, *(f"{t:.6g}" for t in times))
+            times = step(model, gpu, nodes=nodes, gpus=nodes * per_node, micro=micro)
+            yield (nodes, nodes * per_node, micro, *(f"{t:.6g}" for t in times))
 
 
 def _validation(model: Family) -> Iterator[tuple[int, list[tuple[object, ...]]]]:

@@ -86,10 +86,10 @@ def from_accounting(
         ScalingError: a job without a curve.
     """
     begin = min(j.submit for j in past.jobs)
-    return [_stated(job, rules.of(job.name), begin, grow, speeds or {}) for job in past.jobs]
+    return [_curve_job(job, rules.of(job.name), begin, grow, speeds or {}) for job in past.jobs]
 
 
-def _stated(
+def _curve_job(
     job: PastJob, scaling: ScalingCurve, begin: float, grow: float, speeds: Mapping[str, float]
 ) -> CurveJob:
     work = sum(r.seconds * scaling.speed(r.gpus) * speeds.get(r.gpu_type, 1.0) for r in job.runs)
@@ -144,7 +144,7 @@ def read(path: Path) -> tuple[str, list[CurveJob]]:
         WorkloadError: as of `workload.read`, or an invalid curve or work.
     """
     base = workloads.read(path)
-    rows = {row["name"].strip(): (where, row) for where, row in _rows(path)}
+    rows = {row["name"].strip(): (location, row) for location, row in _rows(path)}
     return base.name, [_of_row(job, *rows[job.name]) for job in base.jobs]
 
 
@@ -156,20 +156,20 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             yield f"{path.name}:{reader.line_num}", {k: v or "" for k, v in row.items()}
 
 
-def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> CurveJob:
+def _of_row(job: SubmittedJob, location: str, row: Mapping[str, str]) -> CurveJob:
     try:
         scaling = curve(row["scaling"])
     except ScalingError as error:
-        raise WorkloadError(f"{where}: {error}") from None
+        raise WorkloadError(f"{location}: {error}") from None
     if not scaling.elastic:
         job = dataclasses.replace(job, job_class=JobClass.RIGID)
-    hours = _number(row["work_h"], "work_h", where)
+    hours = _number(row["work_h"], "work_h", location)
     most = row.get("most", "").strip()
     return CurveJob(
         submitted=dataclasses.replace(
             job,
             user=row.get("user", "").strip() or "user",
-            most=max(job.gpus, int(_number(most, "most", where) if most else job.gpus * GROW)),
+            most=max(job.gpus, int(_number(most, "most", location) if most else job.gpus * GROW)),
         ),
         gpu_type=row.get("gpu_type", "").strip(),
         work_s=hours * _HOUR,
@@ -177,14 +177,14 @@ def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> CurveJob:
     )
 
 
-def _number(text: str, column: str, where: str) -> float:
+def _number(text: str, column: str, location: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < 1e9:
         raise WorkloadError(
-            f"{where}: {column} {text[:40]!r} is invalid: expected a number above 0"
+            f"{location}: {column} {text[:40]!r} is invalid: expected a number above 0"
         )
     return value
 
@@ -286,12 +286,12 @@ class _CurveTimes(Mapping[Shape, Times]):
         gpus = sum(shape)
         if gpus < 1:
             raise KeyError(shape)
-        whole = 1.0 / (self.speed * self.scaling.speed(gpus))
-        alone = min(1.0 / (self.speed * gpus), whole)
-        sync = whole - alone
-        per_sample = alone * gpus / _BATCH
-        small = _BATCH // gpus
-        ends = (1, small, _BATCH) if 1 < small < _BATCH else (1, _BATCH)
+        step_s = 1.0 / (self.speed * self.scaling.speed(gpus))
+        compute_s = min(1.0 / (self.speed * gpus), step_s)
+        sync = step_s - compute_s
+        per_sample = compute_s * gpus / _BATCH
+        per_gpu = _BATCH // gpus
+        ends = (1, per_gpu, _BATCH) if 1 < per_gpu < _BATCH else (1, _BATCH)
         return Times(ends, tuple(per_sample * m + sync for m in ends), (sync,) * len(ends))
 
     def __iter__(self) -> Iterator[Shape]:

@@ -91,14 +91,14 @@ def generate(
     weights = _weights({n: applications[n].weight for n in names}, names)
     classes = classes or {"adaptive": 1.0}
     kinds = _weights(classes, CLASSES)
-    drawn: dict[int, tuple[str, int]] = {}
+    requests: dict[int, tuple[str, int]] = {}
     lines: list[GeneratedJob] = []
     for index in np.argsort(times, kind="stable"):
         group = int(groups[index])
-        if group not in drawn:
+        if group not in requests:
             name = str(rng.choice(names, p=weights))
-            drawn[group] = (name, _size(rng, applications[name]))
-        name, gpus = drawn[group]
+            requests[group] = (name, _size(rng, applications[name]))
+        name, gpus = requests[group]
         category = str(rng.choice(CLASSES, p=kinds))
         lines.append(
             GeneratedJob(
@@ -125,9 +125,9 @@ def write(lines: Iterable[GeneratedJob], stream: TextIO) -> None:
 
 def _size(rng: np.random.Generator, ask: RequestPattern) -> int:
     weights = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s, _ in ask.sizes])
-    drawn, _ = ask.sizes[int(rng.choice(len(ask.sizes), p=weights))]
+    size, _ = ask.sizes[int(rng.choice(len(ask.sizes), p=weights))]
     # Each GPU needs a sample of the largest batch.
-    return min(drawn, ask.batches[1])
+    return min(size, ask.batches[1])
 
 
 def _batch(ask: RequestPattern, gpus: int) -> int:
@@ -137,11 +137,11 @@ def _batch(ask: RequestPattern, gpus: int) -> int:
     return max(first << doublings, gpus)
 
 
-def _weights(given: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
-    unknown = sorted(set(given) - set(names))
+def _weights(weights_by_name: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
+    unknown = sorted(set(weights_by_name) - set(names))
     if unknown:
         raise GenerateError(f'"{unknown[0]}" is unknown; known: {", ".join(names)}')
-    weights = np.array([given.get(n, 0.0) for n in names], dtype=float)
+    weights = np.array([weights_by_name.get(n, 0.0) for n in names], dtype=float)
     if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise GenerateError("weights must not be negative, and not all of them 0")
     return np.asarray(weights / weights.sum(), dtype=float)

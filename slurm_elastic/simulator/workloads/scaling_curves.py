@@ -64,13 +64,13 @@ def curve(text: str) -> ScalingCurve:
         ScalingError: the text has none of the forms, or is impossible.
     """
     name = text.strip()
-    kind, _, rest = name.partition(":")
+    kind, _, argument = name.partition(":")
     if name == "linear":
         return ScalingCurve(name)
     if name == "none":
         return ScalingCurve(name, elastic=False)
     if kind == "amdahl":
-        part = _number(rest)
+        part = _number(argument)
         if part is None or not 0 <= part <= 1:
             raise ScalingError(f'"{name}": the parallel part must be from 0 to 1: amdahl:0.95')
         return ScalingCurve(name, parallel=part)
@@ -134,13 +134,13 @@ def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ..
     for row in reader:
         if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
             continue
-        where = f"{name}:{reader.line_num}"
+        location = f"{name}:{reader.line_num}"
         if len(row) != 2 or not row[0].strip():
-            raise ScalingError(f"{where}: write PATTERN,CURVE, e.g. gpt*,amdahl:0.99")
+            raise ScalingError(f"{location}: write PATTERN,CURVE, e.g. gpt*,amdahl:0.99")
         try:
             rules_read.append((row[0].strip(), curve(row[1])))
         except ScalingError as error:
-            raise ScalingError(f"{where}: {error}") from None
+            raise ScalingError(f"{location}: {error}") from None
     if not rules_read:
         raise ScalingError(f"{name}: has no rule; write e.g. *,amdahl:0.9")
     return tuple(rules_read)

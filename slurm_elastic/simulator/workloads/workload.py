@@ -100,11 +100,11 @@ def read(path: Path, *, applications: Collection[str] | None = None) -> Workload
     lines: dict[str, int] = {}
     shape = f"must be {','.join(COLUMNS)}[,category]"
     for line, row in rows(path, COLUMNS, what="a CSV file of jobs", header_line=shape):
-        where = f"{path.name}:{line}"
-        job = _job(row, where, applications)
+        location = f"{path.name}:{line}"
+        job = _job(row, location, applications)
         if job.name in lines:
             raise WorkloadError(
-                f"{where}: name {job.name} occurs also in line {lines[job.name]};"
+                f"{location}: name {job.name} occurs also in line {lines[job.name]};"
                 " give each job its own"
             )
         lines[job.name] = line
@@ -151,49 +151,51 @@ def rows(
         yield lines.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
 
 
-def _job(row: dict[str, str], where: str, applications: Collection[str] | None) -> SubmittedJob:
+def _job(row: dict[str, str], location: str, applications: Collection[str] | None) -> SubmittedJob:
     name, application = row["name"], row["application"]
     if not name or not name.isprintable() or len(name) > 200:
         raise WorkloadError(
-            f"{where}: name {name[:40]!r} is invalid: expected a name such as cifar10-0"
+            f"{location}: name {name[:40]!r} is invalid: expected a name such as cifar10-0"
         )
     if not application:
-        raise WorkloadError(f"{where}: application is empty: expected a folder of the profiles")
+        raise WorkloadError(f"{location}: application is empty: expected a folder of the profiles")
     if applications is not None and application not in applications:
-        known = ", ".join(sorted(applications)) or "none"
+        known_names = ", ".join(sorted(applications)) or "none"
         raise WorkloadError(
-            f"{where}: application {application[:60]} of {name} has no profile; known: {known};"
-            " add its folder to --profiles"
+            f"{location}: application {application[:60]} of {name} has no profile; known:"
+            f" {known_names}; add its folder to --profiles"
         )
     category = row.get("category", "")
     if category not in _CLASSES:
-        known = ", ".join(c for c in _CLASSES if c)
-        raise WorkloadError(f"{where}: category {category[:40]} is unknown; known: {known}")
+        known_names = ", ".join(c for c in _CLASSES if c)
+        raise WorkloadError(
+            f"{location}: category {category[:40]} is unknown; known: {known_names}"
+        )
     return SubmittedJob(
         name=name,
-        time_s=_number(row["time"], "time", where, _MOST_TIME, "seconds from 0 on"),
+        time_s=_number(row["time"], "time", location, _MOST_TIME, "seconds from 0 on"),
         application=application,
-        gpus=_count(row["num_replicas"], "num_replicas", where, _MOST_GPUS),
-        batch=_count(row["batch_size"], "batch_size", where, _MOST_BATCH),
+        gpus=_count(row["num_replicas"], "num_replicas", location, _MOST_GPUS),
+        batch=_count(row["batch_size"], "batch_size", location, _MOST_BATCH),
         job_class=_CLASSES[category],
-        source=where,
+        source=location,
     )
 
 
-def _number(text: str, column: str, where: str, most: float, remedy: str) -> float:
+def _number(text: str, column: str, location: str, most: float, remedy: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= most:
-        raise WorkloadError(f"{where}: {column} {text[:40]!r} is invalid: expected {remedy}")
+        raise WorkloadError(f"{location}: {column} {text[:40]!r} is invalid: expected {remedy}")
     return value
 
 
-def _count(text: str, column: str, where: str, most: int) -> int:
-    value = _number(text, column, where, most, "a whole number from 1 on")
+def _count(text: str, column: str, location: str, most: int) -> int:
+    value = _number(text, column, location, most, "a whole number from 1 on")
     if value < 1 or value != int(value):
         raise WorkloadError(
-            f"{where}: {column} {text[:40]!r} is invalid: expected a whole number from 1 on"
+            f"{location}: {column} {text[:40]!r} is invalid: expected a whole number from 1 on"
         )
     return int(value)

@@ -182,8 +182,8 @@ def test_partition_reads_the_profile_of_show(selastic, backend, controller, tmp_
         [["conv"], ["fc"]],
         [["conv", "fc"]],
     )
-    whole = json.loads(selastic("show", "job", "4711", "--profile", "--json")[1])
-    assert whole["profile"]["layers"][1]["after"] == ["conv"]
+    answer = json.loads(selastic("show", "job", "4711", "--profile", "--json")[1])
+    assert answer["profile"]["layers"][1]["after"] == ["conv"]
     plain = json.loads(selastic("show", "4711", "--json")[1])
     assert (plain["profile"], plain["profile_layers"], plain["profile_batch"]) == (None, 2, 64)
 
@@ -195,13 +195,13 @@ def test_a_watch_that_is_not_on_a_terminal_prints_plain_lines(controller):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as watch:  # fmt: skip
-        seen = [watch.stdout.readline() for _ in range(8)]
+        lines = [watch.stdout.readline() for _ in range(8)]
         watch.stdout.close()  # as `| head` does
         assert watch.wait(10) == 1
         assert watch.stderr.read() == ""
-    assert seen[0].startswith("PARTITION")
-    assert seen[6] == "\n"
-    assert seen[7] == seen[0]
+    assert lines[0].startswith("PARTITION")
+    assert lines[6] == "\n"
+    assert lines[7] == lines[0]
 
 
 # --- commands ---
@@ -240,8 +240,8 @@ def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, backend, contro
     assert "elastic" not in backend.asked[0][2]
     selastic("update", "4711", "--elastic=4,parallel=hybrid", "--layout=2-1-1", "-n")
     selastic("update", "4711", "--layout=auto")
-    asked = [(a.get("elastic"), a["layout"], a["dry_run"]) for _, _, a in backend.asked]
-    assert asked == [
+    requests = [(a.get("elastic"), a["layout"], a["dry_run"]) for _, _, a in backend.asked]
+    assert requests == [
         (None, "2x2", False),
         ("4,parallel=hybrid", "2-1-1", True),
         (None, "auto", False),
@@ -361,13 +361,13 @@ def test_help_needs_neither_torch_nor_pyslurm_nor_numpy():
         "heavy = ('torch', 'pyslurm', 'numpy', 'networkx', 'rich', 'slurm_elastic.controller')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert process.stdout.splitlines()[-1] == "[]"
     for verb in main.VERBS:
-        assert f"  {verb} " in done.stdout
+        assert f"  {verb} " in process.stdout
 
 
 def test_status_needs_neither_torch_nor_pyslurm(controller):
@@ -376,11 +376,11 @@ def test_status_needs_neither_torch_nor_pyslurm(controller):
         "assert run(['status']) == 0\n"
         "print([m for m in ('torch', 'pyslurm', 'numpy', 'networkx') if m in sys.modules])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("verb", main.VERBS)

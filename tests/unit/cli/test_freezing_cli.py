@@ -14,8 +14,8 @@ CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("w") / "small.csv"
-    words = ["--jobs", "6", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
-    assert main.run(["workload", "generate", *words]) == 0
+    arguments = ["--jobs", "6", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
+    assert main.run(["workload", "generate", *arguments]) == 0
     return path
 
 
@@ -28,14 +28,14 @@ def test_frozen_layers_are_shown_with_the_option_only(run, small):
     assert (code, err) == (0, "")
     assert json.loads(out)["freezing_lost"] is None
     plain = json.loads(out)["avg_jct_h"]
-    words = ("simulate", small, *CLUSTER, "--policy", "icefrog", "--freezing", "optimistic")
-    code, out, _ = run(*words, "--json")
+    arguments = ("simulate", small, *CLUSTER, "--policy", "icefrog", "--freezing", "optimistic")
+    code, out, _ = run(*arguments, "--json")
     answer = json.loads(out)
     assert code == 0
     assert answer["avg_jct_h"] < plain
     assert 0 < answer["freezing_layers"] < 1
     assert 0 < answer["freezing_lost"] < 0.02
-    code, out, _ = run(*words)
+    code, out, _ = run(*arguments)
     (line,) = [row for row in out.splitlines() if row.startswith("  freezing ")]
     assert line.endswith("% more progress to make for it")
 

@@ -37,8 +37,8 @@ SEEN = Observation("a100", nodes=2, gpus=8, micro_batch=8, step_s=0.1, micro_ste
 def answer(op, learned):
     records = {4711: replace(example.RECORDS[4711], learned=learned)}
     view = replace(example.PLANNED, records=records)
-    found = dispatch.answer(op, view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
-    return json.loads(json.dumps(found))
+    body = dispatch.answer(op, view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
+    return json.loads(json.dumps(body))
 
 
 def test_types_are_compared_on_as_many_gpus_as_it_holds():

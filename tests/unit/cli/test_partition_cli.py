@@ -40,21 +40,23 @@ def test_text(run, profile):
 
 
 def test_json(run, profile):
-    words = (profile, "--machines", "2,2", "--bandwidth", "1e9,1e8", "--json")
-    code, out, err = run(*words, "--activations", "--memory", "1e9", "--paper", "--free-sources")
+    arguments = (profile, "--machines", "2,2", "--bandwidth", "1e9,1e8", "--json")
+    code, out, err = run(
+        *arguments, "--activations", "--memory", "1e9", "--paper", "--free-sources"
+    )
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["exact"]
-    assert found["pipeline_time_s"] == found["bound_s"] < found["data_parallel_time_s"]
-    assert found["single_time_s"] == pytest.approx(0.08)
-    assert [(s["layers"], s["replicas"]) for s in found["stages"]] == [(["conv"], 2), (["fc"], 2)]
-    assert found["replication_by_level"][1] == [1, 1]
-    assert found["in_flight"] == found["stages"][0]["in_flight"] == 2
+    answer = json.loads(out)
+    assert answer["exact"]
+    assert answer["pipeline_time_s"] == answer["bound_s"] < answer["data_parallel_time_s"]
+    assert answer["single_time_s"] == pytest.approx(0.08)
+    assert [(s["layers"], s["replicas"]) for s in answer["stages"]] == [(["conv"], 2), (["fc"], 2)]
+    assert answer["replication_by_level"][1] == [1, 1]
+    assert answer["in_flight"] == answer["stages"][0]["in_flight"] == 2
 
 
 def test_straight_and_table_options(run, profile):
-    words = (profile, "--machines", "2", "--bandwidth", "1e9", "--straight")
-    assert run(*words, "-P", "-h", "-o", "stage,levels,layers")[1] == "0|1|conv\n1|1|fc\n"
+    arguments = (profile, "--machines", "2", "--bandwidth", "1e9", "--straight")
+    assert run(*arguments, "-P", "-h", "-o", "stage,levels,layers")[1] == "0|1|conv\n1|1|fc\n"
 
 
 def test_an_approximation_is_marked(run, tmp_path):
@@ -65,9 +67,9 @@ def test_an_approximation_is_marked(run, tmp_path):
         net["layers"].append(row | {"parameter_bytes": 1, "after": after})
     path = tmp_path / "wide.json"
     path.write_text(json.dumps(net))
-    words = (path, "--machines", "2", "--bandwidth", "1e9")
-    assert "Approximate" not in run(*words)[1]
-    out = run(*words, "--states", "8")[1]
+    arguments = (path, "--machines", "2", "--bandwidth", "1e9")
+    assert "Approximate" not in run(*arguments)[1]
+    out = run(*arguments, "--states", "8")[1]
     assert "Approximate: 6 ways to cut were examined" in out
     assert "every plan takes at least 6.0 s" in out
 
@@ -116,14 +118,14 @@ def test_an_approximation_is_marked(run, tmp_path):
     ],
 )
 def test_wrong_options(run, profile, words, code, expected):
-    found, out, err = run(profile, *words)
-    assert (found, out) == (code, "")
+    answer, out, err = run(profile, *words)
+    assert (answer, out) == (code, "")
     assert err.startswith(f"selastic: {expected}")
     assert err.count("\n") == 1
 
 
 def test_wrong_profiles(run, profile, tmp_path):
-    words = ("--machines", "4", "--bandwidth", "1e9")
+    arguments = ("--machines", "4", "--bandwidth", "1e9")
     for change, expected in (
         ({"forward_s": -1}, "layers[1]: layer fc: forward_s -1 is invalid: expected 0-1e+18"),
         ({"after": ["nobody"]}, "edge nobody -> fc: layer 'nobody' does not exist"),
@@ -133,9 +135,9 @@ def test_wrong_profiles(run, profile, tmp_path):
         data["layers"][1] |= change
         path = tmp_path / "bad.json"
         path.write_text(json.dumps(data))
-        assert run(path, *words) == (2, "", f"selastic: {path}: {expected}\n")
+        assert run(path, *arguments) == (2, "", f"selastic: {path}: {expected}\n")
     missing = tmp_path / "none"
-    assert run(missing, *words) == (2, "", f"selastic: {missing}: No such file or directory\n")
-    code, out, err = run(profile, *words, "--memory", "5")
+    assert run(missing, *arguments) == (2, "", f"selastic: {missing}: No such file or directory\n")
+    code, out, err = run(profile, *arguments, "--memory", "5")
     assert (code, out) == (1, "")
     assert err == f"selastic: {profile}: no pipeline on 4 GPUs keeps to 5 bytes of memory per GPU\n"

@@ -54,8 +54,8 @@ def test_a_script_without_the_library_is_measured_on_this_machine(train, tmp_pat
     out, err = capsys.readouterr()
     assert "with one repeat the spread" in out.lower()
     assert "run 6 of 6" in err
-    found = read(tmp_path / "selastic-profile" / "profile.json")
-    two = found.configurations[1]
+    profile = read(tmp_path / "selastic-profile" / "profile.json")
+    two = profile.configurations[1]
     assert (two.gpu_type, two.gpus, two.batch) == ("v100", 2, 32)
     times = [t.seconds for t in (two.compute, two.interconnect, two.network, two.prep, two.fetch)]
     assert times == pytest.approx([0.1, 0.05, 0.0, 0.075, 0.225])
@@ -69,18 +69,18 @@ def test_a_script_without_the_library_is_measured_on_this_machine(train, tmp_pat
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_profile_is_sent_to_the_controller_that_answered_before(train, monkeypatch, capsys, ok):
-    asked = []
+    requests = []
 
     def ask(op, **args):
-        asked.append((op, args))
+        requests.append((op, args))
         return {"results": [{"display_id": "4711", "ok": ok, "text": "1 configuration learned"}]}
 
     monkeypatch.setattr(client, "ask", ask)
     code = main.run(["profile", "--repeats", "1", "--send", "4711", *train])
     assert code == (0 if ok else 1)
-    assert [op for op, _ in asked] == ["ping", "teach"]
-    assert asked[1][1]["jobs"] == ["4711"]
-    assert from_body(asked[1][1]["profile"]).configurations[0].batch == 32
+    assert [op for op, _ in requests] == ["ping", "teach"]
+    assert requests[1][1]["jobs"] == ["4711"]
+    assert from_body(requests[1][1]["profile"]).configurations[0].batch == 32
     assert "job 4711: 1 configuration learned" in capsys.readouterr().err
 
 
@@ -153,12 +153,21 @@ def test_a_dry_run_shows_how_much_would_run(tmp_path, monkeypatch, capsys):
 def test_the_new_job_runs_the_same_command(tmp_path):
     argv = ["selastic", "profile", "-p", "gpu", "--nodes", "2", "--time=5", "--steps", "9", "--",
             "python", "a b.py", "--nodes", "3"]  # fmt: skip
-    words = profile_submission.inner(argv)
-    assert words[1:] == ["profile", "--steps", "9", "--", "python", "a b.py", "--nodes", "3"]
+    inner_command = profile_submission.inner(argv)
+    assert inner_command[1:] == [
+        "profile",
+        "--steps",
+        "9",
+        "--",
+        "python",
+        "a b.py",
+        "--nodes",
+        "3",
+    ]
     job = profile_submission.ProfilingJob(
         partition="gpu", nodes=2, gpus_per_node="a100:4", time=None
     )
-    command = profile_submission.sbatch(job, words, tmp_path / "log")
+    command = profile_submission.sbatch(job, inner_command, tmp_path / "log")
     assert {"--partition=gpu", "--nodes=2", "--gpus-per-node=a100:4", "--ntasks-per-node=4"} <= set(
         command
     )
@@ -168,12 +177,12 @@ def test_the_new_job_runs_the_same_command(tmp_path):
             profile_submission.ProfilingJob(
                 partition=None, nodes=1, gpus_per_node="many", time=None
             ),
-            words, tmp_path / "log",
+            inner_command, tmp_path / "log",
         )  # fmt: skip
 
 
 def test_noise_is_shown_where_it_may_hide_a_stall():
-    found = StepProfile(
+    profile = StepProfile(
         application="net\x1b[31m",
         configurations=(
             ProfiledConfiguration(
@@ -183,12 +192,12 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
             ),
         ),
     )  # fmt: skip
-    text = "\n".join(profile_report.lines(found, TableLayout(), cold=False, whole=False))
+    text = "\n".join(profile_report.lines(profile, TableLayout(), cold=False, whole_runs=False))
     assert "\x1b" not in text
     assert "none +-20 ms" in text
     assert "50 +-1.0 ms 33%" in text
     assert "--repeats" in text
     row = profile_report.lines(
-        found, TableLayout(parsable=True, header=False), cold=False, whole=False
+        profile, TableLayout(parsable=True, header=False), cold=False, whole_runs=False
     )
     assert row == ["2|1|a100|8|150 ms|100 +-1.0 ms 67%|none +-20 ms|none|50 +-1.0 ms 33%|-|1.00"]

@@ -91,12 +91,12 @@ def test_text(run, net):
 
 
 def test_deadline_and_budget(run, net):
-    words = ("--profile", net, "--epochs", 10)
-    assert run(*words, "--deadline", 3)[1] == WORDS + (
+    arguments = ("--profile", net, "--epochs", 10)
+    assert run(*arguments, "--deadline", 3)[1] == WORDS + (
         "Cheapest in 3 h: 4 a100 on 1 node, 02:50:25, 11.4 GPU h\n"
         "note: an hour costs the same on all GPU types; --price sets other prices\n"
     )
-    priced = run(*words, "--price", "a100=3,v100=0.5", "--budget", 12, "--deadline", 10)[1]
+    priced = run(*arguments, "--price", "a100=3,v100=0.5", "--budget", 12, "--deadline", 10)[1]
     assert "cost is money, an hour of one GPU at 3 for a100, 0.5 for v100\n" in priced
     assert priced.endswith(
         "Cheapest in 10 h: 4 v100 on 1 node, 05:37:05, 11.2\n"
@@ -118,13 +118,13 @@ def test_first_epochs_are_cold_and_all_are_without_cache(run, net):
 def test_json(run, net):
     code, out, err = run(net, "--epochs", 10, "--deadline", 3, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [c["gpus"] for c in found["configurations"]] == [8, 4, 4, 1]
-    assert found["cheapest"] == found["configurations"][1]
-    assert found["cheapest"]["time_s"] == 10225
-    assert found["cheapest"]["cost"] == pytest.approx(4 * 10225 / 3600, rel=1e-5)
-    assert (found["deadline_h"], found["budget"], found["prices"]) == (3, None, None)
-    assert [c["front"] for c in found["configurations"]] == [True, True, False, True]
+    answer = json.loads(out)
+    assert [c["gpus"] for c in answer["configurations"]] == [8, 4, 4, 1]
+    assert answer["cheapest"] == answer["configurations"][1]
+    assert answer["cheapest"]["time_s"] == 10225
+    assert answer["cheapest"]["cost"] == pytest.approx(4 * 10225 / 3600, rel=1e-5)
+    assert (answer["deadline_h"], answer["budget"], answer["prices"]) == (3, None, None)
+    assert [c["front"] for c in answer["configurations"]] == [True, True, False, True]
 
 
 def test_a_rival_within_the_spread_is_named(run, tmp_path):
@@ -140,20 +140,20 @@ def test_a_rival_within_the_spread_is_named(run, tmp_path):
 def test_an_answer_close_to_its_limit_is_marked(run, net):
     late = "  It may be late: the deadline is within its spread\n"
     dear = "  It may cost more: the budget is within its spread\n"
-    words = (net, "--epochs", 10)
-    assert late in run(*words, "--deadline", 2.12)[1]
-    assert late not in run(*words, "--deadline", 2.2)[1]
-    assert dear in run(*words, "--budget", 17)[1]
-    assert dear not in run(*words, "--budget", 18)[1]
+    arguments = (net, "--epochs", 10)
+    assert late in run(*arguments, "--deadline", 2.12)[1]
+    assert late not in run(*arguments, "--deadline", 2.2)[1]
+    assert dear in run(*arguments, "--budget", 17)[1]
+    assert dear not in run(*arguments, "--budget", 18)[1]
 
 
 def test_a_model_that_was_not_profiled(run, zoo):
     model = "layers=50,gradient-bytes=1e8,batch=10,compute.a100=0.36"
     code, out, err = run("--profile", *zoo, "--model", model, "--samples", SAMPLES, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert all(c["estimated"] and c["gpu_type"] == "a100" for c in found["configurations"])
-    four = next(e for e in found["extrapolated"] if e["gpus"] == 4)
+    answer = json.loads(out)
+    assert all(c["estimated"] and c["gpu_type"] == "a100" for c in answer["configurations"])
+    four = next(e for e in answer["extrapolated"] if e["gpus"] == 4)
     assert four["models"] == ["m1", "m2", "m3", "m4", "m5"]
     assert four["stall_s"] == pytest.approx(0.04, rel=0.5)
     assert [m["model"] for m in four["held_out"]] == four["models"]
@@ -167,19 +167,19 @@ def test_a_model_that_was_not_profiled(run, zoo):
 def test_configurations_of_other_models_are_added(run, zoo, tmp_path):
     small = body(configurations=body()["configurations"][:1])
     (tmp_path / "small.json").write_text(json.dumps(small))
-    words = ("small.json", *zoo, "--model", "net")
-    assert len(run(*words, "-Ph")[1].splitlines()) == 1
-    rows = run(*words, "--extrapolate", "-Pho", "type,gpus,basis")[1].splitlines()
+    arguments = ("small.json", *zoo, "--model", "net")
+    assert len(run(*arguments, "-Ph")[1].splitlines()) == 1
+    rows = run(*arguments, "--extrapolate", "-Pho", "type,gpus,basis")[1].splitlines()
     assert rows == ["a100|8|extrapolated", "a100|4|extrapolated", "a100|1|measured"]
 
 
 def test_a_plot(run, net, zoo, tmp_path):
     require("python/matplotlib")
-    words = (net, *zoo, "--model", "net", "--extrapolate", "--epochs", 10)
+    arguments = (net, *zoo, "--model", "net", "--extrapolate", "--epochs", 10)
     limits = ("--deadline", 11, "--budget", 20)
-    assert run(*words, *limits, "--plot", "picture.svg")[0] == 0
+    assert run(*arguments, *limits, "--plot", "picture.svg")[0] == 0
     first = (tmp_path / "picture.svg").read_text()
-    assert run(*words, *limits, "--plot", "picture.svg")[0] == 0
+    assert run(*arguments, *limits, "--plot", "picture.svg")[0] == 0
     assert (tmp_path / "picture.svg").read_text() == first
     assert run(net, "--plot", "no/picture.svg")[2].startswith("selastic: no/picture.svg: no such")
 
@@ -339,9 +339,9 @@ def test_the_page_shows_real_output(run, monkeypatch, tmp_path):
     for path in (TOP / "tests" / "data" / "profiles").iterdir():
         shutil.copy(path, tmp_path)
     for line, shown in blocks:
-        words = [
+        arguments = [
             sorted(p.name for p in tmp_path.glob(w)) if "*" in w else [w] for w in line.split()
         ]
-        code, out, err = run(*[w for part in words for w in part])
+        code, out, err = run(*[w for part in arguments for w in part])
         assert (line, out + err) == (line, shown)
         assert code == (1 if err else 0)

@@ -28,8 +28,8 @@ _TIMED = ("policy_ms_p50", "policy_ms_p95", "cpu_s")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("w") / "small.csv"
-    words = ["--jobs", "8", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
-    assert main.run(["workload", "generate", *words]) == 0
+    arguments = ["--jobs", "8", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
+    assert main.run(["workload", "generate", *arguments]) == 0
     return path
 
 
@@ -113,14 +113,14 @@ def test_compare(run, small):
 
 
 def test_compare_of_past_jobs(run, past):
-    words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "fair")
-    code, out, err = run("compare", *words)
+    arguments = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "fair")
+    code, out, err = run("compare", *arguments)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("month.txt: 9 GPU jobs taken; left out: 1 never started")
     assert "pessimistic amdahl:0.9 .. optimistic amdahl:0.99" in lines[1]
     assert lines[3].startswith("as it was")
-    answer = json.loads(run("compare", *words, "--json", "--scaling", "linear")[1])
+    answer = json.loads(run("compare", *arguments, "--json", "--scaling", "linear")[1])
     assert list(answer["policies"]["fair"]) == ["linear"]
     assert answer["as_it_was"]["avg_jct_h"] > 0
 
@@ -128,11 +128,11 @@ def test_compare_of_past_jobs(run, past):
 def test_restarts_are_measured_by_application(run, past, tmp_path):
     """Also if each job has its own profile."""
     costs = tmp_path / "costs.csv"
-    words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "static")
+    arguments = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "static")
 
     def lost(text):
         costs.write_text("application,checkpoint_s,slurm_s,start_s\n" + text)
-        out = run("compare", *words, "--restarts", costs, "--scaling", "linear", "--json")[1]
+        out = run("compare", *arguments, "--restarts", costs, "--scaling", "linear", "--json")[1]
         return json.loads(out)["policies"]["static"]["linear"]["gpu_h_lost_per_job"]
 
     assert lost("gpt-small,1,2,297\nother,0,0,0\n") > lost("gpt-small,1,2,3\nother,0,0,0\n") > 0
@@ -140,8 +140,8 @@ def test_restarts_are_measured_by_application(run, past, tmp_path):
 
 def test_jobs_that_do_not_scale_keep_their_run_time(run, past):
     """Rigid jobs on a cluster with room for all: only the clock's rounding is added."""
-    words = ("--cluster", "a100:8x8,v100:8x4", "--scaling", "none", "--policies", "fair")
-    answer = json.loads(run("compare", "--sacct", past, *words, "--json")[1])
+    arguments = ("--cluster", "a100:8x8,v100:8x4", "--scaling", "none", "--policies", "fair")
+    answer = json.loads(run("compare", "--sacct", past, *arguments, "--json")[1])
     then, now = answer["as_it_was"], answer["policies"]["fair"]["none"]
     assert now["restarts_per_job"] == 0
     # The first start pays a restart of 60 s, and waits for a round; then nobody queues.
@@ -210,8 +210,10 @@ def test_help_does_not_wait_for_the_simulator():
         "main.run(['compare', '--help']); main.run(['workload', 'generate', '--help']);"
         "print([m for m in ('numpy', 'scipy', 'highspy', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("[]\n")
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.endswith("[]\n")
 
 
 def test_a_published_trace(run):
@@ -226,15 +228,15 @@ def test_a_published_trace(run):
 
 
 def test_racks_cost_what_crosses_them(run, small):
-    words = ("simulate", small, *CLUSTER, "--policy", "fair", "--json")
-    flat = json.loads(run(*words)[1])
+    arguments = ("simulate", small, *CLUSTER, "--policy", "fair", "--json")
+    flat = json.loads(run(*arguments)[1])
     assert flat["crossing_gpu_h"] == 0
-    racked = json.loads(run(*words, "--racks", 3, "--uplink-gbit", 1, "--congestion", 4)[1])
+    racked = json.loads(run(*arguments, "--racks", 3, "--uplink-gbit", 1, "--congestion", 4)[1])
     assert racked["crossing_gpu_h"] > 0
     assert racked["avg_jct_h"] > flat["avg_jct_h"]
-    one = json.loads(run(*words, "--racks", 1, "--uplink-gbit", 1)[1])
-    assert one["crossing_gpu_h"] == 0
-    code, out, _ = run(*words[:-1], "--racks", 3, "--uplink-gbit", 1)
+    one_rack = json.loads(run(*arguments, "--racks", 1, "--uplink-gbit", 1)[1])
+    assert one_rack["crossing_gpu_h"] == 0
+    code, out, _ = run(*arguments[:-1], "--racks", 3, "--uplink-gbit", 1)
     assert code == 0
     assert "GPU h lost to communication between racks" in out
 

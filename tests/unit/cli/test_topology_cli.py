@@ -43,8 +43,8 @@ def view(spread=SPREAD, settings=SETTINGS, **changes):
 
 
 def ask(viewer=Viewer(), **changes):  # noqa: B008 - frozen
-    found = dispatch.answer("topology", view(**changes), viewer, {})
-    return json.loads(json.dumps(found))  # what a script gets
+    body = dispatch.answer("topology", view(**changes), viewer, {})
+    return json.loads(json.dumps(body))  # what a script gets
 
 
 def shown(answer, layout=TableLayout(), **options):  # noqa: B008 - frozen
@@ -84,14 +84,14 @@ def test_a_site_that_configures_nothing_sees_the_tree():
 
 def test_links_without_configuration_are_shown_as_measured():
     def records(*ids):
-        told = Measurement(
+        measurement = Measurement(
             gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=9.0, steps=90,
             compute_s=0.4, sync_s=0.4, reports=3,
         )  # fmt: skip
         return {
             i: replace(
                 example.VIEW.records.get(i) or JobRecord(job_id=i),
-                gradient_bytes=500e6, measurements=(told,),
+                gradient_bytes=500e6, measurements=(measurement,),
             )
             for i in ids
         }  # fmt: skip
@@ -103,12 +103,12 @@ def test_links_without_configuration_are_shown_as_measured():
         answer = json.loads(json.dumps(dispatch.answer("topology", changed, Viewer(), {})))
         return shown(answer).splitlines()[0], answer["measured"]
 
-    line, found = seen(4711)
+    line, measured = seen(4711)
     assert line == (
         "LINKS   between racks 10 Gbit/s (measured by 1 job of 1 user; counts for their own jobs"
         " only)"
     )
-    assert found["spine"]["counts"] == "own"
+    assert measured["spine"]["counts"] == "own"
     line, _ = seen(4711, 4713, rack=200.0)
     assert line.startswith("LINKS   inside a rack 200 Gbit/s   between racks 10 Gbit/s (measured")
     assert seen(4711, spine=50.0) == ("LINKS   between racks 50 Gbit/s", {})
@@ -141,7 +141,7 @@ def test_nodes_below_no_switch_and_nodes_that_are_down_are_marked():
 
 def test_rigid_jobs_are_in_the_table_when_asked_for():
     assert " 4700  rigid " not in shown(ask())
-    assert " 4700  rigid " in shown(ask(), everybody=True)
+    assert " 4700  rigid " in shown(ask(), all_jobs=True)
 
 
 def test_only_the_table_for_scripts():
@@ -167,7 +167,7 @@ def test_links_shared_with_jobs_that_are_not_shown_are_counted():
     assert row["shared"] == ["switch:rack1", "switch:rack2"]
     (rack1,) = [s for s in answer["switches"] if s["name"] == "rack1"]
     assert (rack1["users"], rack1["others"]) == (["4700"], 2)
-    table = shown(answer, TableLayout(columns="shares", header=False), everybody=True)
+    table = shown(answer, TableLayout(columns="shares", header=False), all_jobs=True)
     assert table == "rack[1-2] with 2 others (33 Gbit/s each)\n"
 
 

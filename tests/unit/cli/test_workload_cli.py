@@ -14,11 +14,11 @@ WEEK = TOP / "tests" / "data" / "sacct-week.txt"
 
 
 def test_generate(run, tmp_path):
-    words = (
+    arguments = (
         "--jobs", "50", "--hours", "2", "--arrivals", "bursts", "--mix", "bertbase=1,resnet18=3",
         "--sizes", "2=1,4=1", "--classes", "rigid=1,strong-scaling=1", "--seed", "3",
     )  # fmt: skip
-    code, out, err = run("workload", "generate", *words)
+    code, out, err = run("workload", "generate", *arguments)
     assert (code, err) == (0, "")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 50
@@ -26,7 +26,7 @@ def test_generate(run, tmp_path):
     assert {r["num_replicas"] for r in rows} == {"2", "4"}
     assert {r["category"] for r in rows} == {"rigid", "scale-gpus"}
     path = tmp_path / "w.csv"
-    assert run("workload", "generate", *words, "-o", path)[0] == 0
+    assert run("workload", "generate", *arguments, "-o", path)[0] == 0
     assert path.read_text() == out
     assert len(workload.read(path).jobs) == 50
 

@@ -129,14 +129,14 @@ def test_a_silent_controller_is_said_once_and_its_return_too(
     assert state.orders() == Orders()
     controller.trouble = None
     controller.reports.get(timeout=10)
-    said, end = "", time.monotonic() + 10
-    while "answers again" not in said and time.monotonic() < end:  # its thread says it
-        said += capfd.readouterr().err
+    report, end = "", time.monotonic() + 10
+    while "answers again" not in report and time.monotonic() < end:  # its thread says it
+        report += capfd.readouterr().err
         time.sleep(0.01)
     running.stop(final_report_s=5)
-    said += capfd.readouterr().err
-    assert said.count("Connection refused; the job continues without it") == 1
-    assert said.count("answers again") == 1
+    report += capfd.readouterr().err
+    assert report.count("Connection refused; the job continues without it") == 1
+    assert report.count("answers again") == 1
 
 
 def test_a_notice_runs_out_although_the_controller_is_dead(
@@ -250,9 +250,9 @@ def test_a_program_that_fails_at_once_is_heard_all_the_same(
     running.start()
     state.update({"phase": "ended", "exit_code": 3})
     eventually(lambda: controller.calls)
-    known = threading.Timer(0.3, lambda: setattr(controller, "trouble", None))
-    known.start()
+    timer = threading.Timer(0.3, lambda: setattr(controller, "trouble", None))
+    timer.start()
     running.stop(final_report_s=5, failed=True)
-    known.join()
-    said = controller.reports.get(timeout=0)
-    assert (said["phase"], said["exit_code"]) == ("ended", 3)
+    timer.join()
+    report = controller.reports.get(timeout=0)
+    assert (report["phase"], report["exit_code"]) == ("ended", 3)

@@ -28,8 +28,8 @@ def test_doctest():
 
 
 def test_without_directive_nothing_changes():
-    words = ["-N2", "--gres=gpu:1", "train.sh", "--elastic=5"]
-    assert plan(words, "#SBATCH -n2\n", {}, dict) == (words, False)
+    arguments = ["-N2", "--gres=gpu:1", "train.sh", "--elastic=5"]
+    assert plan(arguments, "#SBATCH -n2\n", {}, dict) == (arguments, False)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,14 @@ def test_read_sinfo():
     ],
 )
 def test_the_jobs_own_partition_counts(words, script, environment, partition):
-    asked = []
+    partitions = []
     plan(
-        ["--elastic=2", *words.split()], script, environment, lambda name: asked.append(name) or {}
+        ["--elastic=2", *words.split()],
+        script,
+        environment,
+        lambda name: partitions.append(name) or {},
     )
-    assert asked == [partition]
+    assert partitions == [partition]
 
 
 class Login:
@@ -208,12 +211,12 @@ COMMAND = "[--comment=elastic:2-4][--requeue][--open-mode=append][--nodes=1][--g
 
 def test_script_is_copied_without_the_line(login):
     login.write("train.sh", "#!/bin/sh\n#SBATCH --elastic=2-4\necho\n")
-    done = login.run("./train.sh", "--epochs", "3", rc=7)
-    first, *script = done.stdout.splitlines()
+    process = login.run("./train.sh", "--epochs", "3", rc=7)
+    first, *script = process.stdout.splitlines()
     assert first.startswith(f"{COMMAND}[/tmp/esbatch-")
     assert first.endswith("/train.sh][--epochs][3]")
     assert script == ["#!/bin/sh", "##SBATCH --elastic=2-4", "echo"]
-    assert done.returncode == 7
+    assert process.returncode == 7
     assert not Path((login.directory / "seen").read_text().strip()).exists()
 
 
@@ -223,8 +226,8 @@ def test_script_without_the_line_is_submitted_itself(login):
 
 
 def test_script_from_stdin(login):
-    done = login.run(stdin="#!/bin/sh\n#SBATCH --elastic=2-4\necho\n")
-    assert done.stdout == f"{COMMAND}\n#!/bin/sh\n##SBATCH --elastic=2-4\necho\n"
+    process = login.run(stdin="#!/bin/sh\n#SBATCH --elastic=2-4\necho\n")
+    assert process.stdout == f"{COMMAND}\n#!/bin/sh\n##SBATCH --elastic=2-4\necho\n"
 
 
 def test_plain_submission_and_questions(login):
@@ -234,17 +237,17 @@ def test_plain_submission_and_questions(login):
 
 
 def test_errors_are_one_line(login):
-    done = login.run("--elastic=16-2", "train.sh")
-    assert done.returncode == 1
-    assert done.stderr == (
+    process = login.run("--elastic=16-2", "train.sh")
+    assert process.returncode == 1
+    assert process.stderr == (
         "esbatch: error: elastic: --elastic=16-2: MIN 16 is larger than MAX 2; write 2-16\n"
     )
-    done = login.run("--elastic=2", "--wrap=x", rc=255)
-    assert (done.returncode, done.stderr) == (255, "")
+    process = login.run("--elastic=2", "--wrap=x", rc=255)
+    assert (process.returncode, process.stderr) == (255, "")
     (login.directory / "sbatch").unlink()
-    done = login.run("--elastic=2", "--wrap=x")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
+    process = login.run("--elastic=2", "--wrap=x")
+    assert process.returncode == 1
+    assert process.stderr.count("\n") == 1
 
 
 def test_sinfo_may_be_missing(login):

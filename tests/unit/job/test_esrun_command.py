@@ -67,22 +67,22 @@ def outside(**env: str) -> dict[str, str]:
 
 
 def test_the_program_runs_as_a_rank(job: dict[str, str]) -> None:
-    done = run(job, "sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURM_ELASTIC_RUN_ID")
-    assert done.stdout == "0/2 127.0.0.1 slurm-7\n"
-    assert done.returncode == 0
-    assert done.stderr.startswith("esrun: attempt 1: 2 ranks on g01, port ")
+    process = run(job, "sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURM_ELASTIC_RUN_ID")
+    assert process.stdout == "0/2 127.0.0.1 slurm-7\n"
+    assert process.returncode == 0
+    assert process.stderr.startswith("esrun: attempt 1: 2 ranks on g01, port ")
 
 
 def test_arguments_arrive_as_they_are(job: dict[str, str]) -> None:
-    done = run(job, "printf", "%s|", "a b", "$HOME", "", "'", "--checkpoint", "*")
-    assert done.stdout == "a b|$HOME||'|--checkpoint|*|"
+    process = run(job, "printf", "%s|", "a b", "$HOME", "", "'", "--checkpoint", "*")
+    assert process.stdout == "a b|$HOME||'|--checkpoint|*|"
 
 
 def test_the_exit_code_is_the_first_failing_ranks(job: dict[str, str]) -> None:
-    done = run(job, "sh", "-c", "exit 85")
-    assert done.returncode == 85
-    assert "Exited with exit code 85" in done.stderr, "srun's messages are passed on"
-    assert "esrun: the program ended with exit code 85" in done.stderr
+    process = run(job, "sh", "-c", "exit 85")
+    assert process.returncode == 85
+    assert "Exited with exit code 85" in process.stderr, "srun's messages are passed on"
+    assert "esrun: the program ended with exit code 85" in process.stderr
 
 
 def begun(job: dict[str, str], program: str, *options: str) -> subprocess.Popen[str]:
@@ -135,9 +135,11 @@ def test_a_second_sigterm_ends_the_step_at_once(job: dict[str, str]) -> None:
 
 
 def test_dry_run(job: dict[str, str]) -> None:
-    done = run(job, "-n", "--srun-args", "--container-image=x --label", "python", "train.py")
-    assert done.stdout.startswith("srun --ntasks=2 --nodes=1 --ntasks-per-node=2 --cpus-per-task=2")
-    assert "--container-image=x --label sh -c" in done.stdout
+    process = run(job, "-n", "--srun-args", "--container-image=x --label", "python", "train.py")
+    assert process.stdout.startswith(
+        "srun --ntasks=2 --nodes=1 --ntasks-per-node=2 --cpus-per-task=2"
+    )
+    assert "--container-image=x --label sh -c" in process.stdout
     assert not Path(job["HOME"], "calls").exists()
 
 
@@ -145,40 +147,40 @@ def test_without_srun(job: dict[str, str]) -> None:
     tools = Path(job["HOME"], "bin")
     (tools / "srun").unlink()
     (tools / "readlink").symlink_to(shutil.which("readlink") or "")
-    done = run({**job, "PATH": f"{tools}:{Path(sys.executable).parent}"}, "true")
-    assert (done.returncode, done.stderr) == (127, "esrun: srun: not found\n")
+    process = run({**job, "PATH": f"{tools}:{Path(sys.executable).parent}"}, "true")
+    assert (process.returncode, process.stderr) == (127, "esrun: srun: not found\n")
 
 
 def test_inside_an_srun_of_several_tasks(job: dict[str, str]) -> None:
-    done = run({**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "true")
-    assert done.returncode == 2
-    assert done.stderr == "esrun: srun started several tasks of esrun: expected one; omit srun\n"
+    process = run({**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "true")
+    assert process.returncode == 2
+    assert process.stderr == "esrun: srun started several tasks of esrun: expected one; omit srun\n"
 
 
 def test_a_heterogeneous_job_is_refused(job: dict[str, str]) -> None:
-    done = run({**job, "SLURM_HET_SIZE": "2"}, "true")
-    assert done.returncode == 2
-    assert done.stderr == (
+    process = run({**job, "SLURM_HET_SIZE": "2"}, "true")
+    assert process.returncode == 2
+    assert process.stderr == (
         "esrun: heterogeneous jobs cannot be elastic: start their components with srun\n"
     )
 
 
 def test_outside_slurm_one_rank_runs() -> None:
-    done = run(outside(), "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR; exit 3")
-    assert done.stdout == "0/1 0 127.0.0.1\n"
-    assert done.returncode == 3
+    process = run(outside(), "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR; exit 3")
+    assert process.stdout == "0/1 0 127.0.0.1\n"
+    assert process.returncode == 3
 
 
 def test_local_ranks_and_the_first_failure() -> None:
-    done = run(outside(), "--local", "2", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 60")
-    assert done.returncode == 7
-    done = run(outside(), "--local=3", "sh", "-c", "echo $RANK $CUDA_VISIBLE_DEVICES")
-    assert sorted(done.stdout.split("\n")) == ["", "0 0", "1 1", "2 2"]
+    process = run(outside(), "--local", "2", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 60")
+    assert process.returncode == 7
+    process = run(outside(), "--local=3", "sh", "-c", "echo $RANK $CUDA_VISIBLE_DEVICES")
+    assert sorted(process.stdout.split("\n")) == ["", "0 0", "1 1", "2 2"]
 
 
 def test_local_signals() -> None:
-    done = run(outside(), "--local", "2", "sh", "-c", "kill -SEGV $$")
-    assert done.returncode == 128 + signal.SIGSEGV
+    process = run(outside(), "--local", "2", "sh", "-c", "kill -SEGV $$")
+    assert process.returncode == 128 + signal.SIGSEGV
 
 
 #: Reports to esrun once, as the library does, and exits with RESTART_CODE.
@@ -212,28 +214,28 @@ def test_a_program_that_exits_with_the_restart_code(
 ) -> None:
     env = {**job, "TREE": str(ESRUN.parents[1]), "STEPS": steps}
     options = [] if where == "job" else ["--local", "2"]
-    done = run(env, *options, sys.executable, "-c", REPORTS_AND_RESTARTS, *words)
-    assert done.returncode == code, done.stderr
+    process = run(env, *options, sys.executable, "-c", REPORTS_AND_RESTARTS, *words)
+    assert process.returncode == code, process.stderr
     ports = Path(job["HOME"], "attempts").read_text().split()
     assert len(ports) == len(set(ports)) == attempts
-    restarts = done.stderr.count("esrun: the program exited with 83: starting it again in place")
+    restarts = process.stderr.count("esrun: the program exited with 83: starting it again in place")
     assert restarts == attempts - 1
-    assert ("not started again" in done.stderr) is (code == 83)
+    assert ("not started again" in process.stderr) is (code == 83)
 
 
 def test_programs_that_did_not_connect_may_exit_with_the_restart_code(job: dict[str, str]) -> None:
     for options in ([], ["--local", "2"]):
-        done = run(job, *options, "sh", "-c", "echo once; exit 83")
-        assert done.returncode == 83
-        assert "again" not in done.stderr
-        assert done.stdout.count("once") == (2 if options else 1)
+        process = run(job, *options, "sh", "-c", "echo once; exit 83")
+        assert process.returncode == 83
+        assert "again" not in process.stderr
+        assert process.stdout.count("once") == (2 if options else 1)
 
 
 def test_help_and_version() -> None:
-    done = run(outside(), "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith("usage: esrun [options] program")
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    process = run(outside(), "--help")
+    assert process.returncode == 0
+    assert process.stdout.startswith("usage: esrun [options] program")
+    assert max(map(len, process.stdout.splitlines())) <= 100
     assert run(outside(), "--version").stdout.startswith("esrun ")
 
 
@@ -258,10 +260,10 @@ def test_help_and_version() -> None:
 def test_invalid_command_lines(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(words)
-    done = run(outside(), *words)
-    assert done.returncode == 2
-    assert done.stderr.startswith("esrun: ")
-    assert "Traceback" not in done.stderr
+    process = run(outside(), *words)
+    assert process.returncode == 2
+    assert process.stderr.startswith("esrun: ")
+    assert "Traceback" not in process.stderr
 
 
 def test_options_end_with_the_program() -> None:
@@ -298,10 +300,10 @@ def test_the_wrapper_finds_its_python(tmp_path: Path, make: Callable[[Path, Path
     if make is shutil.copy:
         (tmp_path / "python3").write_text('#!/bin/sh\necho "my python $2"\n')
         (tmp_path / "python3").chmod(0o755)
-    done = subprocess.run(
+    process = subprocess.run(
         [str(tmp_path / "esrun"), "--version"], capture_output=True, text=True, check=False
     )
     if make is shutil.copy:
-        assert done.stdout == f"my python {tmp_path / 'esrun'}\n"
+        assert process.stdout == f"my python {tmp_path / 'esrun'}\n"
     else:
-        assert done.stdout.startswith("esrun ")
+        assert process.stdout.startswith("esrun ")

@@ -7,13 +7,13 @@ import pytest
 
 
 def modules(name: str) -> set[str]:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-c", f"import {name}, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(done.stdout.split())
+    return set(process.stdout.split())
 
 
 def test_few_modules_are_imported_before_srun_starts() -> None:

@@ -55,9 +55,9 @@ def test_nonsense_is_left_out_and_said_once(
         state.update({"step_time_s": math.nan, "phase": "flying", "step": 5, "unknown": 1})
     assert state.report().step == 5
     assert state.report().phase == "starting"
-    said = capfd.readouterr().err
-    assert said.count("field step_time_s: nan") == 1
-    assert said.count("field phase: 'flying'") == 1
+    log = capfd.readouterr().err
+    assert log.count("field step_time_s: nan") == 1
+    assert log.count("field phase: 'flying'") == 1
 
 
 def test_whole_numbers_may_come_as_floats(state: ReportState) -> None:

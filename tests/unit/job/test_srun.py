@@ -26,27 +26,27 @@ def allocation(nodes: str = "g[01-02]", cpus: str = "4(x2)", **env: str) -> Slur
 
 
 def options(job: SlurmAllocation, tasks: Sequence[int], **more: object) -> list[str]:
-    words = srun.command(job, tasks, ["/bin/train.sh", "x"], **{"gpus": True, **more})  # type: ignore[arg-type]
-    end = words.index("sh")
-    assert words[end:] == ["sh", "-c", srun.RANK_SCRIPT, "esrun", "/bin/train.sh", "x"]
-    return words[:end]
+    command = srun.command(job, tasks, ["/bin/train.sh", "x"], **{"gpus": True, **more})  # type: ignore[arg-type]
+    end = command.index("sh")
+    assert command[end:] == ["sh", "-c", srun.RANK_SCRIPT, "esrun", "/bin/train.sh", "x"]
+    return command[:end]
 
 
 def test_an_even_world() -> None:
-    words = options(allocation(), (2, 2))
+    command = options(allocation(), (2, 2))
     expected = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"]
     expected += ["--gpus-per-task=1", "--gpu-bind=none", "--overlap", "--kill-on-bad-exit=1"]
-    assert set(expected) <= set(words)
-    assert "--job-name=train.sh" in words
-    assert "--overcommit" not in words
+    assert set(expected) <= set(command)
+    assert "--job-name=train.sh" in command
+    assert "--overcommit" not in command
 
 
 def test_an_uneven_world_is_laid_out_by_name() -> None:
-    words = options(allocation(cpus="4,2"), (4, 2))
-    assert "--distribution=arbitrary" in words
-    assert "--nodelist=g01,g01,g01,g01,g02,g02" in words
-    assert "--cpus-per-task=1" in words
-    assert not any(word.startswith(("--nodes", "--ntasks-per-node")) for word in words)
+    command = options(allocation(cpus="4,2"), (4, 2))
+    assert "--distribution=arbitrary" in command
+    assert "--nodelist=g01,g01,g01,g01,g02,g02" in command
+    assert "--cpus-per-task=1" in command
+    assert not any(word.startswith(("--nodes", "--ntasks-per-node")) for word in command)
 
 
 def test_a_node_without_gpus_is_left_out() -> None:
@@ -54,13 +54,15 @@ def test_a_node_without_gpus_is_left_out() -> None:
 
 
 def test_fewer_cpus_than_ranks() -> None:
-    words = options(allocation(cpus="1(x2)"), (2, 2))
-    assert "--overcommit" in words
-    assert not any(word.startswith("--cpus") for word in words)
+    command = options(allocation(cpus="1(x2)"), (2, 2))
+    assert "--overcommit" in command
+    assert not any(word.startswith("--cpus") for word in command)
 
 
 def test_the_users_options_come_last() -> None:
-    assert options(allocation(), (1, 1), extra=["--cpus-per-task=1"])[-1] == "--cpus-per-task=1"
+    assert (
+        options(allocation(), (1, 1), user_options=["--cpus-per-task=1"])[-1] == "--cpus-per-task=1"
+    )
 
 
 def test_without_gpus() -> None:
@@ -90,8 +92,8 @@ def test_probed(output: str, gpus: tuple[int, ...] | None) -> None:
 def test_the_probe_takes_the_tasks_of_a_job_with_gpus_per_task() -> None:
     job = allocation(SLURM_NTASKS="4")
     assert "--ntasks=2" in srun.probe_command(job, {})
-    words = srun.probe_command(job, {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"})
-    assert "--ntasks=4" in words
+    command = srun.probe_command(job, {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"})
+    assert "--ntasks=4" in command
     assert "--ntasks=2" in srun.probe_command(job, {"SLURM_TRES_PER_TASK": "cpu=4"})
 
 
@@ -107,15 +109,15 @@ def environment(**more: object) -> dict[str, str]:
 
 def rank(number: int, node: int, local: int, env: dict[str, str], show: str) -> str:
     slurm = {"SLURM_PROCID": number, "SLURM_NODEID": node, "SLURM_LOCALID": local}
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", srun.RANK_SCRIPT, "esrun", "sh", "-c", f"echo {show}"],
         env={**env, **{k: str(v) for k, v in slurm.items()}, "SLURM_STEP_NUM_TASKS": "6"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert not done.stderr
-    return done.stdout.strip()
+    assert not process.stderr
+    return process.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -164,9 +166,9 @@ def test_what_every_rank_finds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_helpers_run_beside_the_step() -> None:
-    words = srun.helper_command(["g01", "g02"], "x", "KILL", "m")
-    assert {"--nodelist=g01,g02", "--ntasks=2", "--overlap", "--gres=none"} <= set(words)
-    assert words[-6:] == ["sh", "-c", "x", "esrun", "KILL", "m"]
+    command = srun.helper_command(["g01", "g02"], "x", "KILL", "m")
+    assert {"--nodelist=g01,g02", "--ntasks=2", "--overlap", "--gres=none"} <= set(command)
+    assert command[-6:] == ["sh", "-c", "x", "esrun", "KILL", "m"]
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_stalls_of_the_formula_are_fitted_exactly():
 
 def test_leave_one_out_compares_each_model_with_the_others():
     missed = leave_one_out(known(d=1.5))
-    assert [m.known.model for m in missed] == list(MODELS)
-    by_model = {m.known.model: m for m in missed}
+    assert [m.observed.model for m in missed] == list(MODELS)
+    by_model = {m.observed.model: m for m in missed}
     # The others still obey: they say what d would be without what was added to it.
     assert by_model["d"].predicted_s == pytest.approx(truth(*MODELS["d"]))
     assert by_model["d"].error == pytest.approx(1 / 3)
@@ -146,7 +146,7 @@ def others(*models, **options):
 
 def unseen(**alone):
     times = {t: StepTimes(compute_s=s, spread_s=0.001) for t, s in alone.items()}
-    return NewModel(name="new", layers=50, gradient_bytes=1e8, batch=64, alone=times)
+    return NewModel(name="new", layers=50, gradient_bytes=1e8, batch=64, single_gpu_steps=times)
 
 
 def test_a_new_model_gets_estimates_on_the_configurations_of_others():
@@ -203,7 +203,7 @@ def test_a_model_profiled_on_one_gpu_is_extrapolated_from_the_others():
     result = estimates(model, everything.values(), but=[("a100", 1, 1)])
     assert [e.offer.configuration.gpus for e in result.estimates] == [4, 8]
     four = result.estimates[0]
-    assert "b" not in [k.model for k in four.known]
+    assert "b" not in [k.model for k in four.stalls]
     assert four.offer.times.interconnect_s == pytest.approx(truth(*MODELS["b"]))
     assert (four.offer.times.prep_s, four.offer.times.fetch_s) == (0.01, 0.03)
     with pytest.raises(ExtrapolationError, match="b: layers is missing in its profiles"):

@@ -11,7 +11,7 @@ from slurm_elastic.profiler.profile_merge import ComparisonError, comparable, me
 
 
 def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_type="a100", **stalls):
-    known = {"interconnect": 0.01, "network": 0.02, "prep": 0.0, "fetch": 0.05} | stalls
+    stall_seconds = {"interconnect": 0.01, "network": 0.02, "prep": 0.0, "fetch": 0.05} | stalls
     return ProfiledConfiguration(
         gpu_type=gpu_type,
         nodes=nodes,
@@ -19,7 +19,7 @@ def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_typ
         batch=batch,
         repeats=repeats,
         compute=MeasuredTime(compute, spread),
-        **{k: None if v is None else MeasuredTime(v, spread) for k, v in known.items()},
+        **{k: None if v is None else MeasuredTime(v, spread) for k, v in stall_seconds.items()},
     )
 
 
@@ -33,21 +33,28 @@ def compared(*profiles, **options):
 
 
 def test_a_profile_becomes_one_offer_per_configuration():
-    found = compared(net(at(8, nodes=2), at(1, interconnect=0.0, network=0.0)))
-    assert [str(o.configuration) for o in found.offers] == ["1 a100 on 1 node", "8 a100 on 2 nodes"]
-    wide = found.offers[1].times
+    merged_profiles = compared(net(at(8, nodes=2), at(1, interconnect=0.0, network=0.0)))
+    assert [str(o.configuration) for o in merged_profiles.offers] == [
+        "1 a100 on 1 node",
+        "8 a100 on 2 nodes",
+    ]
+    wide = merged_profiles.offers[1].times
     assert (wide.compute_s, wide.interconnect_s, wide.network_s) == (0.2, 0.01, 0.02)
     assert wide.warm_s == pytest.approx(0.23)
     # Four parts of a warm step, each known to 2 ms.
     assert wide.spread_s == pytest.approx(0.004)
-    assert (found.batch, found.unknown, found.left_out) == ("64 samples per GPU", (), ())
+    assert (merged_profiles.batch, merged_profiles.unknown, merged_profiles.left_out) == (
+        "64 samples per GPU",
+        (),
+        (),
+    )
 
 
 def test_single_measurements_are_left_out_unless_requested():
     profile = net(at(1), at(4, repeats=1, spread=math.nan))
-    found = compared(profile)
-    assert [o.configuration.gpus for o in found.offers] == [1]
-    assert found.left_out == (
+    merged_profiles = compared(profile)
+    assert [o.configuration.gpus for o in merged_profiles.offers] == [1]
+    assert merged_profiles.left_out == (
         (
             "4 a100 on 1 node (a.json): measured once, so its spread is unknown; repeat it,"
             " or give --once"
@@ -62,9 +69,9 @@ def test_single_measurements_are_left_out_unless_requested():
 
 def test_the_batch_of_most_configurations_is_compared():
     profile = net(at(1), at(4), at(4, batch=32), at(1, batch=128))
-    found = compared(profile)
-    assert {o.configuration.batch for o in found.offers} == {64}
-    assert found.left_out == (
+    merged_profiles = compared(profile)
+    assert {o.configuration.batch for o in merged_profiles.offers} == {64}
+    assert merged_profiles.left_out == (
         (
             "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU; choose with --batch"
             " or --global-batch"
@@ -79,10 +86,12 @@ def test_the_batch_of_most_configurations_is_compared():
 
 def test_configurations_of_one_global_batch_are_compared():
     profile = net(at(1, batch=256), at(2, batch=128), at(4), at(8))
-    found = compared(profile)
-    assert found.batch == "256 samples per step"
-    assert [o.configuration.gpus for o in found.offers] == [1, 2, 4]
-    assert found.left_out[0].startswith("1 of 4 configurations, with 512 instead of 256 samples")
+    merged_profiles = compared(profile)
+    assert merged_profiles.batch == "256 samples per step"
+    assert [o.configuration.gpus for o in merged_profiles.offers] == [1, 2, 4]
+    assert merged_profiles.left_out[0].startswith(
+        "1 of 4 configurations, with 512 instead of 256 samples"
+    )
     assert len(compared(profile, batch=64).offers) == 2
     assert len(compared(profile, global_batch=512).offers) == 1
     with pytest.raises(ComparisonError, match=r"--global-batch: nothing .* known: 256, 512"):
@@ -90,16 +99,18 @@ def test_configurations_of_one_global_batch_are_compared():
 
 
 def test_configurations_without_a_stall_that_others_know_are_left_out():
-    found = compared(net(at(1), at(4, prep=None, fetch=None), at(2, network=None)))
-    assert [o.configuration.gpus for o in found.offers] == [1, 2]
-    assert found.left_out == ("4 a100 on 1 node: prep and fetch unknown, but known for others",)
+    merged_profiles = compared(net(at(1), at(4, prep=None, fetch=None), at(2, network=None)))
+    assert [o.configuration.gpus for o in merged_profiles.offers] == [1, 2]
+    assert merged_profiles.left_out == (
+        "4 a100 on 1 node: prep and fetch unknown, but known for others",
+    )
     nobody = compared(net(at(1, fetch=None), at(4, fetch=None)))
     assert (len(nobody.offers), nobody.unknown) == (2, ("fetch",))
 
 
 def test_a_single_node_needs_no_network_stall():
-    found = compared(net(at(1, interconnect=None, network=None), at(8, nodes=2)))
-    assert len(found.offers) == 2
+    merged_profiles = compared(net(at(1, interconnect=None, network=None), at(8, nodes=2)))
+    assert len(merged_profiles.offers) == 2
     assert compared(net(at(1, interconnect=None, network=None))).unknown == ()
 
 
@@ -120,16 +131,16 @@ def test_repeats_in_two_files_are_one_sample():
 
 def test_a_copy_of_a_file_counts_once():
     files = net(at(1), at(4)), net(at(1), at(4, compute=0.201)), net(at(1))
-    found = compared(*files)
-    assert [found.repeats[o.configuration] for o in found.offers] == [3, 6]
-    assert found.left_out == ("b.json, c.json: a copy of measurements in another file",)
+    merged_profiles = compared(*files)
+    assert [merged_profiles.repeats[o.configuration] for o in merged_profiles.offers] == [3, 6]
+    assert merged_profiles.left_out == ("b.json, c.json: a copy of measurements in another file",)
 
 
 def test_stalls_of_several_nodes_that_were_not_separated():
-    whole = at(16, nodes=2, interconnect=None, network=0.05)
-    found = compared(net(at(4), whole))
-    assert [o.configuration.gpus for o in found.offers] == [4, 16]
-    assert found.offers[1].times.warm_s == pytest.approx(0.25)
+    unseparated = at(16, nodes=2, interconnect=None, network=0.05)
+    merged_profiles = compared(net(at(4), unseparated))
+    assert [o.configuration.gpus for o in merged_profiles.offers] == [4, 16]
+    assert merged_profiles.offers[1].times.warm_s == pytest.approx(0.25)
     unknown = at(16, nodes=2, interconnect=None, network=None)
     assert compared(net(at(4), at(8, nodes=2), unknown)).left_out == (
         "16 a100 on 2 nodes: interconnect and network unknown, but known for others",
@@ -153,8 +164,8 @@ def test_contradicting_profiles_are_an_error():
 
 
 def test_layers_and_samples_come_from_any_file():
-    found = subjects([("a", net(at(1), layers=50)), ("b", net(at(2), samples=9))])["net"]
-    assert (found.layers, found.samples, found.gradient_bytes) == (50, 9, None)
+    model = subjects([("a", net(at(1), layers=50)), ("b", net(at(2), samples=9))])["net"]
+    assert (model.layers, model.samples, model.gradient_bytes) == (50, 9, None)
     files = [("a", net(at(1), samples=9)), ("b", net(at(2), samples=10))]
     with pytest.raises(ComparisonError, match=r"a and b contradict .* 9 samples .* give --samples"):
         subjects(files)
@@ -166,10 +177,10 @@ def test_models_of_one_class_are_separated_by_their_size():
     large = net(at(1, compute=0.9), layers=50, gradient_bytes=1e8)
     named = [replace(small, application="r18"), replace(large, application="r50")]
     files = [("a.json", named[0]), ("b.json", named[1]), ("c.json", replace(named[0], samples=3))]
-    found = subjects(files)
-    assert list(found) == ["net of r18", "net of r50"]
-    assert (found["net of r18"].layers, found["net of r50"].layers) == (18, 50)
-    assert [r.source for r in found["net of r18"].rows] == ["a.json", "c.json"]
+    models = subjects(files)
+    assert list(models) == ["net of r18", "net of r50"]
+    assert (models["net of r18"].layers, models["net of r50"].layers) == (18, 50)
+    assert [r.source for r in models["net of r18"].rows] == ["a.json", "c.json"]
     assert list(subjects([("a.json", small), ("b.json", large)])) == [
         "net of a.json",
         "net of b.json",

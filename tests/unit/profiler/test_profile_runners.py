@@ -20,19 +20,19 @@ ENV = {
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """Commands and environments of the runs, on nodes with 4, 4 and 2 GPUs."""
-    found = []
+    runs = []
     monkeypatch.setattr(runners.RankLaunch, "begin_probe", lambda self: None)
 
     def settle(self):
         self.tasks, self.gpus = (4, 4, 2), True
 
     def run(command, env, log, timeout_s):
-        found.append((command, env))
+        runs.append((command, env))
         return 0
 
     monkeypatch.setattr(runners.RankLaunch, "settle", settle)
     monkeypatch.setattr(runners, "_run", run)
-    return found
+    return runs
 
 
 @pytest.mark.parametrize(

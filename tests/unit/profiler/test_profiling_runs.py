@@ -59,8 +59,8 @@ class FakeRunner:
         return self.drops
 
 
-def request(shapes=("2",), *, repeats=2, cold=False, whole=False):
-    kinds = blocks(cold=cold, whole=whole)
+def request(shapes=("2",), *, repeats=2, cold=False, whole_runs=False):
+    kinds = blocks(cold=cold, whole_runs=whole_runs)
     return ProfilingRequest(
         program=("train",),
         needs=tuple(needs([ProfiledShape.parse(s) for s in shapes], repeats=repeats, blocks=kinds)),
@@ -68,7 +68,7 @@ def request(shapes=("2",), *, repeats=2, cold=False, whole=False):
         warm_up=1,
         batch=None,
         data=("/data",) if cold else (),
-        whole=whole,
+        whole_runs=whole_runs,
         timeout_s=5,
     )
 
@@ -78,7 +78,7 @@ def quiet(done, total, what):
 
 
 def outcome(store, **options):
-    options = {"application": "", "gpu_type": "a100", "batch": None, "whole": False} | options
+    options = {"application": "", "gpu_type": "a100", "batch": None, "whole_runs": False} | options
     return profile(store, **options)
 
 
@@ -87,12 +87,16 @@ def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_pat
     assert run(request(["2", "2@2"]), fake, store, quiet) == []
     both = ("synthetic", "warm")
     assert fake.launches == [(s, both) for s in ("1", "2", "2@2")] * 2
-    found = outcome(store)
-    assert [(c.gpus, c.nodes, c.batch) for c in found.configurations] == [
+    step_profile = outcome(store)
+    assert [(c.gpus, c.nodes, c.batch) for c in step_profile.configurations] == [
         (1, 1, 8), (2, 1, 8), (2, 2, 8),
     ]  # fmt: skip
-    assert (found.layers, found.gradient_bytes, found.samples) == (3, 4096, 100)
-    assert found.configurations[1].prep.seconds == pytest.approx(0.5)
+    assert (step_profile.layers, step_profile.gradient_bytes, step_profile.samples) == (
+        3,
+        4096,
+        100,
+    )
+    assert step_profile.configurations[1].prep.seconds == pytest.approx(0.5)
 
 
 def test_a_second_call_makes_only_missing_runs(tmp_path):
@@ -136,7 +140,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
 def test_a_failed_run_is_reported_and_the_others_are_made(tmp_path):
     fake, store = FakeRunner(fails=("2",)), ProfileStore(tmp_path, {}, again=False)
     failures = run(request(["2", "4"]), fake, store, quiet)
-    assert [(str(f.launch.shape), f.why) for f in failures] == [("2", "ended with exit code 1")]
+    assert [(str(f.launch.shape), f.reason) for f in failures] == [("2", "ended with exit code 1")]
     assert failures[0].tail[-1] == "CUDA out of memory"
     assert [shape for shape, _ in fake.launches] == ["1", "2", "4", "1", "4"]
     assert [c.gpus for c in outcome(store).configurations] == [1, 4]
@@ -153,7 +157,7 @@ def test_reads_that_could_not_be_made_cold_are_not_measured(tmp_path):
     fake, store = FakeRunner(library=False), ProfileStore(tmp_path, {}, again=False)
     fake.drops = False
     (failure,) = run(request(["1"], repeats=1, cold=True), fake, store, quiet)
-    assert "would not be cold" in failure.why
+    assert "would not be cold" in failure.reason
     assert [b[0] for _, b in fake.launches] == ["synthetic"]  # and the rest of this shape is left
 
 
@@ -161,19 +165,19 @@ def test_a_script_may_print_its_times(tmp_path):
     fake = FakeRunner(says="selastic-profile: steps=10 seconds=2.5 batch=16")
     store = ProfileStore(tmp_path, {}, again=False)
     assert run(request(["1"], repeats=1), fake, store, quiet) == []
-    (one,) = outcome(store).configurations
-    assert (one.compute.seconds, one.batch) == (0.25, 16)
+    (configuration,) = outcome(store).configurations
+    assert (configuration.compute.seconds, configuration.batch) == (0.25, 16)
 
 
 def test_a_script_that_reports_no_steps_is_a_failure_unless_run_as_a_whole(tmp_path):
     fake = FakeRunner(says="epoch 1: loss 0.3")
     (failure,) = run(request(["1"]), fake, ProfileStore(tmp_path, {}, again=False), quiet)
-    assert "--whole" in failure.why
+    assert "--whole" in failure.reason
     fake = FakeRunner(says="epoch 1: loss 0.3")
     store = ProfileStore(tmp_path, {}, again=True)
-    assert run(request(["1"], cold=True, whole=True), fake, store, quiet) == []
+    assert run(request(["1"], cold=True, whole_runs=True), fake, store, quiet) == []
     assert [b for _, b in fake.launches] == [None] * 4  # it is not asked for anything
-    assert outcome(store, whole=True).configurations[0].prep is None
+    assert outcome(store, whole_runs=True).configurations[0].prep is None
 
 
 def test_invalid_answers_are_ignored(tmp_path):
@@ -217,19 +221,22 @@ def test_default_shapes_and_invalid_shapes():
 def test_invalid_profile_files_are_refused(tmp_path):
     store = ProfileStore(tmp_path, {}, again=False)
     run(request(["1"]), FakeRunner(), store, quiet)
-    found = outcome(store)
-    body = json.loads(json.dumps(to_body(found)))
-    assert from_body(body) == found
-    one = body["configurations"][0]
+    step_profile = outcome(store)
+    body = json.loads(json.dumps(to_body(step_profile)))
+    assert from_body(body) == step_profile
+    configuration = body["configurations"][0]
     for wrong, named in (
         ({"profile": 2}, "profile: 2 is invalid"),
         ({"configurations": []}, "configurations"),
-        ({"configurations": [one, one]}, r"\[1\]: type, shape and batch of \[0\]"),
-        ({"configurations": [one | {"gpus": 0}]}, r"configurations\[0\].gpus"),
-        ({"configurations": [one | {"nodes": 9}]}, "gpus: 1 is invalid"),
-        ({"configurations": [one | {"compute": {"seconds": 0}}]}, "compute"),
-        ({"configurations": [one | {"prep": {"seconds": -1}}]}, "prep.seconds"),
-        ({"configurations": [one | {"prep": [1]}]}, "prep"),
+        (
+            {"configurations": [configuration, configuration]},
+            r"\[1\]: type, shape and batch of \[0\]",
+        ),
+        ({"configurations": [configuration | {"gpus": 0}]}, r"configurations\[0\].gpus"),
+        ({"configurations": [configuration | {"nodes": 9}]}, "gpus: 1 is invalid"),
+        ({"configurations": [configuration | {"compute": {"seconds": 0}}]}, "compute"),
+        ({"configurations": [configuration | {"prep": {"seconds": -1}}]}, "prep.seconds"),
+        ({"configurations": [configuration | {"prep": [1]}]}, "prep"),
         ({"model": "a\x1b[31m"}, "model"),
         ({"layers": True}, "layers"),
     ):
@@ -248,7 +255,7 @@ def test_a_program_that_takes_too_long_is_ended(tmp_path):
     asks = replace(request(["1"], repeats=1), program=slow, timeout_s=2.0)
     with contextlib.chdir(tmp_path):
         (failure,) = run(asks, LocalRunner(1), ProfileStore(tmp_path / "d", {}, again=False), quiet)
-    assert "longer than --timeout 2 s" in failure.why
+    assert "longer than --timeout 2 s" in failure.reason
     assert failure.tail == ("begun",)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

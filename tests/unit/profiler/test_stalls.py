@@ -28,7 +28,7 @@ def planted(compute, *, shapes, noise=0.0, repeats=3, seed=0):
     return steps
 
 
-def found(steps):
+def measured_parts(steps):
     return {(c.gpus, c.nodes): c for c in configurations(steps, gpu_type="a100", batch=8)}
 
 
@@ -40,19 +40,21 @@ def test_simulated_stalls_are_measured_and_add_up_to_the_step(compute, parts):
         ProfiledShape(2, 4): {"interconnect": inter, "network": net, "prep": prep, "fetch": fetch},
     }
     steps = planted(compute, shapes=shapes)
-    two = found(steps)[4, 2]
+    two = measured_parts(steps)[4, 2]
     assert two.compute.seconds == pytest.approx(compute)
     for part, value in zip(PARTS, (inter, net, prep, fetch), strict=True):
         assert getattr(two, part).seconds == pytest.approx(value, abs=1e-9), part
-    whole = sum(getattr(two, p).seconds for p in ("compute", *PARTS))
-    assert whole == pytest.approx(steps[MissingTime(ProfiledShape(2, 4), 1, "cold")])
+    step_s = sum(getattr(two, p).seconds for p in ("compute", *PARTS))
+    assert step_s == pytest.approx(steps[MissingTime(ProfiledShape(2, 4), 1, "cold")])
     assert two.s == pytest.approx(compute / (compute + inter + net))
 
 
 @given(st.integers(0, 1000), seconds)
 def test_noise_alone_is_no_stall(seed, compute):
     """Three repeats with 1 % noise give differences below the floor of 2 %."""
-    alone = found(planted(compute, shapes={ProfiledShape(1, 4): {}}, noise=0.0049, seed=seed))
+    alone = measured_parts(
+        planted(compute, shapes={ProfiledShape(1, 4): {}}, noise=0.0049, seed=seed)
+    )
     for c in alone.values():
         assert [getattr(c, p).seconds for p in PARTS] == [0.0] * 4
         assert c.s == 1.0
@@ -61,11 +63,11 @@ def test_noise_alone_is_no_stall(seed, compute):
 def test_one_slow_repeat_does_not_count():
     steps = planted(1.0, shapes={ProfiledShape(1, 2): {"interconnect": 0.5}}, repeats=5)
     steps[MissingTime(ProfiledShape(1, 2), 2, "synthetic")] += 3.0  # somebody else's work
-    stall = found(steps)[2, 1].interconnect
+    stall = measured_parts(steps)[2, 1].interconnect
     assert stall.spread > 0.5
     assert stall.seconds in (0.0, pytest.approx(0.5))
     del steps[MissingTime(ProfiledShape(1, 2), 2, "synthetic")]
-    assert found(steps)[2, 1].interconnect.seconds == pytest.approx(0.5)
+    assert measured_parts(steps)[2, 1].interconnect.seconds == pytest.approx(0.5)
 
 
 def test_a_difference_within_its_error_is_none_and_one_repeat_has_an_unknown_error():
@@ -86,12 +88,12 @@ def test_the_network_is_compared_with_the_same_gpus_or_part_of_one_node_of_them(
         ProfiledShape(2, 4): {"network": 1.0},
         ProfiledShape(2, 8): {"network": 2.0},
     }
-    at = found(planted(1.0, shapes=shapes))
+    at = measured_parts(planted(1.0, shapes=shapes))
     assert at[4, 2].network.seconds == pytest.approx(0.7)  # against 4 on one node
     assert at[8, 2].network.seconds == pytest.approx(1.7)  # against 4 on one node
     del shapes[ProfiledShape(1, 4)]
-    assert found(planted(1.0, shapes=shapes))[4, 2].network.seconds == pytest.approx(0.8)
-    alone = found(planted(1.0, shapes={ProfiledShape(2, 4): {"network": 1.0}}))[4, 2]
+    assert measured_parts(planted(1.0, shapes=shapes))[4, 2].network.seconds == pytest.approx(0.8)
+    alone = measured_parts(planted(1.0, shapes={ProfiledShape(2, 4): {"network": 1.0}}))[4, 2]
     assert alone.interconnect is None
     assert alone.network.seconds == pytest.approx(1.0)
     assert alone.s == pytest.approx(0.5)
@@ -101,12 +103,14 @@ def test_stalls_without_a_run_are_unknown():
     steps = planted(1.0, shapes={ProfiledShape(1, 2): {"prep": 0.5}})
     for key in [k for k in steps if k.block == "cold"]:
         del steps[key]
-    assert found(steps)[2, 1].fetch is None
+    assert measured_parts(steps)[2, 1].fetch is None
     for key in [k for k in steps if k.block == "synthetic"]:
         del steps[key]
-    whole = found(steps)[2, 1]  # whole runs: what data cost cannot be told from computing
-    assert whole.prep is None
-    assert whole.interconnect.seconds == pytest.approx(0.5)
+    configuration = measured_parts(steps)[
+        2, 1
+    ]  # whole runs: what data cost cannot be told from computing
+    assert configuration.prep is None
+    assert configuration.interconnect.seconds == pytest.approx(0.5)
 
 
 def test_a_run_on_one_gpu_is_required():

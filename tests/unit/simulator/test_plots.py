@@ -94,12 +94,12 @@ def test_refusals(tmp_path, name, words):
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
-    whole = builtins.__import__
+    real_import = builtins.__import__
 
     def without(name, *rest, **more):
         if name.startswith("matplotlib"):
             raise ImportError(name)
-        return whole(name, *rest, **more)
+        return real_import(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(plots.PlotError, match=r"pip install 'slurm-elastic\[plot\]'"):

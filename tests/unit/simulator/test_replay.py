@@ -12,14 +12,14 @@ def test_the_published_trace_is_followed_exactly():
     jobs = workload.read(data / "workloads" / "philly" / "workload-1.csv")
     cluster = cluster_text.parse(CLUSTER)
     tables = application_profiles.read(data / "traces", jobs.applications, cluster.types)
-    found = replay(jobs, tables, cluster, data / "reference" / "trace-philly-1.jsonl.gz")
-    assert found["records"] == 5197
-    different = found["different"]
+    replayed = replay(jobs, tables, cluster, data / "reference" / "trace-philly-1.jsonl.gz")
+    assert replayed["records"] == 5197
+    different = replayed["different"]
     assert different["epoch"] == different["progress"] == different["restarts"] == 0
     # Two batches of equal goodput may change places with the last bit of a fit.
     assert different["batch"] <= 5
     with (data / "reference" / "sia-philly-1.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert {r["name"]: float(r["completion_s"]) for r in rows} == found["completion_s"]
-    assert {r["name"]: float(r["gpu_seconds"]) for r in rows} == found["gpu_s"]
-    assert {r["name"]: int(r["restarts"]) for r in rows} == found["restarts"]
+    assert {r["name"]: float(r["completion_s"]) for r in rows} == replayed["completion_s"]
+    assert {r["name"]: float(r["gpu_seconds"]) for r in rows} == replayed["gpu_s"]
+    assert {r["name"]: int(r["restarts"]) for r in rows} == replayed["restarts"]

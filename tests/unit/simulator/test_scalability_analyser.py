@@ -58,18 +58,20 @@ def run(policy, *names):
 
 def test_the_analyser_tells_what_is_true():
     truth = GroundTruth(PROFILES["net"])
-    (asked,) = jobs("a")
-    job = SimulatedJob(asked, truth, describe(asked, truth, CLUSTER), job_id=1, restart_s=20.0)
+    (submitted,) = jobs("a")
+    job = SimulatedJob(
+        submitted, truth, describe(submitted, truth, CLUSTER), job_id=1, restart_s=20.0
+    )
     analysed([job], CLUSTER)
-    seen = job.learned.observations
-    assert {(o.gpu_type, o.nodes, o.gpus) for o in seen} == {
+    observations = job.learned.observations
+    assert {(o.gpu_type, o.nodes, o.gpus) for o in observations} == {
         ("t4", 1, 1), ("t4", 1, 2), ("t4", 1, 4), ("t4", 2, 8),
         ("a100", 1, 1), ("a100", 1, 2), ("a100", 1, 4), ("a100", 1, 8),
     }  # fmt: skip
-    for o in seen:
+    for o in observations:
         shape = (o.gpus // o.nodes,) * o.nodes
         assert (o.step_s, o.micro_step_s) == truth.iteration(o.gpu_type, shape, o.micro_batch)
-    assert {o.micro_batch for o in seen if o.gpus == 1} == {4, 8, 16, 32}
+    assert {o.micro_batch for o in observations if o.gpus == 1} == {4, 8, 16, 32}
     assert job.noise is None
 
 
@@ -84,17 +86,17 @@ def test_only_a_policy_that_asks_for_it_gets_measured_jobs():
 
 def test_a_batch_reaches_the_job_without_a_restart():
     policy = Scripted((0, 16), (120, 128))
-    (found,) = run(policy, "a").jobs
-    assert found.restarts == 0
+    (result,) = run(policy, "a").jobs
+    assert result.restarts == 0
     micro = [o.micro_batch for o in policy.seen[-1].observations]
     assert micro == [4, 32]
     (slow,) = run(Scripted((0, 16)), "a").jobs
-    assert found.completion_s < slow.completion_s
+    assert result.completion_s < slow.completion_s
     # Without an order it chooses for itself, and with none any more it keeps what it had.
     (free,) = run(Scripted((0, None)), "a").jobs
     assert free.completion_s < slow.completion_s
-    (kept,) = run(Scripted((0, 16), (120, None)), "a").jobs
-    assert kept == slow
+    (unordered,) = run(Scripted((0, 16), (120, None)), "a").jobs
+    assert unordered == slow
 
 
 def test_who_is_turned_away_is_counted_apart():

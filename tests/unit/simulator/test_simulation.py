@@ -72,12 +72,12 @@ def run(*jobs, policy=None, cluster=CLUSTER, **more):
 
 def test_a_job_waits_for_the_next_multiple_of_the_interval():
     result = run(job(time_s=61.5), policy=Scripted())
-    (found,) = result.jobs
-    assert found.start_s == 120.0
-    assert found.jct_s == found.completion_s - 61.5
-    assert found.restarts == 0
-    assert found.lost_gpu_s == 20.0
-    assert found.gpu_s == found.completion_s - 120.0
+    (job_result,) = result.jobs
+    assert job_result.start_s == 120.0
+    assert job_result.jct_s == job_result.completion_s - 61.5
+    assert job_result.restarts == 0
+    assert job_result.lost_gpu_s == 20.0
+    assert job_result.gpu_s == job_result.completion_s - 120.0
 
 
 def test_a_job_of_the_first_instant_waits_for_the_first_round():
@@ -98,8 +98,8 @@ def test_the_event_clock_acts_at_once():
 
 
 def test_epochs_last_whole_seconds():
-    (found,) = run(job(time_s=0.0)).jobs
-    assert found.completion_s == int(found.completion_s)
+    (job_result,) = run(job(time_s=0.0)).jobs
+    assert job_result.completion_s == int(job_result.completion_s)
 
 
 def test_nothing_happens_while_nobody_is_there():
@@ -122,9 +122,9 @@ def test_intervals_that_cannot_be():
 def test_changes_of_type_and_shape_cost_a_restart_and_moves_do_not():
     script = {"net-0": [(0, "t4", 1), (300, "t4", 2), (400, "a100", 2)]}
     result = run(job(), policy=Scripted(**script))
-    (found,) = result.jobs
-    assert found.restarts == 2
-    assert found.lost_gpu_s == 20 * 1 + 20 * 2 + 20 * 2
+    (job_result,) = result.jobs
+    assert job_result.restarts == 2
+    assert job_result.lost_gpu_s == 20 * 1 + 20 * 2 + 20 * 2
     assert [(s.gpu_type, s.shape) for s in result.segments] == [
         ("t4", (1,)),
         ("t4", (2,)),
@@ -143,9 +143,9 @@ def test_a_restarting_job_is_left_alone():
 
 def test_suspension_is_free_and_the_resume_pays():
     script = {"net-0": [(0, "t4", 1), (120, "", 0), (240, "t4", 1)]}
-    (found,) = run(job(), policy=Scripted(**script)).jobs
-    assert found.restarts == 1
-    assert found.lost_gpu_s == 40.0
+    (job_result,) = run(job(), policy=Scripted(**script)).jobs
+    assert job_result.restarts == 1
+    assert job_result.lost_gpu_s == 40.0
 
 
 def test_jobs_make_room_for_whole_nodes_without_a_restart():
@@ -235,46 +235,46 @@ def test_whole_nodes_first():
 def simulated(**more):
     truth = GroundTruth(PROFILES["net"])
     submitted = job(**more)
-    found = SimulatedJob(
+    simulated_job = SimulatedJob(
         submitted,
         truth,
         describe(submitted, truth, cluster_text.parse(CLUSTER)),
         job_id=1,
         restart_s=20.0,
     )
-    found.hold(Allocation.of("t4", {"t4-0001": 4}))
-    return found
+    simulated_job.hold(Allocation.of("t4", {"t4-0001": 4}))
+    return simulated_job
 
 
 def test_its_batch_is_the_models_best():
-    found = simulated()
-    assert (found.micro_batch, found.accumulation) == (4, 0)
+    simulated_job = simulated()
+    assert (simulated_job.micro_batch, simulated_job.accumulation) == (4, 0)
     for until in (30.0, 60.0, 90.0):
-        found.advance(until)
-        model = GoodputModel.of(found.learned)
+        simulated_job.advance(until)
+        model = GoodputModel.of(simulated_job.learned)
         _, micro, steps = model.best("t4", 1, 4, max_batch=256, most=32)
-        assert (found.micro_batch, found.accumulation) == (int(micro), int(steps))
+        assert (simulated_job.micro_batch, simulated_job.accumulation) == (int(micro), int(steps))
 
 
 def test_knowledge_is_the_same_object_until_something_new_is_learned():
-    found = simulated(job_class=JobClass.RIGID, gpus=4, batch=64)
-    assert found.learned == Learned(found.described.application)
-    found.advance(30.0)
-    before = found.learned
-    assert len(before.observations) == 1
-    found.advance(31.0)
-    assert found.learned is before
+    simulated_job = simulated(job_class=JobClass.RIGID, gpus=4, batch=64)
+    assert simulated_job.learned == Learned(simulated_job.described.application)
+    simulated_job.advance(30.0)
+    learned = simulated_job.learned
+    assert len(learned.observations) == 1
+    simulated_job.advance(31.0)
+    assert simulated_job.learned is learned
 
 
 def test_a_copy_goes_its_own_way():
-    found = simulated()
-    found.advance(30.0)
-    ahead = found.copy()
+    simulated_job = simulated()
+    simulated_job.advance(30.0)
+    ahead = simulated_job.copy()
     ahead.advance(1e5)
     assert ahead.completion_s is not None
-    assert found.completion_s is None
-    assert found.now_s == 30.0
-    assert len(found.observations) < len(ahead.observations)
+    assert simulated_job.completion_s is None
+    assert simulated_job.now_s == 30.0
+    assert len(simulated_job.observations) < len(ahead.observations)
 
 
 # --- policies whose proposals placement judges -------------------------------------------------
@@ -323,7 +323,7 @@ def test_figures_of_known_jobs():
         policy_s=(0.001, 0.003),
         cpu_s=0.5,
     )
-    found = result.summary()
+    figures = result.summary()
     expected = {
         "avg_jct_h": 1.5,
         "p50_jct_h": 2.0,
@@ -341,7 +341,7 @@ def test_figures_of_known_jobs():
         "policy_ms_p95": 3.0,
         "cpu_s": 0.5,
     }
-    assert {k: found[k] for k in expected} == pytest.approx(expected)
+    assert {k: figures[k] for k in expected} == pytest.approx(expected)
     both = results.summary((result, result))
     assert both["avg_jct_h"] == 1.5
     assert both["cpu_s"] == 1.0
@@ -365,6 +365,6 @@ def test_fairness_compares_with_a_share_of_ones_own():
 
 
 def test_progress_is_told():
-    seen = []
-    run(job(), progress=lambda *at: seen.append(at))
-    assert seen[-1][:2] == (1, 1)
+    reports = []
+    run(job(), progress=lambda *at: reports.append(at))
+    assert reports[-1][:2] == (1, 1)

@@ -35,9 +35,9 @@ def test_examples_in_the_docs():
 
 @pytest.mark.parametrize("text", [TREE, BLOCKS])
 def test_trees_and_blocks_of_several_levels(text):
-    found = parse_topology(text)
-    tree = Topology(found, NODES)
-    assert problems(found) == ()
+    parsed = parse_topology(text)
+    tree = Topology(parsed, NODES)
+    assert problems(parsed) == ()
     assert tree.tier(("n1", "n2")) is Tier.RACK
     assert tree.tier(("n1", "n3")) is Tier.SPINE
     assert (tree.distance("n1", "n2"), tree.distance("n1", "n3")) == (2, 4)
@@ -79,9 +79,9 @@ NodeName=n[1-x] Name=gpu File=/dev/nvidia9 Links=many
 
 
 def test_links_of_gres_conf_make_domains():
-    found = parse_link_domains(PAIRS)
-    assert found.of("n1") == found.of("n2") == ((0, 2), (1, 3))
-    assert found.of("n3") == found.of("n4") == ()
+    domains = parse_link_domains(PAIRS)
+    assert domains.of("n1") == domains.of("n2") == ((0, 2), (1, 3))
+    assert domains.of("n3") == domains.of("n4") == ()
 
 
 def test_a_line_without_nodes_is_about_all():

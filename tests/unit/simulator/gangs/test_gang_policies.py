@@ -98,8 +98,8 @@ def test_the_published_tuner_learns_from_waits():
     assert timers.limits_s(8, waits) == (6 * LEASE, 12 * LEASE)
     waits = timers.remember(waits, "node", 4, now_s=101 * LEASE, waited_s=90 * LEASE)
     assert timers.limits_s(4, waits)[0] == 20 * LEASE
-    kept = timers.remember(waits, "node", 4, now_s=101 * LEASE, waited_s=0.5 * LEASE)
-    assert kept == waits
+    new_waits = timers.remember(waits, "node", 4, now_s=101 * LEASE, waited_s=0.5 * LEASE)
+    assert new_waits == waits
 
 
 @pytest.mark.parametrize("text", ["", "1", "2,1", "-1,3", "nan,nan", "automatic"])
@@ -189,9 +189,9 @@ def test_a_reservation_takes_the_nodes_that_are_free_first():
 
 def test_places_are_tried_from_near_to_far():
     room = FreeMap(SITES)
-    found = [SITES.tier(p) for p in places(room, 4)]
-    assert found[0] is GangTier.NODE
-    assert GangTier.RACK in found
+    tiers = [SITES.tier(p) for p in places(room, 4)]
+    assert tiers[0] is GangTier.NODE
+    assert GangTier.RACK in tiers
     assert all(sum(g for _, g in p) == 6 for p in places(room, 6))
     assert list(places(FreeMap(SITES, [0] * 8), 1)) == []
     assert ideal(SITES, Steps(), "far", 4) == 0.9

@@ -117,7 +117,7 @@ def test_bad_workloads(write, row, words):
 
 
 def test_bad_tables(write):
-    for row, words in (
+    for row, arguments in (
         ("VGG,2,1,1,1,2.0", "at most 1"),
         ("VGG,2,1,1,1,", "compute_us and exposed_comm_us, or s, is missing"),
         (
@@ -126,7 +126,7 @@ def test_bad_tables(write):
         ),
         ("", "has no row"),
     ):
-        with pytest.raises(WorkloadError, match=words):
+        with pytest.raises(WorkloadError, match=arguments):
             read_slowdowns(write("t.csv", TABLE + row + "\n"))
     with pytest.raises(WorkloadError, match="column racks is missing"):
         read_slowdowns(write("t.csv", "model,gpus\nVGG,2\n"))
@@ -150,8 +150,8 @@ def test_nearest_rank():
 
 def test_from_the_command_line(small, capsys, tmp_path):
     workload, table = map(str, small)
-    words = ["simulate", workload, "--format", "dally", "--cluster", "2x1x2", "--slots", "1"]
-    assert main.run([*words, "--slowdown", table, "--json"]) == 0
+    arguments = ["simulate", workload, "--format", "dally", "--cluster", "2x1x2", "--slots", "1"]
+    assert main.run([*arguments, "--slowdown", table, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert list(answer) == list(SimulationAnswer.__annotations__)
     assert (answer["policy"], answer["cluster"], answer["jobs"]) == ("dally", "2x1x2", 3)
@@ -161,7 +161,7 @@ def test_from_the_command_line(small, capsys, tmp_path):
     rows = tmp_path / "rows.csv"
     for policy in ("dally", "tiresias", "tiresias-condfix", "gandiva"):
         more = ["--policy", policy, "--jobs-csv", str(rows)]
-        assert main.run([*words, "--slowdown", table, *more]) == 0
+        assert main.run([*arguments, "--slowdown", table, *more]) == 0
         assert f"policy {policy}" in capsys.readouterr().out
         assert len(rows.read_text().splitlines()) == 4
 
@@ -191,8 +191,8 @@ def test_figures_of_two_workloads_are_over_all_gangs_but_makespans_are_means(sma
 )
 def test_what_the_command_line_refuses(small, capsys, more, error):
     workload, table = map(str, small)
-    words = ["simulate", workload, "--format", "dally", "--cluster", "2x1x2", "--slots", "1"]
-    assert main.run([*words, "--slowdown", table, *more]) == 2
+    arguments = ["simulate", workload, "--format", "dally", "--cluster", "2x1x2", "--slots", "1"]
+    assert main.run([*arguments, "--slowdown", table, *more]) == 2
     err = capsys.readouterr().err
     assert error in err
     assert err.count("\n") == 1

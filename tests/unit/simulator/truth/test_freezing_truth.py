@@ -71,12 +71,12 @@ def test_architectures_have_their_published_sizes():
 @pytest.mark.parametrize("belief", BELIEFS)
 def test_what_is_certified_grows_within_its_bounds(name, belief):
     truth = freezing_truth.of(name, BELIEFS[belief])
-    seen = [truth.certified(i / 1000) for i in range(1001)]
-    assert not any(seen[:100])
-    assert len(set(seen[950:])) == 1
-    assert all(n < truth.layers and truth.penalty(n) <= MAX_PENALTY for n in seen)
+    layer_counts = [truth.certified(i / 1000) for i in range(1001)]
+    assert not any(layer_counts[:100])
+    assert len(set(layer_counts[950:])) == 1
+    assert all(n < truth.layers and truth.penalty(n) <= MAX_PENALTY for n in layer_counts)
     thaws = {round(1000 * t) for t in BELIEFS[belief].thaws}
-    falls = [i for i in range(1, 1001) if seen[i] < seen[i - 1]]
+    falls = [i for i in range(1, 1001) if layer_counts[i] < layer_counts[i - 1]]
     assert all(min(abs(i - t) for t in thaws) <= 1 for i in falls)
 
 
@@ -105,17 +105,17 @@ def test_beliefs_are_ordered():
 
 
 def test_progress_lost_is_counted_and_prolongs_the_job(monkeypatch):
-    found = run("bert", freezing="central")
-    (frozen,) = found.freezing
+    result = run("bert", freezing="central")
+    (frozen,) = result.freezing
     assert frozen.name == "bert-0"
     assert 0.1 < frozen.layers < 0.6
     assert 0 < frozen.lost < MAX_PENALTY
-    assert found.summary()["freezing_lost"] == frozen.lost
+    assert result.summary()["freezing_lost"] == frozen.lost
     free = dataclasses.replace(BELIEFS["central"], cost=0.0)
     monkeypatch.setitem(freezing_truth.BELIEFS, "central", free)
     cheaper = run("bert", freezing="central")
     assert cheaper.freezing[0].lost == 0.0
-    ratio = found.jobs[0].jct_s / cheaper.jobs[0].jct_s
+    ratio = result.jobs[0].jct_s / cheaper.jobs[0].jct_s
     assert 1 < ratio < 1 + 1.5 * frozen.lost
 
 
@@ -157,12 +157,12 @@ def test_icefrog_decides_as_sia_while_nobody_freezes_and_finishes_sooner_when_th
 def test_what_a_scheduler_is_told_of_layers_is_what_a_report_can_say():
     truth = freezing_truth.of("bert", BELIEFS["central"])
     layers = FrozenLayers(truth, weighs=False, compat=False)
-    seen = set()
+    frozen_counts = set()
     for i in range(100):
         if layers.certify(i / 100):
             layers.freeze(None, gpu_type="a100", nodes=1, gpus=4)
-        told = layers.prefixes
-        seen.add(told.frozen)
-        assert told.frozen == told.certified
-        assert {n for n, _ in told.penalties} <= {told.frozen, told.certified}
-    assert len(seen) > 5
+        prefixes = layers.prefixes
+        frozen_counts.add(prefixes.frozen)
+        assert prefixes.frozen == prefixes.certified
+        assert {n for n, _ in prefixes.penalties} <= {prefixes.frozen, prefixes.certified}
+    assert len(frozen_counts) > 5

@@ -87,21 +87,25 @@ def test_a_job_over_racks_takes_longer_and_the_loss_is_counted(two_wide_jobs):
 
 
 def test_jobs_measure_what_crossing_racks_costs_them(two_wide_jobs, monkeypatch):
-    seen = {}
+    measured = {}
 
     def record(world, job, original=SimulatedCluster._record):
-        found = original(world, job)
-        seen.update({(job.job_id, m.racks, m.nodes): (m, found) for m in found.measurements})
-        return found
+        job_record = original(world, job)
+        measured.update(
+            {(job.job_id, m.racks, m.nodes): (m, job_record) for m in job_record.measurements}
+        )
+        return job_record
 
     monkeypatch.setattr(SimulatedCluster, "_record", record)
     simulated(two_wide_jobs, None)
-    assert {m.sync_s for m, _ in seen.values()} <= {None}, "nobody asks where there are no racks"
-    seen.clear()
+    assert {m.sync_s for m, _ in measured.values()} <= {None}, (
+        "nobody asks where there are no racks"
+    )
+    measured.clear()
     net = network(rack_nodes=1, uplink_bytes_s=1e10, gradient_bytes={"resnet18": 1e9})
     simulated(two_wide_jobs, net)
-    (_, racks, nodes), (m, found) = next(iter(seen.items()))
-    assert (racks, nodes, found.gradient_bytes) == (2, 2, 1e9)
+    (_, racks, nodes), (m, job_record) = next(iter(measured.items()))
+    assert (racks, nodes, job_record.gradient_bytes) == (2, 2, 1e9)
     assert m.sync_s > 0.1, "a ring over two racks: 1e9 bytes at 1e10 bytes/s"
     assert m.samples_per_s == pytest.approx(1024 / (m.compute_s + m.sync_s), rel=0.01)
 
@@ -134,25 +138,27 @@ def test_the_event_clock_wakes_when_a_wait_ends(tmp_path):
     end = ran(first)["first"].completion_s
     others = [rigid("second", end / 2, 4), rigid("third", end / 2, 4)]
     wide = rigid("wide", end + 10, 8)
-    found = ran(first, *others, wide)
-    assert found["wide"].start_s == pytest.approx(end + 10, abs=1)
+    results = ran(first, *others, wide)
+    assert results["wide"].start_s == pytest.approx(end + 10, abs=1)
     stated = {"mode": "delay", "timers": "fixed", "wait_rack_s": 77.0}
-    found = ran(first, *others, wide, **stated)
-    assert found["second"].completion_s > end + 100
-    assert found["wide"].start_s == pytest.approx(end + 10 + 77, abs=1)
+    results = ran(first, *others, wide, **stated)
+    assert results["second"].completion_s > end + 100
+    assert results["wide"].start_s == pytest.approx(end + 10 + 77, abs=1)
 
 
 @pytest.mark.parametrize(("costs", "starts"), [(False, 1), (True, 2)])
 def test_with_racks_a_move_in_the_same_shape_is_a_restart(two_wide_jobs, costs, starts):
     jobs, tables, cluster = two_wide_jobs
     truth = GroundTruth(tables["resnet18"])
-    one = jobs.jobs[0]
-    job = SimulatedJob(one, truth, describe(one, truth, cluster), job_id=1, restart_s=30.0)
+    submitted = jobs.jobs[0]
+    job = SimulatedJob(
+        submitted, truth, describe(submitted, truth, cluster), job_id=1, restart_s=30.0
+    )
     for nodes in (("a", "b"), ("c", "d")):
         job.hold(Allocation.of("v100", dict.fromkeys(nodes, 4)), moving_costs=costs)
         # Who is restarting pays nothing more for a move.
         assert job.starts == 1
-    job.advance(one.time_s + 60.0)
+    job.advance(submitted.time_s + 60.0)
     job.hold(Allocation.of("v100", {"a": 4, "b": 4}), moving_costs=costs)
     assert job.starts == starts
     assert (job.restart_left_s > 0) == costs

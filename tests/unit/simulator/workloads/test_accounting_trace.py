@@ -216,8 +216,8 @@ def test_types_are_kept_unless_their_speeds_are_stated():
     jobs = curve_jobs.from_accounting(accounting_trace.read(WEEK), scaling_curves.rules("linear"))
     with pytest.raises(WorkloadError, match=r"ran on a100.*--cluster.*--speeds a100=1,v100=2"):
         curve_jobs.build("w", jobs, ("v100",))
-    _, kept = curve_jobs.build("w", jobs, ("v100", "a100"))
-    assert {len(p.types) for p in kept.values()} == {1}
+    _, restricted = curve_jobs.build("w", jobs, ("v100", "a100"))
+    assert {len(p.types) for p in restricted.values()} == {1}
     _, free = curve_jobs.build("w", jobs, ("v100", "a100"), speeds={"v100": 1, "a100": 3})
     assert {len(p.types) for p in free.values()} == {2}
     speeds = {"v100": 1.0, "a100": 3.0}
@@ -271,14 +271,14 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, line, c
     lines[line] = "|".join([*cells[:cell], odd, *cells[cell + 1 :]])
     path = tmp_path_factory.mktemp("odd") / "x.txt"
     path.write_bytes("\n".join(lines).encode("utf-8", "replace"))
-    said = ""
+    message = ""
     try:
         past = accounting_trace.read(path)
         jobs = curve_jobs.from_accounting(past, scaling_curves.rules("amdahl:0.9"))
         curve_jobs.build("x", jobs, ("a100", "v100"))
     except (accounting_trace.SacctError, WorkloadError) as error:
-        said = str(error)
-    assert "\n" not in said
+        message = str(error)
+    assert "\n" not in message
 
 
 @settings(max_examples=80)

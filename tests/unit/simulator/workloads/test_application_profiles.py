@@ -28,31 +28,31 @@ def read(folder, types=("t4", "a100")):
 
 
 def test_what_is_read(folder):
-    found = read(folder)
-    assert found.batches == (8, 16)
-    assert found.epochs == 2
-    assert found.progress == ((100.0, 200.0),) * 2
-    table = found.types["t4"]
-    assert set(found.types) == {"t4"}
+    profile = read(folder)
+    assert profile.batches == (8, 16)
+    assert profile.epochs == 2
+    assert profile.progress == ((100.0, 200.0),) * 2
+    table = profile.types["t4"]
+    assert set(profile.types) == {"t4"}
     assert set(table.curves) == {(1,), (1, 2)}
     assert table.curves[1,].step_s == (0.1, 0.2)
     assert (table.least, table.most, table.unit) == (8, 16, 1)
     assert table.scalability == ((2.0, 4.0, 8.0, 0.2, 0.1),)
-    assert (found.calibration, found.restart_s) == (1.0, 30.0)
+    assert (profile.calibration, profile.restart_s) == (1.0, 30.0)
 
 
 def test_the_artifacts_constants_are_known(folder):
     named = folder.rename(folder.parent / "imagenet")
-    found = application_profiles.read(named.parent, ("imagenet",), ("t4",))["imagenet"]
-    assert (found.calibration, found.restart_s) == (1 / 1.2, 250.0)
+    profile = application_profiles.read(named.parent, ("imagenet",), ("t4",))["imagenet"]
+    assert (profile.calibration, profile.restart_s) == (1 / 1.2, 250.0)
 
 
 def test_own_constants(folder):
     (folder / "application.toml").write_text(
         "calibration = 0.5\nrestart_s = 12\nmicro_batches = 4\n[units]\nt4 = 1\n"
     )
-    found = read(folder)
-    assert (found.calibration, found.restart_s, found.micro_batches) == (0.5, 12.0, 4)
+    profile = read(folder)
+    assert (profile.calibration, profile.restart_s, profile.micro_batches) == (0.5, 12.0, 4)
     for text, message in (
         ("speed = 1\n", "net/application.toml: speed is unknown; known: calibration"),
         ("restart_s = -1\n", "restart_s must be a number of at least 0"),

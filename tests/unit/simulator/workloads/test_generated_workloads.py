@@ -123,8 +123,8 @@ def test_the_built_in_profiles_read_back_as_their_formulas(builtins):
                     expected = builtin_profiles.step(
                         model, gpu, nodes=len(shape), gpus=sum(shape), micro=micro
                     )
-                    found = truth.step(gpu.name, shape, micro)
-                    assert found == pytest.approx(expected, rel=1e-5)
+                    times = truth.step(gpu.name, shape, micro)
+                    assert times == pytest.approx(expected, rel=1e-5)
         noise = builtin_profiles.noise(model, 0)
         scale = truth.largest / truth.initial
         assert truth.gain(truth.largest, 0) == pytest.approx(

@@ -19,25 +19,25 @@ def read(tmp_path, *rows, head=HEAD, applications=None):
 
 
 def test_rows_are_sorted_by_submission(tmp_path):
-    found = read(tmp_path, "b-1,7.5,b,4,64", "", "a-0,3,a,1,16")
-    assert found.name == "jobs"
-    assert [(j.name, j.time_s, j.gpus, j.batch) for j in found.jobs] == [
+    parsed = read(tmp_path, "b-1,7.5,b,4,64", "", "a-0,3,a,1,16")
+    assert parsed.name == "jobs"
+    assert [(j.name, j.time_s, j.gpus, j.batch) for j in parsed.jobs] == [
         ("a-0", 3.0, 1, 16),
         ("b-1", 7.5, 4, 64),
     ]
-    assert found.jobs[1].source == "jobs.csv:2"
-    assert found.applications == ("a", "b")
+    assert parsed.jobs[1].source == "jobs.csv:2"
+    assert parsed.applications == ("a", "b")
 
 
 def test_classes(tmp_path):
     kinds = ["", "adaptive", "scale-gpus", "strong-scaling", "rigid"]
     rows = [f"a-{i},0,a,1,8,{kind}" for i, kind in enumerate(kinds)]
-    found = read(tmp_path, *rows, head=HEAD + ",category")
+    parsed = read(tmp_path, *rows, head=HEAD + ",category")
     fixed = JobClass.STRONG_SCALING
     expected = [JobClass.ADAPTIVE, JobClass.ADAPTIVE, fixed, fixed, JobClass.RIGID]
-    assert [j.job_class for j in found.jobs] == expected
-    assert {j.job_class for j in found.forced(JobClass.RIGID).jobs} == {JobClass.RIGID}
-    assert found.forced(None) is found
+    assert [j.job_class for j in parsed.jobs] == expected
+    assert {j.job_class for j in parsed.forced(JobClass.RIGID).jobs} == {JobClass.RIGID}
+    assert parsed.forced(None) is parsed
 
 
 @pytest.mark.parametrize(
