@@ -77,7 +77,7 @@ class BatchProposals:
 
     Attributes:
         question: the one that is answered.
-        targets: of the division, by job key; `why`: reasons of jobs without one.
+        targets: of the division, by job key; `reasons`: of jobs without a target.
         dropped: keys of jobs rejected for good.
         next_s: when GPUs are divided next (epoch s).
     """
