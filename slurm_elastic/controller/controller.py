@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
-from slurm_elastic.controller.log_format import words
+from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.poll_schedule import PollSchedule
 from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
 from slurm_elastic.controller.report_handler import ReportHandler
@@ -252,7 +252,7 @@ class Controller:
             advice = {d.job_id: (d.action, d.target, d.reason.code) for d in plan.changes}
             for decision in plan.changes:
                 if self._advised.get(decision.job_id) != advice[decision.job_id]:
-                    self._log.info(words(decision, snapshot, advice=True))
+                    self._log.info(log_line(decision, snapshot, advice=True))
             self._advised = advice
         self._publish()
 
@@ -319,7 +319,7 @@ class Controller:
         decisions = self.engine.begin(changes) if changes else []
         self.tuner.ahead(decisions, snapshot, records, self.store.last_reports(snapshot))
         for decision in decisions:
-            self._log.info(words(decision, snapshot))
+            self._log.info(log_line(decision, snapshot))
         started = {d.job_id for d in decisions}
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:

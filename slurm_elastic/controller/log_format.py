@@ -7,7 +7,7 @@ from slurm_elastic.core.plan import Decision
 from slurm_elastic.slurm.shape import describe
 
 
-def words(decision: Decision, snapshot: Snapshot, *, advice: bool = False) -> str:
+def log_line(decision: Decision, snapshot: Snapshot, *, advice: bool = False) -> str:
     """Return the log line of a decision; the reason and its parameters end it."""
     job = snapshot.job[decision.job_id]
     mode = "Mode=advise " if advice else ""

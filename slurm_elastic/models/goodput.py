@@ -84,13 +84,13 @@ class GoodputModel:
         )
         return _model(of, learned.noise)
 
-    def observed_on(self, gpu_type: str) -> bool:
+    def known(self, gpu_type: str) -> bool:
         """Return whether the job was observed on this type; else its predictions are borrowed."""
         return gpu_type in self._basis.observations
 
     def parameters(self, gpu_type: str) -> ThroughputParameters | None:
         """Return the fitted throughput model of a type; None: the job was not observed there."""
-        return self._basis.fit(gpu_type) if self.observed_on(gpu_type) else None
+        return self._basis.fit(gpu_type) if self.known(gpu_type) else None
 
     def goodputs(self, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
         """Return the goodput of configurations on one type.
@@ -147,7 +147,7 @@ class GoodputModel:
         values = self._values(table)
         at = np.arange(len(configurations)), values.argmax(axis=1)
         goodput = values[at]
-        if not self.observed_on(gpu_type) and self.observed_types:
+        if not self.known(gpu_type) and self.observed_types:
             table = self._table(configurations, max_batch=max_batch, most=most, own_limits=True)
             at = np.arange(len(configurations)), self._values(table).argmax(axis=1)
         return (

@@ -91,7 +91,7 @@ def _exchange(assignment: Assignment) -> None:
 
 
 def _is_stuck(outcome: JobOutcome) -> bool:
-    """Whether a running job was to change its type and found no place."""
+    """Return whether a running job is to change its type and has no place."""
     wished, current = outcome.wished, outcome.round_job.current
     if wished is None or current is None or outcome.changed or not wished.gpus:
         return False

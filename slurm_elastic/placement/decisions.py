@@ -50,7 +50,7 @@ def build_plan(
         outcome = assignment.outcomes.get(job_id)
         concession = pending_claims.concessions.get(job_id)
         target, reason = round_job.current, Reason("keeps-allocation")
-        waiting = round_job.why
+        waiting = round_job.reason
         if concession is not None:
             target, reason, waiting = concession.target, gives(concession, snapshot), None
         elif outcome is not None:

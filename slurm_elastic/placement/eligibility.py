@@ -48,7 +48,7 @@ class RoundJob:
 
     Attributes:
         current: what it holds, None while pending.
-        why: for an eligibility other than FREE and OURS: the reason.
+        reason: of an eligibility other than FREE and OURS.
         cost_s: seconds without training that a change costs.
         window_s: over how long a change has to pay back: `payback_s`, or less when the job
             ends sooner.
@@ -59,7 +59,7 @@ class RoundJob:
     directive: Directive
     model: SpeedModel
     eligibility: Eligibility
-    why: Reason | None
+    reason: Reason | None
     need: ResourceNeed
     current: Allocation | None
     cost_s: float
@@ -149,7 +149,7 @@ def elastic_jobs(
                 ),
             ),
             eligibility=eligibility,
-            why=reason,
+            reason=reason,
             need=ResourceNeed.of(job),
             current=job.allocation,
             cost_s=record.change_s(config.resize.restart_s),

@@ -42,7 +42,7 @@ def awaits(round_job: RoundJob, claim: Claim | None, givers: Sequence[Job]) -> R
         return Reason("gpus-kept", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
     if round_job.eligibility is Eligibility.OURS:
         return Reason("no-room-for-min", gpus=gpus, gpu_type=gpu_type)
-    return round_job.why
+    return round_job.reason
 
 
 def notes(

@@ -146,7 +146,7 @@ class _Packing:
         return refused
 
     def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
-        """Whether the job rather waits for a nearer place; noted if so."""
+        """Return whether the job waits for a nearer place, and note the refusal."""
         refusal = self._assignment.waits(outcome, allocation)
         if refusal:
             outcome.refusals.append(refusal)

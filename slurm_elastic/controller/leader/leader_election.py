@@ -279,7 +279,9 @@ class LeaderElection:
 
     def _comment(self, *, free: bool) -> str:
         self._beat += 1
-        return leader_lease.words(holder=self.address, id_=self._id, beat=self._beat, free=free)
+        return leader_lease.comment_of(
+            holder=self.address, id_=self._id, beat=self._beat, free=free
+        )
 
     def _say(self, text: str) -> None:
         """Log a text once, until another one follows."""

@@ -85,7 +85,7 @@ def newest(marks: Iterable[LeaseMark]) -> LeaseMark | None:
     return max(marks, key=lambda m: m.generation, default=None)
 
 
-def words(*, holder: str, id_: str, beat: int, free: bool = False) -> str:
+def comment_of(*, holder: str, id_: str, beat: int, free: bool = False) -> str:
     """Return the comment of a lease."""
     return f"{_COMMENT} holder={holder} id={id_} beat={beat} {_FREE if free else 'state=held'}"
 

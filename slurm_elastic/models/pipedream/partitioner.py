@@ -12,10 +12,10 @@ topological orders offer, and `bound_s` says what no plan can beat.
 
 >>> from slurm_elastic.core.layers import Layer, chain
 >>> net = chain([Layer("conv", 0.02, 0.04, 8e6, 1e6), Layer("fc", 0.01, 0.01, 4e3, 4e8)])
->>> found = partition(net, [Level(4, 1e9)])
->>> [(stage.layers, stage.replicas) for stage in found.stages]
+>>> plan = partition(net, [Level(4, 1e9)])
+>>> [(stage.layers, stage.replicas) for stage in plan.stages]
 [(('conv',), 3), (('fc',), 1)]
->>> round(found.pipeline_time_s, 4), round(found.data_parallel_time_s, 4)
+>>> round(plan.pipeline_time_s, 4), round(plan.data_parallel_time_s, 4)
 (0.0209, 0.3208)
 """
 

@@ -77,14 +77,14 @@ class BatchProposals:
 
     Attributes:
         question: the one that is answered.
-        targets: of the division, by job key; `why`: reasons of jobs without one.
+        targets: of the division, by job key; `reasons`: of jobs without a target.
         dropped: keys of jobs rejected for good.
         next_s: when GPUs are divided next (epoch s).
     """
 
     question: BatchQuestion
     targets: Mapping[str, BatchTarget]
-    why: Mapping[str, Reason]
+    reasons: Mapping[str, Reason]
     dropped: Collection[str]
     next_s: float
 
@@ -138,7 +138,7 @@ class BatchProposals:
 
     def _waits(self, key: str) -> Alternative:
         """Propose to wait, with the reason."""
-        cause = self.why.get(key)
+        cause = self.reasons.get(key)
         if key not in self.dropped:
             return Alternative(gpu_type="", gpus=0, value=0.0, reason=cause or self._next())
         reason = Reason("turned-away", reason=cause)

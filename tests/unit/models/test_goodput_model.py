@@ -143,7 +143,7 @@ def test_rigid_runs_in_one_size_and_compares_types():
     m = model(with_class(JobClass.RIGID, gpus=4, types=profiles), ())
     types, gpus = ("t4", "t4", "t4", "a100", "a100"), (2, 4, 8, 4, 8)
     assert m.row(types, (1, 1, 2, 1, 1), gpus) == pytest.approx([0, 4, 0, 16, 0])
-    assert m.observed_on("t4") is False
+    assert m.known("t4") is False
 
 
 def test_rigid_without_rates_is_predicted():
@@ -226,7 +226,7 @@ def test_pipelines_that_never_ran():
 def test_types_without_observations_borrow_a_curve():
     m = model()
     assert m.observed_types == ("t4",)
-    assert (m.observed_on("t4"), m.observed_on("a100")) == (True, False)
+    assert (m.known("t4"), m.known("a100")) == (True, False)
     assert m.parameters("a100") is None
     # 8 replicas on one a100 node are 2 nodes of t4.
     lent = m.goodputs("t4", [1, 1, 2, 4], [1, 4, 8, 16])

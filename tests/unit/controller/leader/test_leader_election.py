@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
-from slurm_elastic.controller.leader.leader_lease import DURABLE_S, words
+from slurm_elastic.controller.leader.leader_lease import DURABLE_S, comment_of
 from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.scontrol import NotActiveError, ScontrolError, SlurmUnreachableError
 from tests.support.job_records import Log
@@ -107,13 +107,13 @@ def test_one_that_is_not_renewed_gives_no_right(election, slurm, time):
     assert "not renewed" in election.drop()
     election.stand_by()
     assert election.active_address == ""  # not itself any more
-    slurm.kept["selastic_active_2"] = words(holder="h2:7321", id_="b2", beat=1)
+    slurm.kept["selastic_active_2"] = comment_of(holder="h2:7321", id_="b2", beat=1)
     assert not stand_by(election, time, T / 2)
     assert election.active_address == "h2:7321"
 
 
 def test_it_takes_over_and_removes_what_was_before(election, slurm, time):
-    slurm.kept["selastic_active_4"] = words(holder="h2:7321", id_="b2", beat=9)
+    slurm.kept["selastic_active_4"] = comment_of(holder="h2:7321", id_="b2", beat=9)
     assert stand_by(election, time, 2 * T)
     assert list(slurm.kept) == ["selastic_active_5"]
     assert election.generation == 5
@@ -121,7 +121,7 @@ def test_it_takes_over_and_removes_what_was_before(election, slurm, time):
 
 def test_who_is_slower_goes_on_standing_by(election, slurm, time):
     stand_by(election, time, T)
-    slurm.kept["selastic_active_1"] = words(holder="h2:7321", id_="b2", beat=1)
+    slurm.kept["selastic_active_1"] = comment_of(holder="h2:7321", id_="b2", beat=1)
     slurm.leases = lambda: ()  # it cannot see that yet
     stand_by(election, time, T / 6)
     assert "h2:7321" in slurm.kept["selastic_active_1"]
@@ -129,16 +129,16 @@ def test_who_is_slower_goes_on_standing_by(election, slurm, time):
 
 
 def test_a_lease_that_slurmctld_forgets_gives_no_right(election, slurm, time):
-    slurm.kept["selastic_active_1"] = words(holder="h2:7321", id_="b2", beat=1, free=True)
+    slurm.kept["selastic_active_1"] = comment_of(holder="h2:7321", id_="b2", beat=1, free=True)
     assert not stand_by(election, time, T / 12)
-    slurm.kept["selastic_active_2"] = words(holder="h3:7321", id_="c3", beat=1)
+    slurm.kept["selastic_active_2"] = comment_of(holder="h3:7321", id_="c3", beat=1)
     assert not stand_by(election, time, T)
     assert not election.holds
 
 
 def test_another_above_ends_it_at_once(election, slurm, time):
     stand_by(election, time, 2 * T)
-    slurm.kept["selastic_active_2"] = words(holder="h2:7321", id_="b2", beat=1)
+    slurm.kept["selastic_active_2"] = comment_of(holder="h2:7321", id_="b2", beat=1)
     election.notice(slurm.leases())
     with pytest.raises(NotActiveError, match="h2:7321 has taken the lease"):
         election.right()
@@ -160,7 +160,7 @@ def quick(slurm):
     )
     election.was_lost = threading.Event()
     election.lost = election.was_lost.set
-    slurm.kept["s_active_1"] = words(holder="h2:1", id_="b2", beat=1, free=True)
+    slurm.kept["s_active_1"] = comment_of(holder="h2:1", id_="b2", beat=1, free=True)
     election.stand_by()
     election._claim._made -= DURABLE_S
     assert election.stand_by()
@@ -183,8 +183,8 @@ def test_a_loop_that_hangs_does_not_beat(quick):
 
 
 def test_one_that_is_configured_alone_sees_another():
-    held = reservation("s_active_3", words(holder="h2:1", id_="b", beat=1))
-    free = words(holder="h2:1", id_="b", beat=1, free=True)
+    held = reservation("s_active_3", comment_of(holder="h2:1", id_="b", beat=1))
+    free = comment_of(holder="h2:1", id_="b", beat=1, free=True)
     assert "another selasticd, at h2:1, holds s_active_3" in rival((held,))
     assert rival((reservation("s_active_4", free), held)) == ""
     assert rival(()) == ""

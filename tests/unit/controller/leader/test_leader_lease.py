@@ -9,12 +9,12 @@ from slurm_elastic.controller.leader.leader_lease import (
     LeaseMark,
     LeaseObservation,
     Tenure,
+    comment_of,
     newest,
-    words,
 )
 
-HELD = words(holder="h1:7321", id_="a1", beat=3)
-FREE = words(holder="h1:7321", id_="a1", beat=4, free=True)
+HELD = comment_of(holder="h1:7321", id_="a1", beat=3)
+FREE = comment_of(holder="h1:7321", id_="a1", beat=4, free=True)
 
 
 def looks(watch, mark, *times):
