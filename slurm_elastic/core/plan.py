@@ -39,6 +39,12 @@ class Alternative:
     batch: int | None = None
     dropped: bool = False
 
+    def __post_init__(self) -> None:
+        """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""
+        reason: object = self.reason
+        if isinstance(reason, str):
+            object.__setattr__(self, "reason", Reason("text", text=reason) if reason else None)
+
     @property
     def place(self) -> Allocation | None:
         """The allocation of `shares`; None: placement chooses."""

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from slurm_elastic.cli import main as cli
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.controller import daemon
+from slurm_elastic.core.plan import Alternative
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.policy_protocol import (
     Capabilities,
@@ -241,3 +243,12 @@ def test_selasticd_does_not_start_with_an_unusable_policy(unusable, tmp_path):
 def test_a_simulation_with_an_unusable_policy_is_one_line(unusable, capsys):
     assert cli.run(["simulate", "--policy", "site", "--jobs", "1"]) == 2
     assert capsys.readouterr().err.endswith(f"selastic: {unusable}")
+
+
+def test_a_sentence_of_a_policy_for_0_1_0_is_a_reason():
+    """Such policies state a text, or "" for none."""
+    told, silent = (
+        Alternative(gpu_type="", gpus=1, value=1.0, reason=text) for text in ("it is Monday", "")
+    )
+    assert told.reason == Reason("text", text="it is Monday")
+    assert silent.reason is None
