@@ -326,7 +326,7 @@ class BatchTuner:
             if choice and choice.batch != choice.present:
                 self._tell(job.job_id, run=job.run + 1, batch=choice.batch)
 
-    def heard(
+    def answer_report(
         self,
         job: Job,
         report: Report,

@@ -44,7 +44,7 @@ class ReportHandler:
         self.predicts_frozen_layers = False
         self._measuring: dict[int, Transition] = {}
 
-    def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
+    def handle(self, report: Report, job: Job | None, *, act: bool) -> bool:
         """Record a report.
 
         Args:
@@ -58,7 +58,7 @@ class ReportHandler:
         news = False
         if job is not None:
             now = time.time()
-            news = self._store.take(report, job, now)
+            news = self._store.record_report(report, job, now)
             try:
                 self._measure(report, job, now)
             except LedgerError as error:
@@ -67,7 +67,7 @@ class ReportHandler:
                 learned = (
                     self._store.freezable(job, report) if self.predicts_frozen_layers else None
                 )
-                self._tuner.heard(
+                self._tuner.answer_report(
                     job, report, directive=self._store.directive(job), learned=learned
                 )
         if report.phase == "saved" and report.notice is not None:

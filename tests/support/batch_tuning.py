@@ -40,7 +40,7 @@ class TuningController:
         self.tuner = BatchTuner(self.outbox.tell)
 
     def hear(self, of, told):
-        self.store.take(told, of, 0.0)
+        self.store.record_report(told, of, 0.0)
         self.reports[of.job_id] = told
 
     def records(self, *jobs):

@@ -123,7 +123,7 @@ def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def take(ledger: Ledger, answer: dict[str, Any]) -> int:
+def apply(ledger: Ledger, answer: dict[str, Any]) -> int:
     """Replace rows by those of the active controller's ledger; return how many.
 
     Raises:
@@ -179,7 +179,7 @@ class StandbySync:
             try:
                 request = requests.build("copy", since=self._since)
                 answer = frames.call(active, request, timeout_s=seconds)
-                take(self._ledger, answer)
+                apply(self._ledger, answer)
                 self._since, more = self._next(answer["since"]), bool(answer["more"])
             except (SlurmElasticError, KeyError, TypeError) as error:
                 problem, more = f"the active controller's ledger is not copied: {error}", False

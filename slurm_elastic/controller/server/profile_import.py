@@ -63,7 +63,7 @@ def observations_of(body: object, types: Collection[str]) -> tuple[Observations,
                 reports=_REPORTS,
             )
             key = key_of(Allocation.of(c.gpu_type, {"": c.gpus}), 1)
-            observations.see(key, measurement)
+            observations.add_measurement(key, measurement)
     count = len(observations.points)
     named = f" of application {observations.stated}" if observations.stated else ""
     return observations, f"{count} configuration{'s' if count > 1 else ''}{named} learned"

@@ -90,7 +90,7 @@ class RequestHandler:
         """See `RequestBackend`."""
         controller = self._controller
         job = controller.job(report.job_id)
-        if controller.report_handler.hear(report, job, act=controller.acts):
+        if controller.report_handler.handle(report, job, act=controller.acts):
             controller.soon()
         return self.orders(report.job_id, report.run)
 

@@ -87,7 +87,7 @@ class AttemptProgress:
         return {**body, "why": self.why.to_json() if self.why else None}
 
 
-def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) -> None:
+def record_report(watch: AttemptProgress, report: Report, *, now: float | None = None) -> None:
     """Record the steps that a report states, of the present attempt or of one not yet seen.
 
     Args:

@@ -96,7 +96,7 @@ class JobStore:
         except (LedgerError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
-    def take(self, report: Report, job: Job, now: float) -> bool:
+    def record_report(self, report: Report, job: Job, now: float) -> bool:
         """Record a report as far as it can be true.
 
         Returns:
@@ -120,13 +120,16 @@ class JobStore:
                 and report.steps_measured >= _MIN_STEPS
             ):
                 held = None
-            self._profiles.take(report, job)
+            self._profiles.add_report(report, job)
             profile = self._profiles.of(job, report.application) if report.frozen else None
-            learned = self.learning.take(
-                entry.lesson, freezing_reports.thawed(report, profile), self.in_force(job), held
+            learned = self.learning.add_report(
+                entry.observations,
+                freezing_reports.thawed(report, profile),
+                self.in_force(job),
+                held,
             )
             self._hear_gradients(entry, report, job)
-            attempt_progress.hear(entry.watch, report, now=now)
+            attempt_progress.record_report(entry.watch, report, now=now)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
                 key = key_of(held, racks)
@@ -135,7 +138,7 @@ class JobStore:
                     report, held, rate, racks=racks, old=entry.measurements.get(key)
                 )
                 entry.measurements[key] = measurement
-                self.learning.see(entry.lesson, job, key, measurement)
+                self.learning.add_measurement(entry.observations, job, key, measurement)
             entry.dirty = True
             return learned or old_state != (entry.proven, len(entry.measurements), False)
 
@@ -146,7 +149,7 @@ class JobStore:
             return
         frozen = entry.frozen if report.frozen is None else report.frozen
         if report.profile or frozen != entry.frozen or entry.gradient_bytes is None:
-            profile = self._profiles.of(job, entry.lesson.stated)
+            profile = self._profiles.of(job, entry.observations.stated)
             entry.frozen = frozen
             entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
 
@@ -188,7 +191,7 @@ class JobStore:
     def profile(self, job: Job) -> StoredProfile | None:
         """Return the newest layer profile of a job's application."""
         with self._lock:
-            return self._profiles.of(job, self.entry(job).lesson.stated)
+            return self._profiles.of(job, self.entry(job).observations.stated)
 
     def freezable(self, job: Job, report: Report) -> Learned | None:
         """Return the learned data of the last round with the layers of this report, or None."""
@@ -376,14 +379,14 @@ class JobStore:
         reported_s, report = self._reports.get(job.job_id, (0.0, None))
         directive = self.directive(job)
         learned = self.learning.learned(
-            job, entry.lesson, directive=directive, cluster=types, now=now
+            job, entry.observations, directive=directive, cluster=types, now=now
         )
         frozen = None
         if report is not None and report.certified:  # an attempt goes on with the last one's
-            profile = self._profiles.of(job, entry.lesson.stated)
+            profile = self._profiles.of(job, entry.observations.stated)
             frozen = freezing_reports.of(report, directive, profile)
         shapes, gradient_bytes = entry.measurements, entry.gradient_bytes
-        shared = None if entry.lesson.batch else self.learning.shared(job, entry.lesson)
+        shared = None if entry.observations.batch else self.learning.shared(job, entry.observations)
         if shared:  # before its first report it is taken for its name's latest
             shapes = shapes or shared.shapes
             layers = self._profiles.of(job, shared.stated)

@@ -65,7 +65,7 @@ class LayerProfileStore:
         self._known: dict[_Name, StoredProfile | None] = {}
         self._dirty: set[_Name] = set()
 
-    def take(self, report: Report, job: Job) -> None:
+    def add_report(self, report: Report, job: Job) -> None:
         """Keep the layer profile of a report, if it has one."""
         if report.profile:
             name = (job.user, job.name, report.application)

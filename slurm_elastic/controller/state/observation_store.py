@@ -90,9 +90,9 @@ class ObservationStore:
 
     def _carry_over(self) -> None:
         """Read the speeds of jobs that a ledger of version 1 has of applications."""
-        lessons: dict[tuple[str, str], Observations] = {}
+        applications: dict[tuple[str, str], Observations] = {}
         for user, name, record in self._ledger.named_jobs():
-            rates = lessons.setdefault((user, name), Observations()).rates
+            rates = applications.setdefault((user, name), Observations()).rates
             measurements = record.get("measurements")
             rows = list(measurements.values()) if isinstance(measurements, dict) else []
             rows = [r for r in rows if isinstance(r, dict) and number(r.get("gpus"), 1, 2**16)]
@@ -100,15 +100,17 @@ class ObservationStore:
                 speed, kind = row.get("samples_per_s"), row.get("gpu_type")
                 if isinstance(kind, str) and number(speed, 1e-9, 1e12):
                     rates[kind] = speed / row["gpus"]
-        for (user, name), lesson in lessons.items():
-            if lesson.rates:
-                self._ledger.put_application(user, name, "", lesson.to_body())
+        for (user, name), observations in applications.items():
+            if observations.rates:
+                self._ledger.put_application(user, name, "", observations.to_body())
 
-    def take(self, lesson: Observations, report: Report, job: Job, held: Allocation | None) -> bool:
+    def add_report(
+        self, observations: Observations, report: Report, job: Job, held: Allocation | None
+    ) -> bool:
         """Record the observations of a report.
 
         Args:
-            lesson: of the job.
+            observations: of the job.
             report: its times are used if `held` is given.
             job: whose report it is.
             held: the allocation that its times were measured in.
@@ -118,50 +120,54 @@ class ObservationStore:
         """
         directive = job.directive
         unit = directive.unit_for(held.gpu_type) if held and directive else 1
-        old_count, version = len(lesson.points), lesson.version
-        point = lesson.hear(report, held, unit)
-        if lesson.version != version:
-            self._pass_on(lesson, point, job)
-        return len(lesson.points) > old_count
+        old_count, version = len(observations.points), observations.version
+        point = observations.add_report(report, held, unit)
+        if observations.version != version:
+            self._share(observations, point, job)
+        return len(observations.points) > old_count
 
-    def _pass_on(self, lesson: Observations, point: ObservedTime | None, job: Job) -> None:
+    def _share(self, observations: Observations, point: ObservedTime | None, job: Job) -> None:
         """Add an observation to the application."""
-        if not lesson.batch:
+        if not observations.batch:
             return
-        lessons = self._of(job)
-        shared = lessons.get(lesson.stated)
-        if shared is None and lesson.stated and "" in lessons:
-            lessons[lesson.stated] = shared = lessons.pop("")
-            shared.stated = lesson.stated
+        applications = self._of(job)
+        shared = applications.get(observations.stated)
+        if shared is None and observations.stated and "" in applications:
+            applications[observations.stated] = shared = applications.pop("")
+            shared.stated = observations.stated
         if shared is None or (point and len(point.recent) == 1 and shared.contradicts(point)):
-            shared = Observations(stated=lesson.stated)
-            for old_point in lesson.points.values():
+            shared = Observations(stated=observations.stated)
+            for old_point in observations.points.values():
                 shared.keep(dataclasses.replace(old_point, recent=[]))
         elif point:
             shared.keep(dataclasses.replace(point, recent=[]))
-        shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
-        shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
-        self._changed(job, lessons, shared)
+        shared.batch, shared.initial_batch = observations.batch, observations.initial_batch
+        shared.most, shared.noise = observations.most, observations.noise or shared.noise
+        self._changed(job, applications, shared)
 
     def adopt(self, job: Job, observations: Observations) -> None:
         """Add the observations that an owner imports to the application of a job."""
-        lessons = self._of(job)
-        shared = lessons.get(observations.stated) or observations
+        applications = self._of(job)
+        shared = applications.get(observations.stated) or observations
         shared.absorb(observations)
-        self._changed(job, lessons, shared)
+        self._changed(job, applications, shared)
 
-    def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
+    def _changed(
+        self, job: Job, applications: Mapping[str, Observations], shared: Observations
+    ) -> None:
         shared.version += 1
         # The newest first: a job without reports is taken for it.
-        others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
+        others = [(k, v) for k, v in applications.items() if k != shared.stated][: _STATED - 1]
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))
 
-    def see(self, lesson: Observations, job: Job, key: str, measurement: Measurement) -> None:
+    def add_measurement(
+        self, observations: Observations, job: Job, key: str, measurement: Measurement
+    ) -> None:
         """Add a job's measurement of a shape to the application."""
-        shared = self._of(job).get(lesson.stated)
-        if shared is not None and shared.see(key, measurement):
-            self._dirty.add((job.user, job.name, lesson.stated))
+        shared = self._of(job).get(observations.stated)
+        if shared is not None and shared.add_measurement(key, measurement):
+            self._dirty.add((job.user, job.name, observations.stated))
 
     def save(self, alive: Iterable[Job]) -> None:
         """Write changed applications to the ledger, and drop those that no job needs.
@@ -170,9 +176,9 @@ class ObservationStore:
             LedgerError: it could not be written; the next call tries again.
         """
         for user, name, stated in sorted(self._dirty):
-            lesson = self._applications.get((user, name), {}).get(stated)
-            if lesson is not None:
-                self._ledger.put_application(user, name, stated, lesson.to_body())
+            observations = self._applications.get((user, name), {}).get(stated)
+            if observations is not None:
+                self._ledger.put_application(user, name, stated, observations.to_body())
             self._dirty.discard((user, name, stated))
         jobs = list(alive)
         names, keys = {(j.user, j.name) for j in jobs}, {j.key for j in jobs}
@@ -182,7 +188,7 @@ class ObservationStore:
     def learned(
         self,
         job: Job,
-        lesson: Observations,
+        observations: Observations,
         *,
         directive: Directive | None,
         cluster: Sequence[str],
@@ -192,7 +198,7 @@ class ObservationStore:
 
         Args:
             job: running or pending.
-            lesson: its own.
+            observations: its own.
             directive: in force.
             cluster: GPU types that there are.
             now: epoch s; times that change with each report are passed on rarely.
@@ -202,13 +208,13 @@ class ObservationStore:
         """
         if directive is None:
             return None
-        shared = self.shared(job, lesson)
-        state = (lesson.version, shared and (id(shared), shared.version))
+        shared = self.shared(job, observations)
+        state = (observations.version, shared and (id(shared), shared.version))
         settings = (directive, cluster, self.config, self.adaptive_batches)
         last = self._kept.get(job.key)
         if last and last.state == state and last.settings == settings:
             return last.learned
-        data = self._learned(job, lesson, shared, directive, cluster)
+        data = self._learned(job, observations, shared, directive, cluster)
         if last is None or last.settings != settings:
             last = self._kept[job.key] = _CachedLearned(state, settings, data, at=now)
         elif data == last.learned:
@@ -217,12 +223,12 @@ class ObservationStore:
             last.state, last.learned = state, data
         return last.learned
 
-    def shared(self, job: Job, lesson: Observations) -> Observations | None:
+    def shared(self, job: Job, observations: Observations) -> Observations | None:
         """Return its application's observations; before a report those of the name's latest job."""
-        lessons = self._of(job)
-        if lesson.batch:
-            return lessons.get(lesson.stated)
-        return next(iter(lessons.values()), None)
+        applications = self._of(job)
+        if observations.batch:
+            return applications.get(observations.stated)
+        return next(iter(applications.values()), None)
 
     def _of(self, job: Job) -> dict[str, Observations]:
         name = (job.user, job.name)
@@ -239,22 +245,24 @@ class ObservationStore:
     def _learned(
         self,
         job: Job,
-        lesson: Observations,
+        observations: Observations,
         shared: Observations | None,
         directive: Directive,
         cluster: Sequence[str],
     ) -> Learned | None:
-        batch = lesson.batch or _expected(shared, directive)
+        batch = observations.batch or _expected(shared, directive)
         types = [t for t in directive.types or cluster if directive.sizes(t)]
         if not batch or not types:
             return None
         inherited = shared.points if shared else {}
-        points = {**inherited, **lesson.points}
-        believed = points if self.config.sia.share else lesson.points
-        initial_batch = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
+        points = {**inherited, **observations.points}
+        believed = points if self.config.sia.share else observations.points
+        initial_batch = (
+            observations.initial_batch or (shared.initial_batch if shared else 0) or batch
+        )
         span = _span(initial_batch, directive) if self.adaptive_batches else None
         rigid = directive.min_gpus == directive.max_gpus and span is None
-        most = lesson.most or (shared.most if shared else 0)
+        most = observations.most or (shared.most if shared else 0)
         single = estimated(
             points.values(),
             types,
@@ -262,14 +270,14 @@ class ObservationStore:
             earlier=shared.rates if shared else {},
         )
         rates = _rates(points.values(), directive, batch, single) if rigid else {}
-        noise = lesson.noise or (shared.noise if shared and self.config.sia.share else None)
+        noise = observations.noise or (shared.noise if shared and self.config.sia.share else None)
         if span:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
         else:
             job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
             initial = min(batch, initial_batch)
         application = Application(
-            name=(lesson.stated or (shared.stated if shared else "")) or job.name,
+            name=(observations.stated or (shared.stated if shared else "")) or job.name,
             job_class=job_class,
             initial_batch=initial,
             max_batch=span[1] if span else batch,

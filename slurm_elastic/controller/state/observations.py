@@ -108,32 +108,32 @@ class Observations:
     @classmethod
     def from_body(cls, body: Any) -> Observations:
         """Return it from the ledger's JSON; invalid parts are left out."""
-        lesson = cls()
+        observations = cls()
         if not isinstance(body, dict):
-            return lesson
+            return observations
         for row in _list(body.get("points")):
             point = _point(row)
             if point is not None:
-                lesson.points[point.key] = point
+                observations.points[point.key] = point
         for name in ("batch", "initial_batch", "most"):
             value = body.get(name)
             if type(value) is int and 0 <= value <= 2**31:
-                setattr(lesson, name, value)
+                setattr(observations, name, value)
         noise = _list(body.get("noise"))
         if len(noise) == 2 and all(number(v, 0.0, 1e30) for v in noise) and sum(noise) > 0:
-            lesson.noise = (float(noise[0]), float(noise[1]))
+            observations.noise = (float(noise[0]), float(noise[1]))
         if isinstance(body.get("stated"), str):
-            lesson.stated = body["stated"]
+            observations.stated = body["stated"]
         rates = body.get("rates")
         if isinstance(rates, dict):
-            lesson.rates = {t: float(r) for t, r in rates.items() if number(r, 1e-9, 1e12)}
+            observations.rates = {t: float(r) for t, r in rates.items() if number(r, 1e-9, 1e12)}
         shapes = body.get("shapes")
         if isinstance(shapes, dict):
             with contextlib.suppress(TypeError):
-                lesson.shapes = {k: Measurement(**row) for k, row in shapes.items()}
-        return lesson
+                observations.shapes = {k: Measurement(**row) for k, row in shapes.items()}
+        return observations
 
-    def see(self, key: str, measurement: Measurement) -> bool:
+    def add_measurement(self, key: str, measurement: Measurement) -> bool:
         """Keep a measurement of a shape; return whether it differs from the kept one."""
         earlier = self.shapes.get(key)
         if earlier is not None and all(
@@ -162,7 +162,7 @@ class Observations:
         for point in other.points.values():
             self.keep(point)
         for key, measurement in other.shapes.items():
-            self.see(key, measurement)
+            self.add_measurement(key, measurement)
 
     def contradicts(self, point: ObservedTime) -> bool:
         """Return whether a job's first times in a configuration differ far from earlier jobs'."""
@@ -171,7 +171,7 @@ class Observations:
             1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
         )
 
-    def hear(self, report: Report, held: Allocation | None, unit: int) -> ObservedTime | None:
+    def add_report(self, report: Report, held: Allocation | None, unit: int) -> ObservedTime | None:
         """Record noise and batch of a report, and its times if `held` is their shape.
 
         Returns:

@@ -29,7 +29,7 @@ class StoredJob:
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
         counted: id of the last transition whose outcome is part of this record.
-        lesson: observations that models are fitted to.
+        observations: step times and noise that models are fitted to.
         watch: progress of its attempts.
     """
 
@@ -56,15 +56,15 @@ class StoredJob:
     seen_run: int = -1
     gradient_bytes: float | None = None
     frozen: int = 0
-    lesson: Observations = field(default_factory=Observations)
+    observations: Observations = field(default_factory=Observations)
     watch: AttemptProgress = field(default_factory=AttemptProgress)
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
         body = dataclasses.asdict(self)
-        body.pop("dirty")
-        body["lesson"] = self.lesson.to_body()
+        del body["dirty"], body["observations"]
+        body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
         body["watch"] = self.watch.to_body()
         return body
 
@@ -75,7 +75,7 @@ class StoredJob:
         entry = cls(**{k: v for k, v in body.items() if k in names})
         entry.measurements = from_ledger(body["measurements"])
         entry.budget = TimeBudget.from_body(body.get("budget"))
-        entry.lesson = Observations.from_body(body.get("lesson"))
+        entry.observations = Observations.from_body(body.get("lesson"))
         entry.watch = AttemptProgress.from_body(body.get("watch"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""

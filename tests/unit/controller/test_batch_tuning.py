@@ -307,9 +307,9 @@ def test_frozen_layers_stay_within_what_is_certified_and_what_it_may_cost():
     assert frozen(report(**told, kind="script"), auto) is None
     assert frozen(report(**told), Directive.parse("1-8")) is None
     controller, of = TuningController(), running(directive=str(auto))
-    controller.tuner.heard(of, report(**told), directive=auto)
+    controller.tuner.answer_report(of, report(**told), directive=auto)
     assert controller.outbox.orders(7, 0).frozen == 1
-    controller.tuner.heard(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
+    controller.tuner.answer_report(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
     assert controller.outbox.orders(7, 0).frozen == 1
 
 
@@ -447,7 +447,7 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     controller._jobs = controller.reader.jobs()
     told = report(gpus=4, micro_batch=16, step_time_s=0.1, micro_step_s=0.08, max_micro_batch=64,
                   layers=9, certified=2, certified_penalty=0.001)  # fmt: skip
-    controller.report_handler.hear(told, of, act=controller.acts)
+    controller.report_handler.handle(told, of, act=controller.acts)
     answer = controller.report_handler.orders(7, 0, job=of)
     assert answer.frozen == (2 if mode == "act" else None)
     controller.round()

@@ -52,7 +52,9 @@ def measured(c: Cluster, job_id: int) -> Report:
 
 def tell(store: JobStore, c: Cluster, *jobs: int) -> None:
     for job_id in jobs:
-        store.take(measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time)
+        store.record_report(
+            measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time
+        )
     store.observe(c.snapshot())
 
 
@@ -123,7 +125,7 @@ def test_an_elastic_batch_makes_more_gpus_worth_more():
         micro_s = 0.1 + 0.1 * BATCH / 32
         report = replace(measured(c, job_id), step_time_s=micro_s, micro_step_s=micro_s,
                          grad_sqr=1.0, grad_var=50.0, max_micro_batch=64)  # fmt: skip
-        store.take(report, c.jobs[-1], c.time)
+        store.record_report(report, c.jobs[-1], c.time)
     c.records.update(store.records(c.snapshot(), {}))
     (decision,) = decided(store, c).changes
     assert (decision.job_id, decision.target.gpus) == (3, 2)

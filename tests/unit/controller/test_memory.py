@@ -78,7 +78,7 @@ def test_a_thousand_jobs_leave_nothing_behind():
                 profile=LAYERS,
                 application=f"app{each.job_id}",
             )
-            handler.hear(told, each, act=True)
+            handler.handle(told, each, act=True)
             handler.orders(each.job_id, 0, job=each)
             handler.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
         for _ in range(2):

@@ -36,7 +36,7 @@ class Site:
 
     def hear(self, of, **fields):
         report = Report(job_id=7, **({"run": 0, "phase": "training"} | fields))
-        return self.report_handler.hear(report, of, act=True)
+        return self.report_handler.handle(report, of, act=True)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def active():
 
 def copy(active, other, since=None):
     answer = standby_sync.news(active, since or {})
-    standby_sync.take(other, answer)
+    standby_sync.apply(other, answer)
     return answer["since"]
 
 
@@ -53,7 +53,7 @@ def test_what_does_not_fit_into_an_answer_comes_with_the_next(active, monkeypatc
     more = True
     while more:
         answer = standby_sync.news(active, since)
-        standby_sync.take(other, answer)
+        standby_sync.apply(other, answer)
         since, more, answers = answer["since"], answer["more"], answers + 1
     assert answers > 3
     assert other.get_job("19@2")
@@ -85,7 +85,7 @@ def test_who_was_active_just_before_believes_all_of_it(active):
 def test_another_version_is_refused(active):
     answer = {**standby_sync.news(active, {}), "version": 99}
     with pytest.raises(LedgerError, match="same release"):
-        standby_sync.take(Ledger(":memory:"), answer)
+        standby_sync.apply(Ledger(":memory:"), answer)
 
 
 @pytest.mark.parametrize("rows", [{"jobs": [{"key": "x"}]}, {"jobs": [{"key": []}]}])
@@ -93,7 +93,7 @@ def test_rows_that_make_no_sense_change_nothing(active, rows):
     other = Ledger(":memory:")
     copy(active, other)
     with pytest.raises(LedgerError):
-        standby_sync.take(other, {**standby_sync.news(active, {}), "rows": rows})
+        standby_sync.apply(other, {**standby_sync.news(active, {}), "rows": rows})
     assert other.get_job("7@1") == RECORD
     other.put_job("8@1", 8, {})  # no transaction is left open
 

@@ -79,7 +79,7 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
         job_id=7, run=0, phase="training", gpus=1, global_batch=16, step_time_s=2.0,
         steps_measured=10, micro_batch=16, accumulation=0, micro_step_s=2.0, initial_batch=16,
     )  # fmt: skip
-    store.take(said, runs, 1.0)
+    store.record_report(said, runs, 1.0)
     (own,) = record(store, runs).measurements
     assert own.samples_per_s == pytest.approx(8.0)
 

@@ -126,7 +126,7 @@ def test_the_job_freezes_what_the_policy_counts_with_and_no_more_than_it_may():
     def order(**changes):
         newest = report(**TOLD | changes)
         learned = controller.store.freezable(of, newest)
-        controller.tuner.heard(of, newest, directive=AUTO, learned=learned)
+        controller.tuner.answer_report(of, newest, directive=AUTO, learned=learned)
         frozen = controller.outbox.orders(7, 0).frozen
         model = GoodputModel.of(learned)
         assert frozen == effective_progress.prefix(model, learned, gpu_type="a100", nodes=1, gpus=1)

@@ -36,24 +36,24 @@ FAST = {"step_time_s": 0.5, "global_batch": 64, "steps_measured": 10}
 def test_speed_counts_for_the_shape_that_the_job_really_has(store):
     running = job({"n1": 4})
     for told in ({"gpus": 8}, {"run": 3}, {"steps_measured": 1}, {"step_time_s": 0.0}):
-        store.take(report(**(FAST | told)), running, 0.0)
+        store.record_report(report(**(FAST | told)), running, 0.0)
         assert store.entry(running).measurements == {}
     store = JobStore(Ledger(":memory:"))
-    assert store.take(report(**FAST), running, 0.0)
+    assert store.record_report(report(**FAST), running, 0.0)
     (measured,) = store.entry(running).measurements.values()
     assert (measured.gpu_type, measured.gpus, measured.samples_per_s) == ("a100", 4, 128.0)
 
 
 def test_a_report_of_an_attempt_that_is_over_changes_nothing(store):
     running = job({"n1": 4}, run=2)
-    store.take(report(run=2), running, 0.0)
-    assert not store.take(report(run=1, proven=True), running, 1.0)
+    store.record_report(report(run=2), running, 0.0)
+    assert not store.record_report(report(run=1, proven=True), running, 1.0)
     assert not store.entry(running).proven
 
 
 def test_a_silent_job_is_left_alone_after_three_minutes(store):
     running = job({"n1": 4})
-    store.take(report(), running, 1000.0)
+    store.record_report(report(), running, 1000.0)
     for at, speaks in ((1100.0, True), (1200.0, False)):
         record = store.records(snapshot(running, at=at), {})[7]
         assert record.reporting is speaks
@@ -61,7 +61,7 @@ def test_a_silent_job_is_left_alone_after_three_minutes(store):
 
 def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
     running = job({"n1": 4})
-    store.take(report(proven=True), running, 0.0)
+    store.record_report(report(proven=True), running, 0.0)
     store.command(running, held=True)
     store.observe(snapshot(running))
     again = JobStore(ledger)
@@ -148,8 +148,8 @@ def on_racks(*jobs):
 def test_a_shape_over_two_racks_is_another_one(store, ledger):
     near, far = job({"n1": 2, "n2": 2}), job({"n1": 2, "n3": 2})
     store.observe(on_racks(near))
-    store.take(report(**(FAST | PARTS)), near, 0.0)
-    store.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
+    store.record_report(report(**(FAST | PARTS)), near, 0.0)
+    store.record_report(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
     store.observe(on_racks(far))
     for known in (store, JobStore(ledger)):
         seen = {m.racks: m for m in known.records(on_racks(far), {})[7].measurements}
@@ -161,14 +161,16 @@ def test_a_shape_over_two_racks_is_another_one(store, ledger):
 def test_stalls_are_means_and_begin_anew_with_another_computing_time(store):
     running = job({"n1": 4})
     for sync in (0.1, 0.3, None, 0.2):
-        store.take(report(**(FAST | PARTS | {"sync_s": sync})), running, 0.0)
+        store.record_report(report(**(FAST | PARTS | {"sync_s": sync})), running, 0.0)
     (seen,) = store.entry(running).measurements.values()
     assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
     for told in ({"layout": "1x4"}, {"sync_s": 9.0}):  # stages wait for their neighbours, too
-        store.take(report(**(FAST | PARTS | told)), running, 0.0)
+        store.record_report(report(**(FAST | PARTS | told)), running, 0.0)
     (seen,) = store.entry(running).measurements.values()
     assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
-    store.take(report(**(FAST | PARTS | {"forward_s": 1.0, "step_time_s": 1.5})), running, 0.0)
+    store.record_report(
+        report(**(FAST | PARTS | {"forward_s": 1.0, "step_time_s": 1.5})), running, 0.0
+    )
     (seen,) = store.entry(running).measurements.values()
     assert (seen.compute_s, seen.sync_s, seen.reports) == (pytest.approx(1.3), 0.1, 1)
 
@@ -177,7 +179,9 @@ def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(store, ledger
     first, other = job({"n1": 2, "n3": 2}), job({"n1": 2, "n3": 2}, user="bob", job_id=9)
     store.observe(on_racks(first))
     for _ in range(3):
-        store.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), first, 0.0)
+        store.record_report(
+            report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), first, 0.0
+        )
     store.observe(on_racks(first))
     store.observe(on_racks())
     following = job({"n1": 2, "n2": 2}, job_id=8, submit_time=500.0)
@@ -187,7 +191,7 @@ def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(store, ledger
         (seen,) = records[8].measurements
         assert (seen.racks, seen.reports, seen.sync_s) == (2, 3, pytest.approx(0.6))
         assert records[9].measurements == ()
-        known.take(report(job_id=8, **FAST), following, 1.0)
+        known.record_report(report(job_id=8, **FAST), following, 1.0)
         (seen,) = known.records(on_racks(following), {})[8].measurements
         assert (seen.racks, seen.samples_per_s) == (1, 128.0)
 
@@ -209,7 +213,7 @@ def test_gradient_bytes_are_those_of_layers_that_are_trained(store, ledger):
     running = job({"n1": 4})
 
     def told(**fields):
-        store.take(report(**fields), running, 0.0)
+        store.record_report(report(**fields), running, 0.0)
         return store.records(on_racks(running), {})[7].gradient_bytes
 
     assert told() is None
@@ -225,7 +229,7 @@ def test_gradient_bytes_are_those_of_layers_that_are_trained(store, ledger):
 
 def test_a_job_that_has_not_run_knows_its_applications_gradients(store, ledger):
     running = job({"n1": 4})
-    store.take(report(**FAST, profile=LAYERS), running, 0.0)
+    store.record_report(report(**FAST, profile=LAYERS), running, 0.0)
     store.observe(on_racks(running))
     fresh = job(None, job_id=8, submit_time=20.0, state=JobState.PENDING)
     both = on_racks(running, fresh)

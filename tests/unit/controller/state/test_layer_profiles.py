@@ -36,18 +36,18 @@ def test_it_survives_a_restart_and_serves_later_jobs_of_the_application(path):
     store = JobStore(Ledger(path))
     running = job({"n1": 4}, name="net")
     assert store.profile(running) is None
-    store.take(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
-    store.take(report(application="gpt", step=9), running, 1.0)
+    store.record_report(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
+    store.record_report(report(application="gpt", step=9), running, 1.0)
     assert store.profile(running) == StoredProfile(ROWS, 8)
     store.observe(snapshot(running))
     store = JobStore(Ledger(path))
     assert store.profile(running) == StoredProfile(ROWS, 8)
     for job_id, name, known in ((8, "net", StoredProfile(ROWS, 8)), (9, "other", None)):
         other = job({"n1": 4}, name=name, job_id=job_id)
-        store.take(report(job_id, application="gpt", global_batch=8), other, 2.0)
+        store.record_report(report(job_id, application="gpt", global_batch=8), other, 2.0)
         assert store.profile(other) == known
     foreign = job({"n1": 4}, name="net", job_id=10, user="bob")
-    store.take(report(10, application="gpt", global_batch=8), foreign, 2.0)
+    store.record_report(report(10, application="gpt", global_batch=8), foreign, 2.0)
     assert store.profile(foreign) is None, "users share with themselves only"
 
 
@@ -55,7 +55,7 @@ def test_the_newest_counts(path):
     store = JobStore(Ledger(path))
     running = job({"n1": 4})
     for batch in (8, 16):
-        store.take(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
+        store.record_report(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
         store.observe(snapshot(running))
     assert JobStore(Ledger(path)).profile(running) == StoredProfile(ROWS, 16)
 
@@ -67,7 +67,7 @@ def test_names_without_end_fill_neither_memory_nor_ledger(path, monkeypatch):
     store = JobStore(ledger)
     running = job({"n1": 4})
     for i in range(40):
-        store.take(report(application=f"a{i}", profile=ROWS), running, float(i))
+        store.record_report(report(application=f"a{i}", profile=ROWS), running, float(i))
         assert len(store._profiles._known) <= 3
         if i % 4 == 3:
             store.observe(snapshot(running))

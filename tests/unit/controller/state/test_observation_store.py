@@ -69,8 +69,8 @@ def test_nothing_is_known_before_somebody_said_what_the_batch_is(store):
 
 def test_a_step_without_its_accumulation_is_observed(store):
     of = running(gpus=2)
-    store.take(report(gpus=2, step_time_s=1.0, accumulation=3, micro_batch=8, micro_step_s=0.2),
-              of, 0.0)  # fmt: skip
+    fields = {"step_time_s": 1.0, "accumulation": 3, "micro_batch": 8, "micro_step_s": 0.2}
+    store.record_report(report(gpus=2, **fields), of, 0.0)
     (seen,) = learned(store, of).observations
     assert (seen.gpu_type, seen.nodes, seen.gpus, seen.micro_batch) == ("a100", 1, 2, 8)
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.4, 0.2))
@@ -81,16 +81,18 @@ def test_times_are_learned_in_the_unit_of_the_directive_in_force(store, submitte
     """The fit counts replicas of the unit of `selastic update`; so does what is learned."""
     of = running(gpus=4, directive=submitted)
     store.command(of, override="2-8,unit=2")
-    store.take(report(gpus=4, accumulation=1, micro_step_s=0.2, max_micro_batch=32), of, 0.0)
+    store.record_report(
+        report(gpus=4, accumulation=1, micro_step_s=0.2, max_micro_batch=32), of, 0.0
+    )
     known = learned(store, of)
     assert [p.micro_batch for p in known.observations] == [16], "64 samples, 2 replicas, 2 steps"
-    assert store.entry(of).lesson.most == 64, "of a replica of 2 GPUs"
+    assert store.entry(of).observations.most == 64, "of a replica of 2 GPUs"
 
 
 def test_only_times_of_the_present_shape_and_attempt_count(store):
     of = running()
     for lie in ({"gpus": 4}, {"run": 5}, {"steps_measured": 2}, {"step_time_s": None}):
-        store.take(report(**lie), of, 0.0)
+        store.record_report(report(**lie), of, 0.0)
         known = learned(store, of)
         assert known is None or known.observations == ()
         store = JobStore(Ledger(":memory:"), STATED)
@@ -98,13 +100,13 @@ def test_only_times_of_the_present_shape_and_attempt_count(store):
 
 def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(store):
     of = running()
-    store.take(report(), of, 0.0)
+    store.record_report(report(), of, 0.0)
     first = learned(store, of)
     for step_s in (0.65, 0.62, 0.66, 0.63, 1.5, 0.64):  # one outlier is none
-        assert not store.take(report(step_time_s=step_s, micro_step_s=step_s), of, 0.0)
+        assert not store.record_report(report(step_time_s=step_s, micro_step_s=step_s), of, 0.0)
         assert learned(store, of) is first
     for _ in range(5):
-        store.take(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
+        store.record_report(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
     assert learned(store, of).observations[0].step_s == pytest.approx(0.8)
 
 
@@ -113,50 +115,50 @@ def test_times_that_change_all_the_time_are_passed_on_now_and_then(store):
     of, seen = running(), []
     for i in range(100):
         batch = 64 + i
-        store.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+        store.record_report(report(global_batch=batch, micro_batch=batch), of, 0.0)
         seen.append(store.records(snapshot(of, at=1000.0 + i), {})[7].learned)
     assert len({id(known) for known in seen}) == 1 + 5 + 1
     assert store.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 163
     store.command(of, override="1-2")  # what people decide counts at once
-    store.take(report(global_batch=7, micro_batch=7), of, 0.0)
+    store.record_report(report(global_batch=7, micro_batch=7), of, 0.0)
     assert store.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 7
 
 
 def test_a_new_configuration_is_news(store):
     of = running()
-    assert store.take(report(), of, 0.0)
-    assert not store.take(report(), of, 0.0)
-    assert store.take(report(micro_batch=32, accumulation=1, micro_step_s=0.3), of, 0.0)
+    assert store.record_report(report(), of, 0.0)
+    assert not store.record_report(report(), of, 0.0)
+    assert store.record_report(report(micro_batch=32, accumulation=1, micro_step_s=0.3), of, 0.0)
 
 
 def test_a_library_that_measures_nothing_of_this_is_understood(store):
     of = running(gpus=2)
     old = Report(job_id=7, run=0, phase="training", gpus=2, global_batch=64, step_time_s=0.5,
                  steps_measured=10)  # fmt: skip
-    store.take(old, of, 0.0)
+    store.record_report(old, of, 0.0)
     (seen,) = learned(store, of).observations
     assert (seen.micro_batch, seen.step_s, seen.micro_step_s) == (32, 0.5, 0.5)
 
 
 def test_a_report_without_a_step_looked_into_waits_for_the_next(store):
     of = running()
-    store.take(report(micro_step_s=None), of, 0.0)
+    store.record_report(report(micro_step_s=None), of, 0.0)
     assert learned(store, of).observations == ()
-    store.take(report(micro_step_s=0.32), of, 0.0)
+    store.record_report(report(micro_step_s=0.32), of, 0.0)
     for _ in range(5):
-        store.take(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
+        store.record_report(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
     (seen,) = learned(store, of).observations
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((1.28, 0.64))
 
 
 def test_noise_is_kept_until_it_differs(store):
     of = running()
-    store.take(report(grad_sqr=2.0, grad_var=8.0), of, 0.0)
-    store.take(report(grad_sqr=2.1, grad_var=8.1), of, 0.0)
+    store.record_report(report(grad_sqr=2.0, grad_var=8.0), of, 0.0)
+    store.record_report(report(grad_sqr=2.1, grad_var=8.1), of, 0.0)
     assert learned(store, of).noise == Noise(2.0, 8.0)
-    store.take(report(grad_sqr=1.0, grad_var=8.0), of, 0.0)
+    store.record_report(report(grad_sqr=1.0, grad_var=8.0), of, 0.0)
     assert learned(store, of).noise == Noise(1.0, 8.0)
-    store.take(report(grad_sqr=0.0, grad_var=0.0), of, 0.0)
+    store.record_report(report(grad_sqr=0.0, grad_var=0.0), of, 0.0)
     assert learned(store, of).noise == Noise(1.0, 8.0)
 
 
@@ -166,7 +168,7 @@ def test_noise_is_kept_until_it_differs(store):
 def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(store):
     for directive, expected in (("1-8", JobClass.STRONG_SCALING), ("4-4", JobClass.RIGID)):
         of = running(directive=directive)
-        store.take(report(max_micro_batch=16, application="resnet"), of, 0.0)
+        store.record_report(report(max_micro_batch=16, application="resnet"), of, 0.0)
         known = learned(store, of).application
         assert known.job_class is expected
         assert (known.name, known.batch, known.max_batch, known.initial_batch) == (
@@ -178,28 +180,28 @@ def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(store):
 
 def test_types_that_a_directive_leaves_out_cannot_run_it(store):
     of = running(directive="1-8,types=a100")
-    store.take(report(), of, 0.0)
+    store.record_report(report(), of, 0.0)
     assert [t.gpu_type for t in learned(store, of).application.types] == ["a100"]
 
 
 def test_a_type_never_run_on_is_worth_what_the_configuration_says(store):
     of = running()
-    store.take(report(), of, 0.0)
+    store.record_report(report(), of, 0.0)
     single = {t.gpu_type: t.single for t in learned(store, of).application.types}
     assert single == pytest.approx({"a100": 100.0, "v100": 100.0 / 3})
 
 
 def test_a_rigid_job_has_a_rate_on_every_type(store):
     of = running(directive="2-2", gpus=2)
-    store.take(report(gpus=2, micro_batch=32, step_time_s=0.5, micro_step_s=0.4), of, 0.0)
+    store.record_report(report(gpus=2, micro_batch=32, step_time_s=0.5, micro_step_s=0.4), of, 0.0)
     rate = {t.gpu_type: t.rate for t in learned(store, of).application.types}
     assert rate == pytest.approx({"a100": 128.0, "v100": 128.0 / 3})
 
 
 def test_the_next_job_knows_what_each_type_is_worth(store, ledger):
     one, other = running(1, kind="a100"), running(2, kind="v100")
-    store.take(report(1), one, 0.0)
-    store.take(report(2), other, 0.0)
+    store.record_report(report(1), one, 0.0)
+    store.record_report(report(2), other, 0.0)
     store.observe(snapshot(one, other))
     for again in (store, JobStore(ledger, STATED), JobStore(ledger, SHARING)):
         waits = job(job_id=3, name="net")
@@ -210,36 +212,36 @@ def test_the_next_job_knows_what_each_type_is_worth(store, ledger):
 
 
 def test_nobody_learns_from_another_user_or_name(store):
-    store.take(report(1), running(1), 0.0)
+    store.record_report(report(1), running(1), 0.0)
     assert learned(store, job(job_id=2, name="net", user="bob")) is None
     assert learned(store, job(job_id=2, name="other")) is None
 
 
 def test_scripts_of_one_name_may_say_what_they_train(store):
     one, other = running(1), running(2)
-    store.take(report(1, application="big", step_time_s=6.4, micro_step_s=6.4), one, 0.0)
-    store.take(report(2, application="small"), other, 0.0)
+    store.record_report(report(1, application="big", step_time_s=6.4, micro_step_s=6.4), one, 0.0)
+    store.record_report(report(2, application="small"), other, 0.0)
     assert learned(store, one).application.types[0].single == pytest.approx(10.0)
     assert learned(store, other).application.types[0].single == pytest.approx(100.0)
 
 
 def test_another_model_under_the_same_name_starts_anew():
     store = JobStore(Ledger(":memory:"), SHARING)
-    store.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
-    store.take(report(1), running(1), 0.0)
+    store.record_report(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    store.record_report(report(1), running(1), 0.0)
     of = running(2)
-    store.take(report(2, step_time_s=9.0, micro_step_s=9.0), of, 0.0)
+    store.record_report(report(2, step_time_s=9.0, micro_step_s=9.0), of, 0.0)
     assert [o.step_s for o in learned(store, of).observations] == [9.0]
 
 
 def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
     store = JobStore(Ledger(":memory:"), SHARING)
-    store.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    store.record_report(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
     of = running(2)
-    store.take(report(2), of, 0.0)
+    store.record_report(report(2), of, 0.0)
     assert [o.gpus for o in learned(store, of).observations] == [2, 1]
     of = running(2, gpus=2)
-    store.take(report(2, gpus=2, micro_batch=32, step_time_s=1.0), of, 0.0)
+    store.record_report(report(2, gpus=2, micro_batch=32, step_time_s=1.0), of, 0.0)
     assert [o.step_s for o in learned(store, of).observations] == [1.0, 0.64]
 
 
@@ -268,7 +270,7 @@ def test_stated_ratios_fill_in():
 
 def test_it_survives_a_restart(store, ledger):
     of = running()
-    store.take(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
+    store.record_report(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
     store.observe(snapshot(of))
     again = JobStore(ledger, STATED)
     assert learned(again, of) == learned(store, of)
@@ -298,7 +300,9 @@ def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
         ledger = Ledger(path)
         store = JobStore(ledger, STATED)
         of = running(2, kind="v100")
-        store.take(report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0)
+        store.record_report(
+            report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0
+        )
         known = {t.gpu_type: t.single for t in learned(store, of).application.types}
         assert known == pytest.approx({"a100": 200.0, "v100": 50.0})
         ledger.close()
@@ -319,7 +323,7 @@ def test_names_without_end_do_not_fill_the_ledger(ledger, monkeypatch):
 def test_statements_without_end_do_not_fill_the_memory(store):
     of = running()
     for i in range(100):
-        store.take(report(application=f"a{i}"), of, 0.0)
+        store.record_report(report(application=f"a{i}"), of, 0.0)
     assert len(store.learning._of(of)) == 20
     assert learned(store, of).application.name == "a99"
 
@@ -327,7 +331,7 @@ def test_statements_without_end_do_not_fill_the_memory(store):
 def test_configurations_without_end_do_not_fill_a_record(store):
     of = running()
     for batch in range(1, 400):
-        store.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+        store.record_report(report(global_batch=batch, micro_batch=batch), of, 0.0)
     assert len(learned(store, of).observations) == 128
 
 
@@ -372,7 +376,7 @@ def test_no_report_makes_a_model_impossible(told, directive, share):
     store = JobStore(Ledger(":memory:"), SHARING if share else STATED)
     for i, fields in enumerate(told):
         of = running(i % 2, gpus=fields["gpus"], directive=directive)
-        store.take(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)
+        store.record_report(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)
     for of in (running(0, directive=directive), job(job_id=9, name="net", directive=directive)):
         known = learned(store, of)
         if known is not None:

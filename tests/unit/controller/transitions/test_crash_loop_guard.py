@@ -40,7 +40,7 @@ class Site:
         self.look(running)
         said = {"job_id": 7, "run": self.run, "phase": "training"}
         report = Report(**said, step=step, checkpoint_step=step)
-        self.store.take(report, running, self.at)
+        self.store.record_report(report, running, self.at)
         self.run, self.at = self.run + 1, self.at + 20
         return self.waits(code, **how)
 
