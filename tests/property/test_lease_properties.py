@@ -18,8 +18,8 @@ from slurm_elastic.controller.leader.leader_lease import (
     LeaseMark,
     LeaseObservation,
     Tenure,
+    comment_of,
     newest,
-    words,
 )
 
 T = 30.0
@@ -66,7 +66,7 @@ class Process:
 
     def comment(self, *, free: bool = False) -> str:
         self.beat += 1
-        return words(holder=f"h{self.id}:1", id_=self.id, beat=self.beat, free=free)
+        return comment_of(holder=f"h{self.id}:1", id_=self.id, beat=self.beat, free=free)
 
     def renew(self, name: str, comment: str, now: float) -> bool:
         known = name in self.slurm.leases
