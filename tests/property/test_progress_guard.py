@@ -12,7 +12,7 @@ from slurm_elastic.controller.state.attempt_progress import (
     Verdict,
     begin,
     close,
-    hear,
+    record_report,
 )
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
@@ -36,12 +36,12 @@ def play(watch, resumed, saved, ended, code, excused, lasts):
     watch.since = start
     said = {"job_id": 7, "run": watch.run, "resumed_from": resumed}
     for step in saved:
-        hear(watch, Report(phase="training", step=step, checkpoint_step=step, **said))
+        record_report(watch, Report(phase="training", step=step, checkpoint_step=step, **said))
     if resumed is not None and not saved:
-        hear(watch, Report(phase="training", step=resumed, **said))
+        record_report(watch, Report(phase="training", step=resumed, **said))
     if ended is not None:
         last = max(saved, default=None)
-        hear(watch, Report(phase="ended", exit_code=ended, checkpoint_step=last, **said))
+        record_report(watch, Report(phase="ended", exit_code=ended, checkpoint_step=last, **said))
     watch.code, watch.excused = code, excused
     return close(watch, at=start + lasts)
 
@@ -95,7 +95,7 @@ def test_attempts_that_were_not_seen_say_nothing(attempt):
     before = watch.vain
     begin(watch, 9)
     assert (watch.run, watch.vain) == (9, before)
-    hear(watch, Report(job_id=7, run=8, phase="ended", exit_code=1))
+    record_report(watch, Report(job_id=7, run=8, phase="ended", exit_code=1))
     assert watch.ended is None
 
 
@@ -107,9 +107,9 @@ def test_reports_before_an_attempt_is_followed_count(attempts):
         last = max(saved, default=None)
         phase = "training" if ended is None else "ended"
         told = Report(phase=phase, exit_code=ended, step=0, checkpoint_step=last, **said)
-        hear(one, told)
+        record_report(one, told)
         other.run -= 1
-        hear(other, told)
+        record_report(other, told)
         begin(other, other.run + 1)
         for watch in (one, other):
             watch.code, watch.excused = code, excused
