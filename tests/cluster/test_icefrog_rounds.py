@@ -161,7 +161,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     assert all(MIN <= n <= MAX for counts in seen.values() for n in counts)
     assert any("layers 1-12 of 15 frozen" in line for line in said)
     log = daemon.log()
-    assert re.search(rf"JobId={frozen} .*go to job {other}", log), log
+    assert re.search(rf"JobId={frozen} .*Reason=layers-frozen .* jobs={other}\b", log), log
 
     ends = {key: ended(cluster, job) for key, job in jobs.items()}
     first = min(ends.values())

@@ -143,7 +143,7 @@ def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: SlurmClust
     print(f"chatty: {spread_s:.2f} s a step over two racks, {step_s(daemon, chatty):.2f} s in one")
     until(lambda: "stays spread over 2 racks" in daemon.selastic("explain", str(quiet)))
     assert racks(cluster, quiet) == {"rack1", "rack2"}
-    assert "its GPUs come together on one rack" in daemon.log()
+    assert "Reason=consolidates unit=rack spread=1 " in daemon.log()
 
     # Again, with two GPUs free in each rack: their names say what they are.
     free(cluster, chatty)
