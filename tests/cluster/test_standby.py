@@ -58,9 +58,11 @@ class Pair:
         return {c["address"]: c.get("role", "") for c in json.loads(done.stdout)["controllers"]}
 
     def active(self) -> tuple[Daemon, Daemon]:
-        """Return the active one and the other; resume one that a failed test left paused."""
+        """Return the active one and the other; both run, whatever the test before has left."""
         for one in self.all:
             self.cluster.exec(f"kill -CONT {one.pid}", node=one.NODE, check=False)
+            if not one.runs():
+                one.start()
         wait(lambda: "active" in self.roles().values(), "nobody is active")
         first = self.roles()["ctld:7321"] == "active"
         return (self.all[0], self.all[1]) if first else (self.all[1], self.all[0])
