@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
+# What jobs import: runs on Python 3.10.
+IN_JOBS = $(addprefix slurm_elastic/,core integrations job rpc training cli/console_scripts.py)
 
-.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links generate fuzz lock data audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-integrations test-cluster lint docs docs-links generate fuzz lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -21,6 +23,7 @@ lint: venv ## ruff, mypy --strict, import-linter, unique names
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(RUN) mypy
+	$(RUN) mypy --python-version 3.10 $(IN_JOBS)
 	$(VENV)/bin/lint-imports
 	contrib/check-names
 
@@ -29,6 +32,12 @@ test-tools: ## programs that the tests need, as root on Debian or Ubuntu; else t
 
 test-unit: test-tools venv ## unit and property tests, without Docker
 	$(RUN) tests.run unit $(ARGS)
+
+INTEGRATIONS ?= build/integrations
+test-integrations: ## trainings of other frameworks in changing worlds, in an environment of its own; 3 GB, some minutes
+	test -x $(INTEGRATIONS)/bin/pytest || { $(PYTHON) -m venv $(INTEGRATIONS) && $(INTEGRATIONS)/bin/pip install torch==2.13.0 \
+		&& DS_BUILD_OPS=0 $(INTEGRATIONS)/bin/pip install -r requirements/integrations.txt; }
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/unit/test_stability.py $(ARGS)
 
 test-cluster: test-tools venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
 	$(RUN) tests.run cluster $(ARGS)

@@ -21,17 +21,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.rank_processes import run_ranks
+
 RANKS = 2
 ARMS = ("ddp", "library", "unmeasured", "freezing")
 #: What is compared: name, arm, with which.
@@ -73,25 +71,11 @@ def main() -> None:
 def measure(model: str, *, rounds: int, turn: int) -> dict[str, Any]:
     """Return one model's step times by arm, and ratios with their intervals."""
     with tempfile.TemporaryDirectory() as out:
-        # fmt: off
-        command = [
-            sys.executable, str(ROOT / "wrappers" / "esrun"), "--local", str(RANKS),
-            sys.executable, "-m", "benchmarks.overhead", "--rank", out, "--models", model,
-            "--rounds", str(rounds), "--turn", str(turn),
+        arguments = [
+            *("--rank", out, "--models", model),
+            *("--rounds", str(rounds), "--turn", str(turn)),
         ]
-        # fmt: on
-        # A job that this runs in is another matter.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"a rank failed:\n{done.stdout}{done.stderr}")
+        run_ranks(RANKS, "benchmarks.overhead", arguments)
         ranks = [
             json.loads((Path(out) / f"rank{rank}.json").read_text(encoding="utf-8"))
             for rank in range(RANKS)

@@ -57,7 +57,7 @@ def main() -> None:
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"--{name}: give more than 0")
     if importlib.util.find_spec("torch") is None:
-        sys.exit("benchmarks.pipeline: needs PyTorch: pip install slurm-elastic[training]")
+        sys.exit("benchmarks.pipeline: needs PyTorch: pip install torch")
     try:
         if args.model not in ("lm", "linear"):
             profile_reader.read(Path(args.model))

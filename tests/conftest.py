@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -19,5 +20,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("data"):
         os.environ["SELASTIC_DATA"] = str(Path(config.getoption("data")).resolve())

@@ -127,7 +127,7 @@ def elastic(name: str, directive: str, least: int, training: Training) -> DemoJo
 
 def full() -> Scenario:
     """Return the full scenario, of about two and a half minutes."""
-    gpt = elastic("gpt", "4-8,types=a100", 4, Training(epochs=6, rate=32))
+    gpt = elastic("gpt", "4-8,types=a100", 4, Training(epochs=8, rate=32))
     vit = elastic("vit", "2,types=v100", 2, Training(epochs=5, rate=64))
     script = Training(epochs=6, rate=96, library=False, more="--save-every 10")
     plain = elastic("plain", "1-2,types=v100", 1, script)

@@ -26,7 +26,7 @@ def main() -> None:
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
-    if torch.cuda.is_available():  # under esrun each rank sees one GPU, its own
+    if torch.cuda.is_available():
         local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)

@@ -60,22 +60,62 @@ local function list_sizes(list)
 	return known_sizes[list]
 end
 
--- Return the GPUs per node by type in the job's partitions, or in the default one.
-local function partition_sizes(job, part_list)
-	if M.settings.gpus_per_node then
-		return M.settings.gpus_per_node
+local known_inventories = {}
+local function list_inventory(list)
+	if not known_inventories[list] then
+		known_inventories[list] = cluster.inventory(M.settings.nodes, list)
 	end
-	local wanted, sizes, known = {}, {}, false
+	return known_inventories[list]
+end
+
+-- Return the node lists of the job's partitions, or of the default one; {"ALL"} and false if none is
+-- known.
+local function partition_lists(job, part_list)
+	local wanted, lists = {}, {}
 	for name in (job.partition or ""):gmatch("[^,]+") do
 		wanted[name] = true
 	end
 	for name, part in pairs(part_list) do
 		if part.nodes and (wanted[name] or not next(wanted) and part.flag_default == 1) then
-			cluster.narrow(sizes, list_sizes(part.nodes))
-			known = true
+			lists[#lists + 1] = part.nodes
 		end
 	end
-	return known and sizes or list_sizes("ALL")
+	return #lists > 0 and lists or { "ALL" }, #lists > 0
+end
+
+-- Return the GPUs per node by type in these node lists.
+local function partition_sizes(lists)
+	if M.settings.gpus_per_node then
+		return M.settings.gpus_per_node
+	end
+	local sizes = {}
+	for _, list in ipairs(lists) do
+		cluster.narrow(sizes, list_sizes(list))
+	end
+	return sizes
+end
+
+-- Return the nodes in these lists, one inventory for each, none if the site gives their GPUs itself;
+-- and whether all nodes are known.
+local function partition_inventories(lists)
+	local inventories, complete = {}, not M.settings.gpus_per_node
+	for i, list in ipairs(complete and lists or {}) do
+		inventories[i] = list_inventory(list)
+		complete = complete and inventories[i].complete
+	end
+	return inventories, complete
+end
+
+-- Return the names of the nodes that the job excludes; none where these are too many.
+local function excluded_nodes(job)
+	local list, excluded = job.exc_nodes or "", {}
+	if list ~= "" and #list <= MAX_USER_BYTES then
+		local sound, names = pcall(cluster.expand, list, MAX_USER_NODES)
+		for _, name in ipairs(sound and names or {}) do
+			excluded[name] = true
+		end
+	end
+	return excluded
 end
 
 -- Return the same for the nodes that the job names; nil if it names none or they are unknown.
@@ -131,10 +171,10 @@ local function requested(job)
 	return (job.comment or ""):match("^elastic:(%S+)%s*(.*)$")
 end
 
-local function summary(d, gpus, gpu_type, managed)
-	local count = d.min == d.max and shape.count_of(d.min) or string.format("%d-%d GPUs", d.min, d.max)
+local function summary(d, gpus, gpu_type, note, managed)
+	local count = shape.span_of(d)
 	local types = #d.types > 0 and ", " .. table.concat(d.types, " before ") or ""
-	local start = string.format("%d%s", gpus, gpu_type and " " .. gpu_type or "")
+	local start = string.format("%d%s%s", gpus, gpu_type and " " .. gpu_type or "", note)
 	if managed then
 		return string.format("elastic: %s%s; starts at %s."
 			.. " `selastic explain JOBID` shows what is done and why", count, types, start)
@@ -183,11 +223,15 @@ local function plan(job, part_list)
 	if managed and job.requeue == 0 then
 		refuse("an elastic job is resized by requeueing it: leave out --no-requeue")
 	end
-	local sizes = partition_sizes(job, part_list)
-	local changes, gpus, gpu_type = shape.start(d, job, {
+	local lists, known = partition_lists(job, part_list)
+	local inventories, complete = partition_inventories(lists)
+	local sizes = partition_sizes(lists)
+	local changes, gpus, gpu_type, note = shape.start(d, job, {
 		partition = sizes,
 		gpus_per_node = named_sizes(job) or sizes,
 		default_gpus_per_node = M.settings.default_gpus_per_node,
+		stock = shape.stock_of(inventories, excluded_nodes(job)),
+		complete = known and complete,
 	})
 	if managed then
 		local other = job.admin_comment
@@ -198,7 +242,7 @@ local function plan(job, part_list)
 		changes.comment = comment
 		changes.requeue = 1
 	end
-	return changes, summary(d, gpus, gpu_type, managed)
+	return changes, summary(d, gpus, gpu_type, note, managed)
 end
 
 -- Return the text as one line of printable ASCII: messages repeat what users write.
@@ -222,6 +266,22 @@ local function guarded(hook, ...)
 	return slurm.SUCCESS
 end
 
+-- Return a line for the user of a batch script that calls srun or torchrun and never esrun; else nil.
+local function without_esrun(script)
+	if type(script) ~= "string" or script:find("esrun", 1, true) then
+		return nil
+	end
+	for line in script:gmatch("[^\n]+") do
+		local first = line:match("^%s*([%w_./-]+)")
+		local name = first and first:match("[^/]+$")
+		if name == "srun" or name == "torchrun" then
+			return "elastic: the script starts " .. name .. " without esrun, so the job will not be resized;"
+				.. " write esrun " .. (name == "srun" and "in the place of " or "before ") .. name
+		end
+	end
+	return nil
+end
+
 -- For slurm_job_submit; a site's own script calls it last.
 function M.job_submit(job_desc, part_list, submit_uid)
 	return guarded(function()
@@ -235,6 +295,10 @@ function M.job_submit(job_desc, part_list, submit_uid)
 		end
 		if message then
 			slurm.log_user("%s", printable(message))
+		end
+		local hint = changes.admin_comment and without_esrun(job_desc.script)
+		if hint then
+			slurm.log_user("%s", hint)
 		end
 	end)
 end

@@ -114,6 +114,56 @@ function M.sizes(nodes, list, limit)
 	return sizes
 end
 
+-- Return the listed nodes ("ALL" for all): .members, their GPUs by name; .counts, the number of nodes
+-- by type and GPUs; .complete, whether the GPUs of each are known.
+function M.inventory(nodes, list)
+	local inventory = { members = {}, counts = {}, complete = true }
+	local function add(name, gpus)
+		if inventory.members[name] then
+			return
+		end
+		inventory.members[name] = gpus
+		for gpu_type, number in pairs(gpus) do
+			local counts = inventory.counts[gpu_type] or {}
+			counts[number] = (counts[number] or 0) + 1
+			inventory.counts[gpu_type] = counts
+		end
+	end
+	if list:upper() == "ALL" then
+		for name, gpus in pairs(nodes) do
+			add(name, gpus)
+		end
+	else
+		for _, name in ipairs(M.expand(list)) do
+			inventory.complete = inventory.complete and nodes[name] ~= nil
+			add(name, nodes[name] or {})
+		end
+	end
+	return inventory
+end
+
+-- Return {GPUs, nodes} pairs of a type in an inventory, without the excluded nodes, the largest nodes
+-- first; nil if it does not have the type.
+function M.nodes_of(inventory, gpu_type, excluded)
+	local counts, left, pairs_of = inventory.counts[gpu_type], {}, {}
+	if not counts then
+		return nil
+	end
+	for name in pairs(excluded) do
+		local number = (inventory.members[name] or {})[gpu_type]
+		if number then
+			left[number] = (left[number] or counts[number]) - 1
+		end
+	end
+	for number, count in pairs(counts) do
+		pairs_of[#pairs_of + 1] = { number, left[number] or count }
+	end
+	table.sort(pairs_of, function(a, b)
+		return a[1] > b[1]
+	end)
+	return pairs_of
+end
+
 -- Lower each size to that of these GPUs; nil for none.
 function M.narrow(sizes, gpus)
 	for name, number in pairs(gpus or {}) do

@@ -10,7 +10,7 @@ local MAX_NOTICE = 86400
 local PENALTY_STEPS = 1000000
 local DEFAULT_PENALTY_STEPS = 5000
 
-local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit" }
+local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes" }
 local KNOWN = "known keys: " .. table.concat(KEYS, ", ")
 local UNIT_EXAMPLE = "unit=4 or unit=a100:2/v100:8"
 
@@ -174,6 +174,19 @@ readers["unit"] = function(d, value)
 	end
 end
 
+readers["sizes"] = function(d, value)
+	for _, digits in ipairs(split(value, ":")) do
+		if not is_digits(digits) then
+			fail(digits, 'sizes "%s" is not a number of GPUs; write sizes=1:2:4', digits)
+		end
+		local size = number(digits, "sizes", MAX_GPUS)
+		if contains(d.listed, size) then
+			fail(digits, "sizes: %d is listed twice; keep one", size)
+		end
+		d.listed[#d.listed + 1] = size
+	end
+end
+
 local function check_bytes(text)
 	if #text == 0 then
 		fail("", "nothing is given; write MIN-MAX, for example 2-16")
@@ -191,6 +204,40 @@ local function check_bytes(text)
 	end
 end
 
+local function joined(list)
+	local words = {}
+	for i, size in ipairs(list) do
+		words[i] = string.format("%d", size)
+	end
+	return table.concat(words, ":")
+end
+
+-- Return whether the list has a multiple of the unit.
+local function has_multiple(list, unit)
+	for _, size in ipairs(list) do
+		if size % unit == 0 then
+			return true
+		end
+	end
+	return false
+end
+
+-- Check the listed sizes against MIN-MAX, and narrow these to them.
+local function check_sizes(d)
+	table.sort(d.listed)
+	for _, size in ipairs(d.listed) do
+		local part = string.format("%d", size)
+		if size < d.min or size > d.max then
+			fail(part, "sizes: %d is outside %s; remove it or widen MIN-MAX", size,
+				range(d.min, d.max))
+		elseif size % (d.unit or 1) ~= 0 then
+			fail(part, "sizes: %d is not a multiple of unit %d; remove it or change unit", size,
+				d.unit)
+		end
+	end
+	d.min, d.max = d.listed[1] or d.min, d.listed[#d.listed] or d.max
+end
+
 local function check_units(d)
 	for _, bound in ipairs({ { "MIN", d.min }, { "MAX", d.max } }) do
 		local label, gpus = bound[1], bound[2]
@@ -204,6 +251,9 @@ local function check_units(d)
 		local part = string.format("%s:%d", name, unit)
 		if #d.types > 0 and not contains(d.types, name) then
 			fail(part, "unit: %s is not in types; add it there or remove it here", name)
+		elseif #d.listed > 0 and not has_multiple(d.listed, unit) then
+			fail(part, "unit %s: no multiple of %d is among sizes=%s; add one or change unit",
+				part, unit, joined(d.listed))
 		elseif round_up(d.min, unit) > d.max then
 			fail(part, "unit %s: no multiple of %d lies within %d-%d;"
 				.. " widen MIN-MAX or change unit", part, unit, d.min, d.max)
@@ -215,7 +265,7 @@ local function read(text)
 	check_bytes(text)
 	local items = split(text, ",")
 	local d = { types = {}, parallel = "data", freeze = "off", unit_names = {}, units = {},
-		penalty_steps = DEFAULT_PENALTY_STEPS }
+		listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
 	local seen = {}
 	d.min, d.max = read_gpus(items[1])
 	for position = 2, #items do
@@ -234,6 +284,7 @@ local function read(text)
 		seen[key] = true
 		readers[key](d, value)
 	end
+	check_sizes(d)
 	check_units(d)
 	return d
 end
@@ -282,6 +333,7 @@ function M.format(d)
 	add(d.notice, "notice", string.format("%d", d.notice or 0))
 	add(d.unit and d.unit > 1, "unit", string.format("%d", d.unit or 0))
 	add(#units > 0, "unit", table.concat(units, "/"))
+	add(#d.listed > 0, "sizes", joined(d.listed))
 	return table.concat(words, ",")
 end
 
@@ -289,10 +341,28 @@ local function unit_for(d, gpu_type)
 	return d.unit or d.units[gpu_type] or 1
 end
 
+-- Return whether a number of GPUs is among the listed sizes.
+function M.lists(d, gpus)
+	return contains(d.listed, gpus)
+end
+
 -- Return whether the job may run on this many GPUs of this type.
 function M.allows(d, gpus, gpu_type)
 	return (#d.types == 0 or contains(d.types, gpu_type)) and gpus >= d.min and gpus <= d.max
-		and gpus % unit_for(d, gpu_type) == 0
+		and gpus % unit_for(d, gpu_type) == 0 and (#d.listed == 0 or contains(d.listed, gpus))
+end
+
+-- Return the smallest size that is a multiple of the unit, or nil.
+local function smallest(d, unit)
+	for _, size in ipairs(d.listed) do
+		if size % unit == 0 then
+			return size
+		end
+	end
+	local gpus = round_up(d.min, unit)
+	if #d.listed == 0 and gpus <= d.max then
+		return gpus
+	end
 end
 
 local function greatest_common_divisor(a, b)
@@ -313,12 +383,12 @@ function M.start(d)
 			local unit = unit_for(d, name)
 			common = math.min(common / greatest_common_divisor(common, unit) * unit, d.max + 1)
 		end
-		local gpus = round_up(d.min, common)
-		if gpus <= d.max then
+		local gpus = smallest(d, common)
+		if gpus then
 			return gpus, nil
 		end
 	end
-	return round_up(d.min, unit_for(d, first)), first
+	return smallest(d, unit_for(d, first)), first
 end
 
 return M

@@ -1,6 +1,7 @@
 -- The shape of a job, as submitted and as it starts. Reads the fields of job_desc, changes none.
 -- Lua 5.1 to 5.4.
 
+local cluster = require("slurm_elastic_cluster")
 local directive = require("slurm_elastic_directive")
 
 local M = {}
@@ -9,6 +10,8 @@ local NICE_OFFSET = 2147483648
 local UNSET_16 = 65534
 local UNSET_32 = 4294967294
 local MAX_GPUS = 65536
+-- More sizes or types are not named in a message.
+local MAX_NAMED = 8
 
 -- Fields that describe a job's shape, and their value if not given; false where that is nil.
 -- Without min_cpus: sbatch always sends an estimate.
@@ -37,6 +40,19 @@ M.refuse = refuse
 
 function M.count_of(gpus)
 	return gpus == 1 and "1 GPU" or string.format("%d GPUs", gpus)
+end
+
+-- Return the sizes of a directive for people: 1-8 GPUs; 1, 2 or 4 GPUs.
+function M.span_of(d)
+	if #d.listed < 2 or #d.listed > MAX_NAMED then
+		return d.min == d.max and M.count_of(d.min) or string.format("%d-%d GPUs", d.min, d.max)
+	end
+	local words = {}
+	for i, size in ipairs(d.listed) do
+		words[i] = string.format("%d", size)
+	end
+	local last = table.remove(words)
+	return string.format("%s or %s GPUs", table.concat(words, ", "), last)
 end
 
 -- Return a number that the user gave, or nil.
@@ -101,7 +117,8 @@ local function read_request(text)
 	return total, gpu_type
 end
 
--- Return the job's own shape: GPUs, type, nodes; nothing if it names no GPUs.
+-- Return the job's own shape: GPUs, type, nodes, and the GPUs that belong together on a node; nothing
+-- if it names no GPUs.
 local function own_shape(job)
 	local requests, gpu_type = {}, nil
 	for _, field in ipairs(GPU_FIELDS) do
@@ -119,16 +136,17 @@ local function own_shape(job)
 	end
 	tasks = tasks or (per_node or 1) * (nodes or 1)
 	if requests.tres_per_job then
-		return requests.tres_per_job, gpu_type, nodes
+		return requests.tres_per_job, gpu_type, nodes, 1
 	elseif requests.tres_per_node then
-		return requests.tres_per_node * (nodes or 1), gpu_type, nodes or 1
+		return requests.tres_per_node * (nodes or 1), gpu_type, nodes or 1, requests.tres_per_node
 	elseif requests.tres_per_task then
-		return requests.tres_per_task * tasks, gpu_type, nodes
+		local each = requests.tres_per_task
+		return each * tasks, gpu_type, nodes, each * math.min(per_node or 1, tasks)
 	elseif requests.tres_per_socket then
-		local sockets = given(job, "sockets_per_node") or 1
-		return requests.tres_per_socket * sockets * (nodes or 1), gpu_type, nodes or 1
+		local each = requests.tres_per_socket * (given(job, "sockets_per_node") or 1)
+		return each * (nodes or 1), gpu_type, nodes or 1, each
 	elseif per_gpu and per_gpu > 0 and given(job, "num_tasks") then
-		return math.ceil(tasks / per_gpu), nil, nodes
+		return math.ceil(tasks / per_gpu), nil, nodes, 1
 	end
 end
 
@@ -190,9 +208,114 @@ local function needs_no_type(d, job, gpus, nodes, settings)
 	return #d.types ~= 1 and (kinds == 1 or nodes == 1)
 end
 
+-- Return whether {GPUs, nodes} pairs, the largest nodes first, suffice for a request.
+local function suffice(available, want)
+	local nodes, gpus = 0, 0
+	for _, pair in ipairs(available) do
+		local size, count = pair[1], pair[2]
+		if size >= want.each and size > 0 then
+			local used = math.max(0, math.min(count, want.most - nodes))
+			nodes, gpus = nodes + count, gpus + used * (size - size % want.each)
+		end
+	end
+	return nodes >= want.nodes and gpus >= want.gpus
+end
+
+-- Return a function from a type to its nodes in each inventory that has it, without the excluded ones.
+function M.stock_of(inventories, excluded)
+	local known = {}
+	return function(gpu_type)
+		if not known[gpu_type] then
+			local lists = {}
+			for _, inventory in ipairs(inventories) do
+				lists[#lists + 1] = cluster.nodes_of(inventory, gpu_type, excluded)
+			end
+			known[gpu_type] = lists
+		end
+		return known[gpu_type]
+	end
+end
+
+-- Return whether one of the job's partitions has enough nodes of a type for the request: .gpus on
+-- .nodes to .most nodes, .each of them together on a node. True for types that none has.
+local function fits(gpu_type, want, settings)
+	local lists = settings.stock(gpu_type)
+	for _, available in ipairs(lists) do
+		if suffice(available, want) then
+			return true
+		end
+	end
+	return #lists == 0
+end
+
+-- Return the first type that has enough nodes for the request. Without one, the first of all types if
+-- some nodes are not known, else nil.
+local function first_fitting(types, want, settings)
+	for _, name in ipairs(types) do
+		if fits(name, want, settings) then
+			return name
+		end
+	end
+	return not settings.complete and types[1] or nil
+end
+
+-- Return the type, and the largest smaller number of nodes, that have the GPUs of the request in equal
+-- shares; nothing if there is none, or if the request has more nodes than GPUs.
+local function fewer_nodes(types, want, settings)
+	for nodes = want.nodes - 1, want.nodes > want.gpus and want.nodes or 1, -1 do
+		local each = want.gpus / nodes
+		if each % want.each == 0 then
+			local fewer = { gpus = want.gpus, nodes = nodes, most = nodes, each = each }
+			for _, name in ipairs(types) do
+				if fits(name, fewer, settings) then
+					return name, nodes
+				end
+			end
+		end
+	end
+end
+
+local function refuse_place(types, want, settings)
+	local words = {}
+	for i = 1, math.min(#types, MAX_NAMED) do
+		local parts = {}
+		for _, available in ipairs(settings.stock(types[i])) do
+			for _, pair in ipairs(available) do
+				parts[#parts + 1] = pair[2] > 0 and string.format("%d node%s of %s", pair[2],
+					pair[2] == 1 and "" or "s", M.count_of(pair[1])) or nil
+			end
+		end
+		words[i] = types[i] .. ": " .. (#parts > 0 and table.concat(parts, ", ") or "no node")
+	end
+	local on = want.most == 1 and " on one node"
+		or want.nodes > 1 and string.format(" on %d nodes", want.nodes) or ""
+	refuse("no GPU type that the job may use has %s%s in its partition (%s):"
+		.. " ask for fewer GPUs or nodes", M.count_of(want.gpus), on, table.concat(words, "; "))
+end
+
 local function request(gpus, gpu_type)
 	return gpu_type and string.format("gres/gpu:%s:%d", gpu_type, gpus)
 		or string.format("gres/gpu:%d", gpus)
+end
+local function fewer_note(nodes, given_nodes)
+	return string.format(" on %d node%s, as no GPU type of the partition has %d", nodes,
+		nodes == 1 and "" or "s", given_nodes)
+end
+
+-- Return the number of nodes on which this many GPUs of a type fit in equal shares: the one proposed,
+-- else the fewest from `least` to `most`; the one proposed if there is none.
+local function even_nodes(gpus, gpu_type, proposed, least, most, settings)
+	local function holds(nodes)
+		local each = gpus % nodes == 0 and gpus / nodes or 1
+		local want = { gpus = gpus, nodes = nodes, most = nodes, each = each }
+		return fits(gpu_type, want, settings)
+	end
+	for nodes = least, holds(proposed) and 0 or math.min(most, gpus) do
+		if gpus % nodes == 0 and holds(nodes) then
+			return nodes
+		end
+	end
+	return proposed
 end
 
 -- Return the changes by which a job that names no GPUs starts at its smallest size.
@@ -204,13 +327,27 @@ local function default_shape(d, job, settings)
 		local needed = math.ceil(gpus / node_size(name, types, settings))
 		return math.max(least, math.min(most, needed))
 	end
-	if not gpu_type and not needs_no_type(d, job, gpus, nodes_for(nil), settings) then
-		gpu_type = types[1]
-	end
+	local by_features = #d.types == 0 and (job.features or "") ~= ""
 	local nodes = nodes_for(gpu_type)
 	if nodes > gpus then
 		refuse("%d nodes need as many GPUs at least, but the job starts at %d:"
 			.. " leave --nodes out or raise MIN", nodes, gpus)
+	end
+	local note = ""
+	if not by_features and #types > 0 then
+		local names = gpu_type and { gpu_type } or types
+		local want = { gpus = gpus, nodes = least, most = most, each = 1 }
+		local chosen = first_fitting(names, want, settings)
+		if not chosen then
+			chosen, least = fewer_nodes(names, want, settings)
+			if not chosen then
+				refuse_place(names, want, settings)
+			end
+			gpu_type, most, note = chosen, least, fewer_note(least, want.nodes)
+		elseif not gpu_type and not needs_no_type(d, job, gpus, nodes, settings) then
+			gpu_type = chosen
+		end
+		nodes = even_nodes(gpus, gpu_type or chosen, nodes_for(gpu_type), least, most, settings)
 	end
 	local changes = { min_nodes = nodes, max_nodes = nodes }
 	if gpus % nodes == 0 then
@@ -222,7 +359,7 @@ local function default_shape(d, job, settings)
 	if tasks and tasks < nodes or not tasks and changes.tres_per_job then
 		changes.num_tasks = nodes -- Slurm wants one on each node
 	end
-	return changes, gpus, gpu_type
+	return changes, gpus, gpu_type, note
 end
 
 -- Return the job's own requests, narrowed to one type.
@@ -242,44 +379,75 @@ local function typed_requests(job, gpus, gpu_type)
 	return changes
 end
 
--- Check the job's own shape against its directive; return changes that exclude GPUs of several
--- types or of a type that the directive does not allow.
-local function checked_shape(d, job, settings, gpus, gpu_type, nodes)
-	if gpus < d.min or gpus > d.max then
+-- Refuse a number of GPUs that the directive does not allow.
+local function check_size(d, gpus, gpu_type, types)
+	if #d.listed > 0 and not directive.lists(d, gpus) then
+		local below, above
+		for _, size in ipairs(d.listed) do
+			below, above = size < gpus and size or below, above or size > gpus and size or nil
+		end
+		local near = below and above and string.format("%d or %s", below, M.count_of(above))
+			or M.count_of(below or above)
+		refuse("the job asks for %s to start with, not among its sizes: ask for %s, or add %d"
+			.. " to sizes", M.count_of(gpus), near, gpus)
+	elseif gpus < d.min or gpus > d.max then
 		refuse("the job asks for %s to start with, outside %d-%d: change one of them",
 			M.count_of(gpus), d.min, d.max)
 	elseif gpu_type and not directive.allows(d, gpus, gpu_type) then
 		refuse("the job asks for %d %s to start with, which --elastic=%s does not allow", gpus,
 			gpu_type, directive.format(d))
-	end
-	local types = legal_types(d, gpus, settings)
-	if #d.types > 0 and #types == 0 or d.unit and gpus % d.unit ~= 0 then
+	elseif #d.types > 0 and #types == 0 or d.unit and gpus % d.unit ~= 0 then
 		refuse("the job asks for %s to start with, no multiple of its unit: change one of them",
 			M.count_of(gpus))
 	end
+end
+
+-- Check the job's own shape against its directive; return changes that exclude GPUs of several
+-- types or of a type that the directive does not allow.
+local function checked_shape(d, job, settings, gpus, gpu_type, nodes, each)
+	local types = legal_types(d, gpus, settings)
+	check_size(d, gpus, gpu_type, types)
+	local want = { gpus = gpus, nodes = nodes or 1, each = each,
+		most = given(job, "max_nodes") or math.huge }
+	local chosen, note, most = types[1], "", nil
+	if #d.types > 0 or (job.features or "") == "" then
+		local candidates = gpu_type and { gpu_type } or types
+		chosen = first_fitting(candidates, want, settings)
+		if not chosen and #candidates > 0 then
+			if (job.tres_per_node or "") == "" and (job.tres_per_socket or "") == ""
+					and not given(job, "ntasks_per_node") then
+				chosen, most = fewer_nodes(candidates, want, settings)
+			end
+			if not chosen then
+				refuse_place(candidates, want, settings)
+			end
+			nodes, note = most, fewer_note(most, want.nodes)
+		end
+	end
 	local changes = {}
 	local per_node = (job.tres_per_node or "") ~= ""
-	if not per_node then
+	if not per_node and not most then
 		nodes = math.max(nodes or 1, math.ceil(gpus / node_size(gpu_type, types, settings)))
 	end
-	if not gpu_type and not needs_no_type(d, job, gpus, nodes, settings) and types[1] then
-		gpu_type = types[1]
+	if not gpu_type and chosen and (most or not needs_no_type(d, job, gpus, nodes, settings)) then
+		gpu_type = chosen
 		changes = typed_requests(job, gpus, gpu_type)
 	end
-	if per_node or not gpu_type then
+	if per_node or most or not gpu_type then
 		changes.min_nodes, changes.max_nodes = nodes, nodes
 	end
-	return changes, gpus, gpu_type
+	return changes, gpus, gpu_type, note
 end
 
 -- Return the fields to change so that the job starts within its directive, the number of GPUs that
--- it starts with, and their type, nil for any. The settings have the GPUs per node by type ("" for
--- GPUs without one): .partition in the job's partitions, .gpus_per_node on the nodes that it names
--- or else there; and .default_gpus_per_node where these have none.
+-- it starts with, their type, nil for any, and what its user is told of fewer nodes. The settings
+-- have the GPUs per node by type ("" for GPUs without one): .partition in the job's partitions,
+-- .gpus_per_node on the nodes that it names or else there; and .default_gpus_per_node where these
+-- have none. .stock is from `stock_of`; .complete: it has all nodes of these partitions.
 function M.start(d, job, settings)
-	local gpus, gpu_type, nodes = own_shape(job)
+	local gpus, gpu_type, nodes, each = own_shape(job)
 	if gpus then
-		return checked_shape(d, job, settings, gpus, gpu_type, nodes)
+		return checked_shape(d, job, settings, gpus, gpu_type, nodes, each)
 	end
 	return default_shape(d, job, settings)
 end

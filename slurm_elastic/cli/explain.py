@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli import client, ended_job, formatting, options
 from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.status import waits_for
 from slurm_elastic.cli.tables import Column, TableLayout, render
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slurm_elastic.rpc.answers import (
         ChangeRow,
         DecisionRow,
+        EndingRow,
         ExplainAnswer,
         HistoryAnswer,
         ModelRow,
@@ -42,13 +43,16 @@ _WOULD = {
 #: Where the texts of `explain` begin.
 _INDENT = 18
 
+#: Outcomes that people see under another name.
+_OUTCOMES = {"trial": "on trial"}
+
 _COLUMNS = (
     Column("TIME", lambda r: formatting.clock(r["time"], r["now"])),
     Column("JOBID", lambda r: r["display_id"], right=True),
     Column("ACTION", lambda r: r["action"]),
     Column("FROM", lambda r: r["from"] or "-"),
     Column("TO", lambda r: r["to"] or "-"),
-    Column("OUTCOME", lambda r: r["outcome"] or r["state"].lower()),
+    Column("OUTCOME", lambda r: _OUTCOMES.get(r["outcome"], r["outcome"]) or r["state"].lower()),
     Column("TOOK", lambda r: _seconds(r["total_s"]), right=True),
     Column("REASON", lambda r: reason_text(r["reason"]) or "-"),
     Column("SAVE", lambda r: _part(r, "checkpoint"), right=True),
@@ -67,7 +71,8 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 def explain(job: str, json_: bool) -> None:
     """Explain why a job holds what it holds, and what comes next.
 
-    Also shows what its last resize cost, and what was learned of its speed.
+    Also shows what its last resize cost, and what was learned of its speed; of a job that
+    has ended, how it ended.
     """
     answer: Any = client.ask("explain", jobs=[job])
     if json_:
@@ -106,6 +111,8 @@ def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_
 
 def explained(answer: ExplainAnswer) -> list[str]:
     """Return the lines of `explain`."""
+    if ended := answer.get("ended"):
+        return _ended(answer, ended)
     job, decision = answer["job"], answer["decision"]
     lines = [_state(answer)]
 
@@ -125,21 +132,75 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Learned", _goodput(answer["model"]))
     add("Batch", _batch(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
-        add("Not yet", "it is resized once it has written a checkpoint and read it back")
+        add("Not yet", _not_yet(answer))
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
-        add("Silent", "it has not reported yet; is it started with esrun?")
+        add("Silent", "it has not reported in this run")
+        add(
+            "Remedy",
+            "if its batch script starts the program with srun, torchrun or submitit, write esrun"
+            " there (docs/esrun.md): without it a job is never resized",
+        )
     if job["stopped"]:
         add("Stopped", reason_text(job["stopped"]))
         add("Remedy", f"correct the script, then `selastic release {job['display_id']}`")
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
+    add("On trial", _on_trial(answer))
+    add("Going back", reason_text(answer.get("failed")))
+    add("Barred", _barred(answer))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
         add("Because", reason_text(decision["reason"]))
-    if answer["last"]:
-        add("Last resize", _last_change(answer["last"], answer["time"]))
+    last = answer["last"]
+    if last:
+        name = "Rehearsal" if last["action"] == "rehearsal" else "Last resize"
+        add(name, _last_change(last, answer["time"]))
     return lines
+
+
+def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
+    """Return the lines of `explain` of a job that has ended."""
+    details = [*ended_job.details(answer, ended), ("Barred", _barred_shapes(answer))]
+    if answer["last"]:
+        details.append(("Last resize", _last_change(answer["last"], answer["time"])))
+    return [
+        f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}." if label else f"{text}."
+        for label, text in details
+        if text
+    ]
+
+
+def _not_yet(answer: ExplainAnswer) -> str:
+    text = "it is resized once it has written a checkpoint and read it back"
+    reason = reason_text(answer.get("unproven"))
+    return f"{text}; {reason}" if reason else text
+
+
+def _on_trial(answer: ExplainAnswer) -> str:
+    """Return since when a change waits for a newer checkpoint; "" if it does not."""
+    since = answer.get("on_trial")
+    if since is None:
+        return ""
+    return (
+        f"the change at {formatting.clock(since, answer['time'])} is done once the job has written"
+        " a newer checkpoint; if it fails before, it goes back"
+    )
+
+
+def _barred(answer: ExplainAnswer) -> str:
+    """Return the shapes that the job is not given any more, and the remedy; "" without any."""
+    shapes = _barred_shapes(answer)
+    remedy = f"`selastic release {answer['job']['display_id']}` allows them again"
+    return f"{shapes}; {remedy}" if shapes else ""
+
+
+def _barred_shapes(answer: ExplainAnswer) -> str:
+    """Return the shapes in which the job failed, and the reasons; "" without any."""
+    return ", ".join(
+        f"{formatting.gpus(r['gpus'], r['gpu_type'])} ({reason_text(r['reason'])})"
+        for r in answer.get("barred") or []
+    )
 
 
 def _time_limit(answer: ExplainAnswer) -> str:
@@ -291,7 +352,7 @@ def _last_change(change: ChangeRow, now: float) -> str:
         f"{change['from'] or '-'} → {change['to'] or '-'}"
         f" at {formatting.clock(change['time'], now)}"
     )
-    if change["outcome"] not in ("", "done"):
+    if change["outcome"] not in ("", "done", "trial"):
         outcome_reason = reason_text(change["reason"]) or change["state"].lower()
         return f"{text}, {change['outcome']}: {outcome_reason}"
     if change["total_s"]:

@@ -126,6 +126,12 @@ class ResizeSettings:
         "Seconds that freed GPUs are kept for the rigid job they were freed for.",
         bounds=(1, 86400),
     )
+    trial_s: float = key(
+        600.0,
+        "Seconds that a job has at least, after a change, to write a newer checkpoint; without one "
+        "the change has failed (docs/reliability.md). 0: no limit.",
+        bounds=(0, 1e6),
+    )
     extend_time: bool = key(
         False,
         "Extend the time limit of jobs that run on fewer GPUs than submitted (docs/policies.md).",

@@ -1,11 +1,12 @@
 """Reports of running jobs, and the orders that answer them.
 
 Orders come from transitions (`engine`), batch tuning (`tuner`) and users: layout and directive,
-layers to freeze, and one rehearsal that shows that a script resumes.
+and layers to freeze.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection
 from typing import Any
@@ -14,13 +15,13 @@ from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.transitions.failed_changes import failure
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
-
-_PROVE = Orders(action="rehearse")
 
 
 class ReportHandler:
@@ -58,9 +59,13 @@ class ReportHandler:
         news = False
         if job is not None:
             now = time.time()
+            self._note_change(report, job)
             news = self._store.record_report(report, job, now)
+            self._answer_failure(report, job)
             try:
                 self._measure(report, job, now)
+                if news:
+                    self._rehearsed(report, job)
             except LedgerError as error:
                 self._log.error(str(error))
             if act and not self._store.entry(job).held:
@@ -73,6 +78,25 @@ class ReportHandler:
         if report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
         return news
+
+    def _note_change(self, report: Report, job: Job) -> None:
+        """Record the transition that has begun an attempt which reports before that is over."""
+        transition = self._engine.live.get(report.job_id)
+        if transition is not None and transition.target and transition.run < report.run:
+            self._store.entry(job).trials.begun(report.run, transition.id)
+
+    def _answer_failure(self, report: Report, job: Job) -> None:
+        """Answer an esrun that waits since its program has failed on trial."""
+        trials = self._store.entry(job).trials
+        if report.failed_start is None or not job.run == report.run == trials.run:
+            return
+        waits = trials.failure is not None or self._store.lost_node(job)
+        orders = self._outbox.orders(job.job_id, report.run)
+        answer = (report.failed_start, "wait" if waits else "end")
+        if (orders.failed_start, orders.on_failure) != answer:
+            orders = Orders(failed_start=answer[0], on_failure=answer[1])
+            reason = failure(job, trials) if trials.failure else None
+            self._outbox.ask(job.job_id, orders, run=report.run, reason=reason)
 
     def orders(self, job_id: int, run: int, *, job: Job | None) -> Orders:
         """Return the orders of one attempt; users' orders are in the first answer already."""
@@ -96,21 +120,15 @@ class ReportHandler:
             waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
             stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
         self._outbox.tell(job.job_id, run=job.run + waits, layout=entry.layout)
-        self._outbox.tell(job.job_id, run=job.run + stays, directive=entry.override)
+        self._outbox.tell(job.job_id, run=job.run + stays, directive=_for_ranks(entry.override))
 
-    def prove(self, job: Job) -> None:
-        """Ask an unmodified script, once, to show at its next checkpoint that it resumes."""
-        report, directive = self._store.last_report(job.job_id), self._store.directive(job)
-        if (
-            report is not None
-            and directive is not None
-            and report.run == job.run
-            and report.kind == "script"
-            and not self._store.entry(job).proven
-            and directive.min_gpus < directive.max_gpus
-        ):
-            reason = Reason("resume-rehearsal")
-            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=reason)
+    def _rehearsed(self, report: Report, job: Job) -> None:
+        """Act on the result of a rehearsal, or on a job's refusal of it."""
+        rehearsal = self._store.entry(job).rehearsal
+        if rehearsal.why is not None and rehearsal.why.code == "rehearsal-refused":
+            self._engine.decline(report.job_id, report.run, rehearsal.why)
+        if rehearsal.transition and rehearsal.result:
+            self._engine.record_result(job, rehearsal.transition, rehearsal.result, rehearsal.why)
 
     def expect(self, transition: Transition) -> None:
         """Await the first step of a job on its new GPUs, which shows what the change cost."""
@@ -135,3 +153,13 @@ class ReportHandler:
             self._store.command(job, restart_s=total)
         self._engine.persist(transition)
         self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")
+
+
+def _for_ranks(override: str) -> str:
+    """Return an ordered directive without its sizes.
+
+    Ranks do not use them, and the library of an earlier release cannot read them.
+    """
+    if not override:
+        return ""
+    return str(dataclasses.replace(Directive.parse(override), listed=()))

@@ -125,8 +125,9 @@ class Job:
             are in `submission`.
         gpu_type: type that a pending job requests, "" for any.
         min_nodes: fewest nodes that a pending job requests.
-        exit_code: of the last attempt of a job that failed and was requeued for that, 128 + n for
-            signal n; else 0.
+        exit_code: of the last attempt of a job that ended, or failed and was requeued for that,
+            128 + n for signal n; else 0.
+        end_state: Slurm's state of a job that ended: COMPLETED, FAILED, TIMEOUT, …; else "".
         devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); nodes
             without this information are left out.
     """
@@ -169,6 +170,7 @@ class Job:
     extra: str = ""
     requeueable: bool = True
     exit_code: int = 0
+    end_state: str = ""
     devices: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.core.reason_definition import (
+    BECAUSE,
     GPU_TYPE,
     GPUS,
     NODES,
@@ -11,8 +12,10 @@ from slurm_elastic.core.reason_definition import (
     count,
     define,
     fraction,
+    number,
     seconds,
     text,
+    word,
 )
 
 _BATCH = count("batch", "samples per step", "samples")
@@ -48,11 +51,49 @@ TRANSITIONS = (
     define("controller-stopped", "The controller was stopped."),
     define("controller-lost", "The controller that began the change was lost."),
     define("nothing-planned", "No change of the job is planned."),
-    define("resume-rehearsal", "The job shows that it resumes from its checkpoints."),
+    define(
+        "resume-rehearsal",
+        "The job is requeued once, to show that it resumes from its checkpoints.",
+    ),
+    define(
+        "resume-refuted",
+        "The script started anew when it was restarted: it does not resume.",
+        text("directory", "with the checkpoint of before the restart", optional=True),
+    ),
+    define("rehearsal-failed", "The script failed when it was restarted for the rehearsal."),
+    define(
+        "rehearsal-refused", "The checkpoint cannot be kept, so there is no rehearsal.",
+        word(
+            "problem", "why it cannot be kept", "no-room", "not-writable", "changes", "no-watch"
+        ),
+        text("directory", "in which it would be kept", optional=True),
+        number("gigabytes", "to be freed there", "GB", optional=True),
+    ),
     define("limit-set-by-others", "The time limit was set by others: it is not extended any more."),
 )  # fmt: skip
 
+_EXIT_CODE = count("exit_code", "exit code; 128 + n for signal n")
+
+TRIALS = (
+    define(
+        "program-failed", "The program failed before it completed a checkpoint.", _EXIT_CODE,
+    ),
+    define(
+        "program-ended", "The program ended with exit code 0 and without a checkpoint of its own.",
+    ),
+    define(
+        "no-newer-checkpoint", "The program ran on without a newer checkpoint.",
+        seconds("waited_s", "the time it had"),
+    ),
+    define("change-failed", "The job failed in this shape and goes back.", GPUS, GPU_TYPE, BECAUSE),
+)  # fmt: skip
+
 GUARD = (
+    define(
+        "trials-failed", "Attempts in a row failed before they completed a checkpoint.",
+        count("attempts", "attempts that failed"),
+        count("step", "step of the newest checkpoint", optional=True), BECAUSE,
+    ),
     define(
         "no-progress", "Attempts in a row ended without progress.",
         count("attempts", "attempts without progress"),

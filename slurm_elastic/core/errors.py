@@ -37,11 +37,20 @@
     │   ├── ScalingError                simulator.workloads.scaling_curves
     │   ├── WorkloadError               simulator.workloads.workload
     │   ├── TopologyError               topology
+    │   ├── UnsavableObjectError        training.checkpoint.object_state
+    │   ├── LoaderError                 training.elastic_loader
+    │   ├── UnsupportedTrainingError    training.init_arguments
+    │   ├── LoopError                   training.loop_arguments
     │   └── LayoutError                 training.pipeline.stage_layout
     ├── EsbatchError                    job.esbatch
     ├── UsageError                      job.esrun_options
+    ├── LauncherError                   job.launchers.adaptation
     ├── AllocationError                 job.slurm_env
+    ├── LauncherError                   job.launchers.adaptation
+    ├── CopyStoppedError                job.unmodified.checkpoint_files
+    ├── KeepError                       job.unmodified.kept_checkpoint
     ├── ChannelError                    rpc.frames
+    │   ├── ConfigurationReadError      rpc.frames
     │   ├── ControllerUnreachableError  rpc.frames
     │   ├── ControllerUntrustedError    rpc.frames
     │   └── RequestRejectedError        rpc.frames
@@ -56,7 +65,8 @@
     │   └── SlurmUnreachableError       slurm.scontrol
     ├── CheckpointError                 training.checkpoint.checkpoint_coordinator
     ├── ShardError                      training.checkpoint.shards
-    └── LinkError                       training.pipeline.stage_links
+    ├── LinkError                       training.pipeline.stage_links
+    └── UnequalWeightsError             training.step_boundary
 
 An `InvalidInputError` is also a ValueError; CheckpointError, LinkError and ShardError, which
 training scripts may see, are also RuntimeErrors. Standard library only.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from slurm_elastic.core.reason_definition import (
     BECAUSE,
+    GAIN,
     GPU_TYPE,
     GPUS,
     JOB,
     JOBS,
     NODES,
+    UNTIL,
     USER,
     USERS,
     Parameter,
@@ -24,12 +26,10 @@ from slurm_elastic.core.reason_definition import (
 )
 
 _CHANGE = word("change", "the change that was weighed", "move", "grow", "type")
-_GAIN = fraction("gain", "relative gain of speed, 0.25 is a quarter faster")
 _COST = seconds("cost_s", "seconds without training that the change costs")
 _UNIT = word("unit", "what the GPUs are spread over", "node", "rack")
 _WAITED = seconds("waited_s", "how long the other job has waited")
 _ELASTIC = Parameter("elastic", ParameterKind.FLAG, "whether the other job is elastic")
-_UNTIL = moment("until", "when that ends")
 
 PLACEMENT = (
     define("keeps-allocation", "The job keeps its allocation."),
@@ -63,19 +63,19 @@ PLACEMENT = (
     define("change-gains-nothing", "The change would gain nothing.", _CHANGE, GPUS, GPU_TYPE),
     define(
         "change-gains-little", "The change would gain less than min_gain.",
-        _CHANGE, GPUS, GPU_TYPE, _GAIN,
+        _CHANGE, GPUS, GPU_TYPE, GAIN,
     ),
     define(
         "change-not-paid-back", "The gain in the payback window is below the cost of the change.",
-        _CHANGE, GPUS, GPU_TYPE, _GAIN, seconds("window_s", "the payback window"), _COST,
+        _CHANGE, GPUS, GPU_TYPE, GAIN, seconds("window_s", "the payback window"), _COST,
     ),
     define(
         "consolidates", "The job moves to fewer nodes or racks, and that pays.",
-        _UNIT, count("spread", "nodes or racks of the new place"), _GAIN, _COST,
+        _UNIT, count("spread", "nodes or racks of the new place"), GAIN, _COST,
     ),
     define(
         "stays-spread", "Moving to fewer nodes or racks would not pay.",
-        _UNIT, count("spread", "nodes or racks of the present place"), _GAIN,
+        _UNIT, count("spread", "nodes or racks of the present place"), GAIN,
         seconds("window_s", "time to pay back; null: the gain is below min_gain", optional=True),
         _COST,
     ),
@@ -151,15 +151,23 @@ ELIGIBILITY = (
     define("no-requeue", "The job was submitted with --no-requeue."),
     define("held-by-command", "`selastic hold` holds the allocation of the job."),
     define("not-proven", "The job has not yet written a checkpoint and resumed from it."),
-    define("no-report", "The job has not reported in this run."),
-    define("save-missed", "The job did not save in time; it is asked again later.", _UNTIL),
+    define(
+        "training-jumped", "Step, epoch or learning rate of the job jumped over a change.",
+        text("difference", "what jumped"),
+    ),
+    define("no-report", "The job has not reported in this run; esrun sends the reports."),
+    define("save-missed", "The job did not save in time; it is asked again later.", UNTIL),
     define("resizes-forbidden", "The configuration allows no resizes (per_hour = 0)."),
     define(
         "job-resizes-used", "The resizes of this hour are used up.",
-        count("most", "resizes of a job in an hour"), _UNTIL,
+        count("most", "resizes of a job in an hour"), UNTIL,
     ),
-    define("minimum-interval", "The last change is too recent.", _UNTIL),
-    define("time-limit-near", "The time limit ends the job before a change would pay.", _UNTIL),
+    define("minimum-interval", "The last change is too recent.", UNTIL),
+    define(
+        "change-on-trial", "The job has written no checkpoint since its last change.",
+        moment("since", "when the attempt began"),
+    ),
+    define("time-limit-near", "The time limit ends the job before a change would pay.", UNTIL),
     define("interactive", "Only batch jobs can be requeued."),
     define("heterogeneous", "The job is a component of a heterogeneous job."),
     define("held-while-running", "The job is held: a requeue would leave it in the queue."),

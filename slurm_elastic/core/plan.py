@@ -85,6 +85,8 @@ class Action(enum.Enum):
     PREEMPT = "preempt"
     #: Not decided by a round but by the crash-loop guard (docs/reliability.md).
     HOLD = "hold"
+    #: Nor this: a requeue that shows whether a script resumes (docs/esrun.md).
+    REHEARSE = "rehearsal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,7 @@ class JobRecord:
     Attributes:
         measurements: at most one per (type, GPUs, nodes, racks), the latest.
         proven: it has written a checkpoint and read it back, so it may be resized.
+        unproven: why that was not found, as far as it is known.
         reporting: it has reported during the present attempt.
         checkpoint_s, restart_s: measured cost of a save, and from notice to first step in the
             new shape; None until measured.
@@ -201,11 +204,17 @@ class JobRecord:
         gradient_bytes: bytes that the ranks reduce in each step (of the parameters that are
             trained); None: not reported, or the job is not purely data-parallel.
         extended_s: seconds by which its time limit was extended.
+        on_trial: since when (epoch s) its attempt lacks a checkpoint newer than its last change;
+            None: it has one.
+        failed: how its attempt failed on trial; it is about to go back.
+        barred: shapes in which it failed: (type, GPUs, how).
+        jump: what jumped in its training over a change; "": nothing that is known.
     """
 
     job_id: int
     measurements: tuple[Measurement, ...] = ()
     proven: bool = False
+    unproven: Reason | None = None
     reporting: bool = False
     checkpoint_s: float | None = None
     restart_s: float | None = None
@@ -222,6 +231,10 @@ class JobRecord:
     learned: Learned | None = None
     gradient_bytes: float | None = None
     extended_s: int = 0
+    on_trial: float | None = None
+    failed: Reason | None = None
+    barred: tuple[tuple[str, int, Reason], ...] = ()
+    jump: str = ""
 
     def change_s(self, assumed_s: float) -> float:
         """Return the seconds without training of a change: a save and a restart.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from slurm_elastic.core.reason_definition import (
     BECAUSE,
+    GAIN,
     GPU_TYPE,
     GPUS,
     JOB,
     JOBS,
     NODES,
     SHAPES,
+    UNTIL,
     Parameter,
     ParameterKind,
     count,
@@ -21,8 +23,6 @@ from slurm_elastic.core.reason_definition import (
     word,
 )
 
-_UNTIL = moment("until", "when that ends")
-_GAIN = fraction("gain", "relative gain of speed, 0.25 is a quarter faster")
 _TIMES = number("times", "goodput, in multiples of the smallest of the job")
 _TIER = word("tier", "how far the place is spread", "gpu", "node", "rack", "network")
 _ORDER = word("order", "the order of the jobs", "remaining-time", "network-sensitivity")
@@ -92,7 +92,7 @@ GOODPUT = (
     ),
     define(
         "more-not-worth-restart", "More GPUs would be faster, but not worth a restart.",
-        GPUS, _GAIN, number("factor", "factor by which a restart lowers the goodput"),
+        GPUS, GAIN, number("factor", "factor by which a restart lowers the goodput"),
     ),
     define("more-contested", "Other jobs gain more from further GPUs.", GPUS, _TIMES),
     define("unmeasured-bound", "No more GPUs before the job was measured on more.", GPUS),
@@ -143,8 +143,8 @@ ELASTIC_BATCH = (
 )
 
 DALLY = (
-    define("lease-running", "The lease of the job runs.", _UNTIL),
-    define("protected", "No job takes the GPUs before this time.", _UNTIL),
+    define("lease-running", "The lease of the job runs.", UNTIL),
+    define("protected", "No job takes the GPUs before this time.", UNTIL),
     define("lease-renewed", "A new lease begins: no earlier job in the order needs the GPUs."),
     define("lease-kept", "The job keeps its GPUs for another lease."),
     define("lease-until-job", "The nodes go to a job that has waited long.", JOB),
@@ -191,9 +191,9 @@ DALLY = (
         "preempted-by", "The job gives way to an earlier job in the order.",
         JOB, _ORDER, number("value", "of the other job: hours left, or its sensitivity"),
     ),
-    define("idle-type-faster", "Idle GPUs of another type are faster.", GPUS, GPU_TYPE, _GAIN),
+    define("idle-type-faster", "Idle GPUs of another type are faster.", GPUS, GPU_TYPE, GAIN),
     define("grows-to-wanted", "Idle GPUs bring the job nearer to what it asked for.", GPUS),
-    define("comes-together", "The GPUs of the job come together.", _GAIN),
+    define("comes-together", "The GPUs of the job come together.", GAIN),
     define("keeps-until-free", "The job keeps its GPUs until its place is free."),
     define("waits-for-nodes", "The job waits until its nodes are free.", NODES, BECAUSE),
 )  # fmt: skip

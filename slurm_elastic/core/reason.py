@@ -128,22 +128,17 @@ class Reason:
             parameters[name], at = _unlogged(kinds.get(name), word), at + len(word)
         return cls(code, **parameters)
 
-    def hidden(
-        self,
-        *,
-        job: Callable[[str], bool],
-        user: Callable[[str], bool],
-        sentences: bool = False,
-    ) -> Reason:
+    def hidden(self, *, job: Callable[[str], bool], user: Callable[[str], bool]) -> Reason:
         """Return the reason without what may not be shown: None stands in its place.
+
+        Finished sentences may name any job, so they are never shown.
 
         Args:
             job: whether the job of an id may be shown.
             user: whether a user's name may be shown.
-            sentences: whether finished sentences, which may name any job, may be shown.
         """
         parameters = {
-            p.name: _hidden(p.kind, value, job=job, user=user, sentences=sentences)
+            p.name: _hidden(p.kind, value, job=job, user=user)
             for p, (_, value) in zip(self.definition.parameters, self._items, strict=True)
         }
         return Reason(self.code, **parameters)
@@ -297,18 +292,13 @@ def _hidden(
     *,
     job: Callable[[str], bool],
     user: Callable[[str], bool],
-    sentences: bool,
 ) -> Value:
     if isinstance(value, Reason):
-        return value.hidden(job=job, user=user, sentences=sentences)
+        return value.hidden(job=job, user=user)
     if kind is ParameterKind.REASONS and isinstance(value, tuple):
-        return tuple(
-            v.hidden(job=job, user=user, sentences=sentences)
-            for v in value
-            if isinstance(v, Reason)
-        )
+        return tuple(v.hidden(job=job, user=user) for v in value if isinstance(v, Reason))
     if kind is ParameterKind.SENTENCE:
-        return value if sentences else None
+        return None
     shown = {
         ParameterKind.JOB: job,
         ParameterKind.JOBS: job,

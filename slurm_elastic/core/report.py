@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slurm_elastic.core.directive import MAX_BYTES
+from slurm_elastic.core.directive_grammar import MAX_BYTES
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
@@ -27,8 +27,19 @@ from slurm_elastic.core.layout import LayoutText, LayoutTextError
 PHASES = ("starting", "training", "saving", "saved", "ended")
 
 #: `run`: nothing to do. `notice`: save, report `saved`, wait. `resume`: continue, the notice is
-#: withdrawn. `rehearse`: after the next checkpoint restart in place once, to prove a resume.
+#: withdrawn. `rehearse`: of controllers of 0.1.0 only; save soon, nothing else.
 ACTIONS = ("run", "notice", "resume", "rehearse")
+
+#: State of the rehearsal of an unmodified script (docs/esrun.md): "": none, or it is proven;
+#: `able`: its checkpoint can be kept; `refuted`: it does not resume; `failed`: it failed when
+#: restarted; the others: why its checkpoint cannot be kept.
+REHEARSALS = (
+    *("", "able", "refuted", "failed"),
+    *("no-room", "not-writable", "changes", "no-watch"),
+)
+
+#: `wait`: the controller takes the job back to where it worked. `end`: end with the program's code.
+ON_FAILURE = ("wait", "end")
 
 _MAX_TEXT = 200
 
@@ -80,8 +91,14 @@ class Report:
         resumed_from: step this attempt resumed from; None when it started afresh.
         proven: a checkpoint has been written *and* read back by this job (our definition:
             docs/esrun.md).
+        rehearsal: one of `REHEARSALS`; "" of launchers before 0.2.0, too.
+        kept_in: directory of the checkpoint that was kept for a rehearsal, or in which there is
+            no room for it.
+        kept_bytes: to be freed there.
         notice: id of the notice being acknowledged (phases `saving` and `saved`).
         exit_code: of the child, in phase `ended`.
+        failed_start: number, from 1 on, of the start in this attempt whose program has ended
+            before it completed a checkpoint, while starts before had: esrun waits for orders.
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
         layers, frozen: layers of the model, and how many from the front are frozen now.
@@ -94,6 +111,8 @@ class Report:
         profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
             order of the model; () if not measured. Sent once per attempt.
         profile_batch: samples computed at once when `profile` was measured.
+        jump: what a checkpoint shows to have jumped over a change of the world (docs/esrun.md); "":
+            nothing. Such a job is not resized any more.
     """
 
     job_id: int
@@ -123,8 +142,12 @@ class Report:
     restore_s: float | None = None
     resumed_from: int | None = None
     proven: bool = False
+    rehearsal: str = ""
+    kept_in: str = ""
+    kept_bytes: int | None = None
     notice: int | None = None
     exit_code: int | None = None
+    failed_start: int | None = None
     layout: str = ""
     layers: int | None = None
     frozen: int | None = None
@@ -139,6 +162,7 @@ class Report:
     peak_memory_bytes: int | None = None
     profile: tuple[ProfileRow, ...] = ()
     profile_batch: int | None = None
+    jump: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None, and without an empty profile."""
@@ -155,6 +179,8 @@ class Report:
             raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
         if report.kind not in ("library", "script"):
             raise ReportError("kind", f"{report.kind!r} is neither library nor script")
+        if report.rehearsal not in REHEARSALS:  # of a newer launcher
+            report = dataclasses.replace(report, rehearsal="")
         return report
 
 
@@ -167,6 +193,7 @@ class Orders:
         action: one of `ACTIONS`.
         notice: id of the transition that requests a save; repeated in the acknowledgement.
         deadline_s: seconds, from the moment of sending, until the controller gives up waiting.
+        rehearsal: the notice is for a rehearsal: keep the newest checkpoint before the answer.
         report_every_s: how often to report while training.
         reason: text for the job's log.
         layout: replicas and stages to run in (`slurm_elastic.core.layout`); "": the job's own
@@ -174,18 +201,23 @@ class Orders:
         batch: samples per optimisation step; None: the job's own choice.
         frozen: layers from the front to freeze, at most the certified; None: the job's own choice.
         directive: the directive in force if it is not the submitted one, else "".
+        failed_start: start that `on_failure` is about, as in `Report`.
+        on_failure: one of `ON_FAILURE`, for a program that has failed on trial; None: no answer.
     """
 
     seq: int = 0
     action: str = "run"
     notice: int | None = None
     deadline_s: float | None = None
+    rehearsal: bool = False
     report_every_s: float = 10.0
     reason: str = ""
     layout: str = ""
     batch: int | None = None
     frozen: int | None = None
     directive: str = ""
+    failed_start: int | None = None
+    on_failure: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None."""
@@ -197,6 +229,8 @@ class Orders:
         orders = _build(cls, data, _ORDERS_BOUNDS)
         if orders.action not in ACTIONS:
             raise ReportError("action", f"{orders.action!r} is none of {', '.join(ACTIONS)}")
+        if orders.on_failure not in (None, *ON_FAILURE):
+            orders = dataclasses.replace(orders, on_failure=None)  # of a newer controller
         return orders
 
 
@@ -215,8 +249,10 @@ _REPORT_BOUNDS = {
     "max_micro_batch": 2**31,
     "checkpoint_step": 2**62,
     "resumed_from": 2**62,
+    "kept_bytes": 2**62,
     "notice": 2**62,
     "exit_code": 2**31,
+    "failed_start": 2**31,
     "progress": 1.0,
     "step_time_s": 1e6,
     "micro_step_s": 1e6,
@@ -246,6 +282,7 @@ _ORDERS_BOUNDS = {
     "report_every_s": 1e5,
     "batch": 2**31,
     "frozen": 2**20,
+    "failed_start": 2**31,
 }
 
 

@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.job.launchers.launcher_site import find
+from slurm_elastic.job.launchers.shell_text import simple_commands, unquoted
 
 ENVIRONMENT = "SLURM_ELASTIC"
 #: Longest comment Slurm accepts, in bytes.
@@ -37,6 +39,10 @@ MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 #: GPUs per node if sinfo prints none.
 DEFAULT_GPUS_PER_NODE = 4
 
+#: Beginning of a script in which launchers are searched for.
+_SEARCHED_CHARACTERS = 65536
+#: Launchers that esrun starts itself.
+_ADAPTED = frozenset(("torchrun", "accelerate"))
 _WORD = re.compile(r"[\w-]+")
 #: sbatch's options that take no value, or only one joined by "=".
 _FLAGS = frozenset(
@@ -212,6 +218,15 @@ def start_options(
     return [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}"]
 
 
+def foreign_launcher(script: str) -> str | None:
+    """Return the launcher that a batch script starts, if it does not use esrun; else None."""
+    if "esrun" in script:
+        return None
+    text = script[:_SEARCHED_CHARACTERS]
+    commands = ([unquoted(word) for word, _, _ in command] for command in simple_commands(text))
+    return next((site.kind for site in map(find, commands) if site), None)
+
+
 def read_sinfo(report: str) -> dict[str, int]:
     """Return the GPUs of the smallest node of each type, from `sinfo -h -o "%P %G"`.
 
@@ -252,6 +267,12 @@ def _submit(arguments: list[str]) -> int:
     script = data.decode("utf-8", "surrogateescape")
     command, elastic = plan(arguments, script, os.environ, _cluster)
     changed = data
+    launcher = foreign_launcher(script) if elastic else None
+    if launcher:
+        sys.stderr.write(
+            f"esbatch: the script starts {launcher} without esrun, so the job will not be resized;"
+            f" write esrun {'before' if launcher in _ADAPTED else 'in the place of'} {launcher}\n"
+        )
     if elastic:
         changed = without_elastic(script).encode("utf-8", "surrogateescape")
     if name is None or changed == data:

@@ -62,7 +62,12 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
 def _without_slurm(options: Options) -> int:
     from slurm_elastic.job import single_machine  # noqa: PLC0415 - see above
 
-    return single_machine.run(options.program, options.local or 1)
+    return single_machine.run(
+        options.program,
+        options.local or 1,
+        gpus=options.gpus,
+        micro_batches=options.micro_batches,
+    )
 
 
 def _show(option: str) -> int:

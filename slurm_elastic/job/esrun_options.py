@@ -19,18 +19,26 @@ can resize the job. In a batch script, instead of srun or torchrun:
     #SBATCH --elastic=2-16
     esrun python train.py
 
-Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK,
-MASTER_ADDR and MASTER_PORT, and one GPU in CUDA_VISIBLE_DEVICES. Outside Slurm
-one process runs, as rank 0 of 1.
+Each rank gets the environment of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+and so on, and sees all GPUs of its node. torchrun and `accelerate launch` as program
+are started once per node. Outside Slurm one process runs, as rank 0 of 1.
 
 options for scripts that do not use slurm_elastic.training:
   --checkpoint GLOB   quoted pattern of the script's checkpoints, e.g. 'ckpt/*.pt'. The
                       job is resized only after a new complete checkpoint, and only if
                       a restart has resumed from one before (see `man esrun`)
+  --complete PATTERN  file that the script writes when a checkpoint is complete, e.g. 'DONE'
+                      in a checkpoint directory, '{}.done' beside a checkpoint; then
+                      nothing else counts as complete
   --signal NAME       signal that makes the ranks save a checkpoint, e.g. USR2; without
                       it esrun waits for the next checkpoint
 
 options:
+  --gpus one|all      GPUs that a rank sees: all of its node, of which it takes number
+                      LOCAL_RANK (the default), or only its own
+  --micro-batches N   micro-batches of one optimizer step over all ranks: global batch / batch
+                      of one GPU. Ranks get their share as SLURM_ELASTIC_ACCUMULATION, and
+                      accelerate accumulates so many steps
   --srun-args ARGS    additional options of srun, e.g. '--container-image=…'; may be repeated
   --local N           run N ranks on this machine, without Slurm
   -n, --dry-run       print the srun command and exit
@@ -46,6 +54,17 @@ environment:
   USE_LIBUV                  not changed if set
 """
 
+_WITH_VALUE = (
+    *(
+        "--checkpoint",
+        "--complete",
+        "--signal",
+        "--gpus",
+        "--micro-batches",
+        "--srun-args",
+        "--local",
+    ),
+)
 _SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM", "CONT", "WINCH")
 
 
@@ -56,13 +75,29 @@ class UsageError(SlurmElasticError):
 class Options:
     """Options of one command line, and the program to run."""
 
-    __slots__ = ("checkpoint", "dry_run", "local", "program", "show", "signal", "srun_args")
+    __slots__ = (
+        *(
+            "checkpoint",
+            "complete",
+            "dry_run",
+            "gpus",
+            "local",
+            "micro_batches",
+            "program",
+            "show",
+            "signal",
+        ),
+        "srun_args",
+    )
 
     def __init__(self) -> None:
         self.checkpoint: str | None = None
+        self.complete: str | None = None
         self.signal: str | None = None
         self.srun_args: list[str] = []
+        self.gpus = "all"
         self.local: int | None = None
+        self.micro_batches: int | None = None
         self.dry_run = False
         self.show: str | None = None
         self.program: list[str] = []
@@ -90,7 +125,7 @@ def parse(arguments: Sequence[str]) -> Options:
         if name in ("-n", "--dry-run") and not equals:
             options.dry_run = True
             continue
-        if name not in ("--checkpoint", "--signal", "--srun-args", "--local"):
+        if name not in _WITH_VALUE:
             raise UsageError(f"{word}: unknown option; see esrun --help")
         if not equals:
             if not remaining:
@@ -100,6 +135,8 @@ def parse(arguments: Sequence[str]) -> Options:
     options.program = remaining
     if not remaining:
         raise UsageError("expected a program to run; see esrun --help")
+    if options.complete and not options.checkpoint:
+        raise UsageError("--complete: expected --checkpoint too, the checkpoints that it marks")
     if options.signal and not options.checkpoint:
         raise UsageError("--signal: expected --checkpoint too, which shows when a save is complete")
     return options
@@ -110,11 +147,22 @@ def _set(options: Options, name: str, value: str) -> None:
         if not value:
             raise UsageError("--checkpoint: expected a pattern; write one such as 'ckpt/*.pt'")
         options.checkpoint = value
+    elif name == "--complete":
+        # Imported late: rarely needed, and each start waits for it.
+        from slurm_elastic.job.complete_marker import pattern_error  # noqa: PLC0415
+
+        if error := pattern_error(value):
+            raise UsageError(f"--complete: {value} is invalid: {error}")
+        options.complete = value
     elif name == "--signal":
         signal = value.upper().removeprefix("SIG")
         if signal not in _SIGNALS:
             raise UsageError(f"--signal: {value} is invalid: expected {', '.join(_SIGNALS)}")
         options.signal = signal
+    elif name == "--gpus":
+        if value not in ("one", "all"):
+            raise UsageError(f"--gpus: {value} is invalid: expected one or all")
+        options.gpus = value
     elif name == "--srun-args":
         import shlex  # noqa: PLC0415 - slow to load, rarely needed
 
@@ -122,7 +170,15 @@ def _set(options: Options, name: str, value: str) -> None:
             options.srun_args += shlex.split(value)
         except ValueError as error:
             raise UsageError(f"--srun-args: {value} is invalid: {error}") from None
-    elif not value.isdecimal() or not 0 < int(value) <= 1024:
-        raise UsageError(f"--local: {value} is invalid: expected a number from 1 to 1024")
+    elif name == "--micro-batches":
+        options.micro_batches = _number(name, value, 1_000_000)
     else:
-        options.local = int(value)
+        options.local = _number(name, value, 1024)
+
+
+def _number(name: str, value: str, most: int) -> int:
+    # Long digits are refused by their length: int() of thousands of them raises.
+    short = value.isascii() and value.isdecimal() and len(value) <= 9
+    if not short or not 0 < int(value) <= most:
+        raise UsageError(f"{name}: {value} is invalid: expected a number from 1 to {most}")
+    return int(value)

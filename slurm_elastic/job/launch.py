@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from slurm_elastic.job import srun
 from slurm_elastic.job.esrun_options import Options
 from slurm_elastic.job.slurm_env import SlurmAllocation, clean, following_ports, master_port
+from slurm_elastic.job.world_variables import inexact_line, read_start_world, world_variables
 
 _PROBE_S = 20.0
 
@@ -130,15 +131,31 @@ class RankLaunch:
         port = free_port(master_port(job.job_id, job.run, self.attempt))
         self.attempt += 1
         mark = f"{job.run_id}.{job.run}.{self.attempt}"
-        child = SrunProcess(
-            self.command(),
-            srun.step_environment(
-                self._env, job, self.tasks, port=port, socket=self._socket, step=mark
-            ),
-            mark,
+        world, micro_batches = sum(self.tasks), self.options.micro_batches
+        env = srun.step_environment(
+            self._env,
+            job,
+            self.tasks,
+            port=port,
+            socket=self._socket,
+            step=mark,
+            gpus=self.options.gpus,
+            restarts=job.run + self.attempt - 1,
         )
+        env |= world_variables(
+            self._env,
+            world=world,
+            start_world=read_start_world(self._env, job.run_id),
+            micro_batches=micro_batches,
+        )
+        command = self.command()
+        child = SrunProcess(command, env, mark)
+        by_launcher = ", one launcher per node" if srun.LAUNCHER_SCRIPT in command else ""
         again = " in place" if self.attempt > 1 else ""
-        log_line(f"attempt {job.run + 1}{again}: {describe(job, self.tasks)}, port {port}")
+        shape = describe(job, self.tasks)
+        log_line(f"attempt {job.run + 1}{again}: {shape}, port {port}{by_launcher}")
+        if micro_batches and (line := inexact_line(micro_batches, world)):
+            log_line(line)
         return child
 
     @property

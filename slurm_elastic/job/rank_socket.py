@@ -19,11 +19,13 @@ Only `wait` and `first` block, nothing raises, and without esrun the last orders
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -70,20 +72,25 @@ class RankSocket:
         """Connect to the esrun at `path`, by default that of the environment.
 
         Returns:
-            The connection; None without esrun, if it does not answer, or runs as another user.
+            The connection; None without esrun, if it does not answer, or runs as another user. If
+            the environment names it, a line on stderr says so.
         """
-        path = path or os.environ.get(SOCKET_VARIABLE, "")
-        if not path:
+        stated = os.environ.get(SOCKET_VARIABLE, "")
+        if not (path or stated):
             return None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(_CONNECT_S)
-            sock.connect(socket_address(path))
+            sock.connect(socket_address(path or stated))
             if peer_uid(sock) != os.getuid():
-                sock.close()
-                return None
-        except OSError:
+                raise PermissionError(errno.EPERM, "it runs as another user")
+        except OSError as error:
             sock.close()
+            if not path:
+                sys.stderr.write(
+                    f"slurm-elastic: esrun is not reached: {error.strerror or error}; the job is"
+                    " not resized; a container needs the host's network and the user's own uid\n"
+                )
             return None
         return cls(sock)
 

@@ -24,7 +24,7 @@ class RankSocketServer:
     Args:
         state: gets the reports and has the orders.
         listener: a listening socket.
-        on_report: called before each report is taken.
+        on_report: called with the fields of each report before it is taken; may change them.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RankSocketServer:
         state: ReportState,
         listener: socket.socket,
         *,
-        on_report: Callable[[], None] = lambda: None,
+        on_report: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self._state = state
         self._listener = listener
@@ -87,7 +87,7 @@ class RankSocketServer:
         except (ValueError, KeyError, TypeError):
             return
         if isinstance(fields, dict):
-            self._on_report()
+            self._on_report(fields)
             self._state.update(fields)
 
     def _push(self) -> None:

@@ -16,7 +16,9 @@ from slurm_elastic.core.report import Orders, Report, ReportError, profile_rows
 from slurm_elastic.job.launch import log_line
 
 #: Fields whose change is reported at once.
-_URGENT = frozenset({"phase", "notice", "proven", "exit_code", "kind"})
+_URGENT = frozenset({
+    "phase", "notice", "proven", "rehearsal", "exit_code", "failed_start", "kind", "jump",
+})  # fmt: skip
 #: Fields that only esrun sets.
 _OWN = frozenset({"job_id", "run", "gpus", "nodes"})
 #: Fields that are reported once, with their values after that.
@@ -32,7 +34,7 @@ _KEPT_IN_PLACE = frozenset({
     *_OWN, "kind", "gpu_type", "step", "progress", "global_batch", "micro_batch", "accumulation",
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
-    "certified_penalty",
+    "certified_penalty", "jump",
 })  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
@@ -60,6 +62,8 @@ class ReportState:
         self._expected = False
         self._subscribers: list[Callable[[Orders], None]] = []
         self._complained: set[str] = set()
+        #: Called after each update.
+        self.on_update: Callable[[], None] = lambda: None
 
     def update(self, fields: dict[str, Any]) -> None:
         """Set some fields of the report; an invalid one is ignored and logged once."""
@@ -71,6 +75,7 @@ class ReportState:
             if any(getattr(old_report, name) != getattr(self._report, name) for name in _URGENT):
                 self._urgent = True
                 self._changed.notify_all()
+        self.on_update()
 
     def _set(self, name: str, value: Any) -> None:
         if isinstance(value, float) and value.is_integer() and name not in _FRACTIONS:
@@ -138,6 +143,11 @@ class ReportState:
                 remaining_s = self._received + orders.deadline_s - self._clock()
                 orders = replace(orders, deadline_s=max(0.0, remaining_s))
             return orders, "expected" if self._expected else controller
+
+    @property
+    def heard(self) -> float | None:
+        """Time of the controller's last answer, by the clock; None: there was none."""
+        return self._heard
 
     def expect_controller(self) -> None:
         """Record that a controller is configured, whose first answer is awaited."""

@@ -12,23 +12,39 @@ from collections.abc import Mapping, Sequence
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.in_place_restart import InPlaceRestart
-from slurm_elastic.job.launch import free_port
+from slurm_elastic.job.launch import free_port, log_line
+from slurm_elastic.job.launchers.adaptation import WorldShape, adapt, expand
 from slurm_elastic.job.rank_socket import RESTART_CODE, SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.slurm_env import master_port
-from slurm_elastic.job.srun import without_libuv
+from slurm_elastic.job.srun import (
+    WITHOUT_LIBUV,
+    may_contain_launcher,
+    torch_environment,
+    without_libuv,
+)
+from slurm_elastic.job.world_variables import inexact_line, world_variables
 
 _STOP_S = 10.0
 _POLL_S = 0.02
 
 
-def run(program: Sequence[str], ranks: int) -> int:
+def run(
+    program: Sequence[str], ranks: int, *, gpus: str = "all", micro_batches: int | None = None
+) -> int:
     """Run `ranks` processes to their end; return 0, or the exit code of the first that failed.
 
     The first failure ends the others. A program that exits with `RESTART_CODE` is started again,
     as in a job.
+
+    Args:
+        program: command that each rank runs.
+        ranks: number of processes.
+        gpus: "all" visible GPUs are visible to each rank, or "one".
+        micro_batches: of one optimizer step over all ranks, for `world_variables`.
     """
+    program, is_launcher = _adapted(program, ranks)
     state = ReportState(Report(job_id=0, run=0, phase="starting", gpus=ranks))
     listener = _listener()
     server = RankSocketServer(state, listener)
@@ -47,13 +63,20 @@ def run(program: Sequence[str], ranks: int) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks too
+    if micro_batches and (line := inexact_line(micro_batches, ranks)):
+        log_line(line)
     attempt = 0
     while True:
         port = free_port(master_port(os.getpid(), 0, attempt))
         try:
-            for rank in range(ranks):
-                env = _environment(os.environ, rank, ranks, port=port, socket_path=socket_path)
-                children.append(subprocess.Popen(program, env=env))
+            for rank in range(1 if is_launcher else ranks):
+                env = _environment(os.environ, rank, ranks, port=port, restarts=attempt)
+                env |= {SOCKET_VARIABLE: socket_path}
+                env |= world_variables({}, world=ranks, micro_batches=micro_batches)
+                if gpus == "one" and ranks > 1:
+                    env |= _own_device(os.environ, rank, ranks)
+                command = _for_launcher(env, program, ranks) if is_launcher else program
+                children.append(subprocess.Popen(command, env=env))
             code = _wait(children)
         finally:
             _stop(children)
@@ -61,6 +84,15 @@ def run(program: Sequence[str], ranks: int) -> int:
             return code
         children.clear()
         attempt += 1
+
+
+def _adapted(program: Sequence[str], ranks: int) -> tuple[Sequence[str], bool]:
+    """Return the command line to run, and whether it is a launcher that starts the ranks."""
+    if ranks > 1 and may_contain_launcher(program):
+        adapted = adapt(program, WorldShape(1, ranks, without_libuv=without_libuv()))
+        if adapted is not None:
+            return adapted.program, adapted.per_node
+    return program, False
 
 
 def _listener() -> socket.socket:
@@ -106,22 +138,39 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _environment(
-    env: Mapping[str, str], rank: int, ranks: int, *, port: int, socket_path: str
+    env: Mapping[str, str], rank: int, ranks: int, *, port: int, restarts: int
 ) -> dict[str, str]:
-    gpus = env.get("CUDA_VISIBLE_DEVICES")
-    devices = gpus.split(",") if gpus else [str(number) for number in range(ranks)]
-    own_device = {"CUDA_VISIBLE_DEVICES": devices[rank]} if 1 < ranks <= len(devices) else {}
     return {
-        **({"USE_LIBUV": "0"} if without_libuv() else {}),
+        **(WITHOUT_LIBUV if without_libuv() else {}),
+        **({"OMP_NUM_THREADS": "1"} if ranks > 1 else {}),  # as torchrun
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **env,
-        **own_device,
+        **torch_environment(f"local-{os.getpid()}", nodes=1, restarts=restarts),
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(ranks),
         "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "SLURM_ELASTIC_RESTART": "0",
-        SOCKET_VARIABLE: socket_path,
     }
+
+
+def _for_launcher(env: dict[str, str], program: Sequence[str], ranks: int) -> list[str]:
+    """Remove the rank from the environment of a launcher; return its command line."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
+        del env[name]
+    shape = {"ESRUN_LOCAL_RANKS": ranks, "ESRUN_NUM_PROCESSES": ranks, "ESRUN_NODE_RANK": 0}
+    env.setdefault("SLURM_ELASTIC_RUN_ID", env["TORCHELASTIC_RUN_ID"])
+    env |= {name: str(value) for name, value in shape.items()}
+    return expand(program, env)
+
+
+def _own_device(env: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:
+    listed = env.get("CUDA_VISIBLE_DEVICES")
+    devices = listed.split(",") if listed else [str(number) for number in range(ranks)]
+    return {"CUDA_VISIBLE_DEVICES": devices[rank]} if ranks <= len(devices) else {}

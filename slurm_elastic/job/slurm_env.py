@@ -33,6 +33,8 @@ STALE = frozenset(
     """.split()  # noqa: SIM905 - 40 quoted names are harder to read
 )
 
+#: Marks the processes of one step, for those that look for them in /proc.
+STEP_VARIABLE = "SLURM_ELASTIC_STEP"
 #: Below Linux's ephemeral ports (32768 and up), above the registered daemons of clusters.
 _FIRST_PORT, _PORTS = 20000, 12700
 

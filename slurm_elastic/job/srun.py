@@ -1,8 +1,9 @@
 """The srun command that starts one task per GPU, and the shell scripts that run in each task.
 
-The step gets all GPUs of its nodes without binding, and each rank selects its own by
-`CUDA_VISIBLE_DEVICES`. With Slurm's per-task binding, sites that confine devices by cgroups would
-hide the other ranks' GPUs, and NCCL could not use the links between them.
+The step gets all GPUs of its nodes without binding. Ranks see all of them and select their own by
+LOCAL_RANK, as under torchrun; with `--gpus one` each sees only its own. With Slurm's per-task
+binding, sites that confine devices by cgroups would hide the other ranks' GPUs, and NCCL could not
+use the links between them.
 
 Part of each start: imports only modules that Python has loaded already.
 """
@@ -12,20 +13,35 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from slurm_elastic.job.slurm_env import SlurmAllocation
+from slurm_elastic.job.slurm_env import STEP_VARIABLE, SlurmAllocation
 
-#: Marks the processes of one step for `SIGNAL_SCRIPT`.
-STEP_VARIABLE = "SLURM_ELASTIC_STEP"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_elastic.job.launchers.adaptation import AdaptedProgram
+
 _TASKS_VARIABLE = "ESRUN_TASKS"
+_GPUS_VARIABLE = "ESRUN_GPUS"
+#: Each command line that `launchers` changes or refuses contains one of them.
+_LAUNCHER_WORDS = (
+    *("torchrun", "torch.distributed", "torch/distributed", "accelerate", "deepspeed"),
+    *("mpirun", "mpiexec", "orterun", "prun", "horovodrun", "srun"),
+    *("composer", "colossalai", "fabric"),
+)
+#: torchrun's limit of restarts has no counterpart: a number that no job reaches.
+_MAX_RESTARTS = 1_000_000
 
-#: Debian builds torch without libuv, which torch's rendezvous uses by default.
+#: For torch and torchrun built without libuv, which they use by default.
+WITHOUT_LIBUV = {"USE_LIBUV": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+#: Debian builds torch without libuv.
 _DEBIAN_TORCH = "/usr/lib/python3/dist-packages/torch"
 
-#: Runs as each task: selects the rank's GPU, exports the rank's variables, executes the program.
-#: Changes only the first variable that is set: Slurm sets all unless the vendor is configured.
+#: Runs as each task: exports the rank's variables and executes the program. With one GPU per rank
+#: it changes only the first variable that is set: Slurm sets all unless the vendor is configured.
 RANK_SCRIPT = f"""
 tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID
 while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
+tasks=${{tasks%%,*}}
+[ "${_GPUS_VARIABLE}" = one ] &&
 for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK; do
     eval "gpus=\\${{$name-}},"
     [ "$gpus" = , ] && continue
@@ -34,44 +50,47 @@ for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK; do
     [ -n "${{gpus%%,*}}" ] && export "$name=${{gpus%%,*}}"
     break
 done
-unset {_TASKS_VARIABLE}
+unset {_TASKS_VARIABLE} {_GPUS_VARIABLE}
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
-export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=${{tasks%%,*}}
+export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=$tasks
+export GROUP_RANK=$NODE_RANK ROLE_RANK=$RANK ROLE_WORLD_SIZE=$WORLD_SIZE
+export TORCHELASTIC_ERROR_FILE="${{TMPDIR:-/tmp}}/esrun-${STEP_VARIABLE}.$RANK.error.json"
+[ "$tasks" -le 1 ] || export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 exec "$@"
 """
 
-#: Sends signal $1 to this node's tasks of step $2, but not to their children: data-loader workers
-#: would die of it. The parent of a task is slurmstepd, or (hidepid) is not visible.
-_SIGNAL_TASKS = f"""
-signal_tasks() {{
-    found=1
-    for file in $(grep -lzFx "{STEP_VARIABLE}=$2" /proc/[0-9]*/environ 2>/dev/null); do
-        pid=${{file%/environ}} pid=${{pid#/proc/}} parent=
-        while read -r key value; do
-            [ "$key" = PPid: ] && parent=$value && break
-        done 2>/dev/null </proc/$pid/status
-        read -r name 2>/dev/null </proc/$parent/comm || name=slurmstepd
-        case $name in slurmstepd*) kill -s "$1" "$pid" 2>/dev/null && found=0;; esac
+#: Runs as each task of a step whose program is a launcher: the first task of each node starts it
+#: with the shape of the job in its options, the others end. A launcher does not handle USR1 and
+#: USR2, and would die of them: it ignores them, and so do its ranks until they handle them. A shell
+#: does not, because it could not set a trap for them then. Each variable is replaced once: what
+#: follows are the user's own words.
+LAUNCHER_SCRIPT = f"""
+[ "$SLURM_LOCALID" = 0 ] || exit 0
+tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID nodes=$GROUP_WORLD_SIZE
+while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
+export ESRUN_LOCAL_RANKS=${{tasks%%,*}} ESRUN_NODE_RANK=$SLURM_NODEID
+export ESRUN_NUM_PROCESSES=$((ESRUN_LOCAL_RANKS*nodes))
+unset {_TASKS_VARIABLE} {_GPUS_VARIABLE} PET_STANDALONE PET_RDZV_ENDPOINT
+unset GROUP_WORLD_SIZE ROLE_NAME TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE
+unset TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS RANK WORLD_SIZE LOCAL_RANK
+count=$# names="ESRUN_LOCAL_RANKS ESRUN_NODE_RANK ESRUN_NUM_PROCESSES"
+names=" $names SLURM_ELASTIC_RUN_ID MASTER_ADDR MASTER_PORT ESRUN_RENDEZVOUS "
+folder=${{SLURM_SUBMIT_DIR:-.}}/.slurm-elastic
+export ESRUN_RENDEZVOUS="$folder/${STEP_VARIABLE}.rendezvous"
+case "$*" in *ESRUN_RENDEZVOUS*) mkdir -p "$folder";; esac
+while [ "$count" -gt 0 ]; do
+    for name in $names; do
+        case $1 in --*=\\$$name)
+            eval "value=\\$$name"
+            word=${{1%=*}}=$value; shift; set -- "$word" "$@"
+            names="${{names%% $name *}} ${{names#* $name }}";;
+        esac
     done
-    return $found
-}}
+    word=$1 count=$((count-1)); shift; set -- "$@" "$word"
+done
+case ${{1##*/}} in *sh) ;; *) trap '' USR1 USR2;; esac
+exec "$@"
 """
-# Slurm repeats its SIGTERM, and sends it to helper steps too.
-SIGNAL_SCRIPT = "trap '' TERM" + _SIGNAL_TASKS + 'signal_tasks "$@"'
-
-#: Prints `ready`. After USR2 it kills the tasks at Slurm's SIGTERM, which they may ignore. USR1
-#: ends it. The `sleep` is short: one that misses the signal delays the end of the step.
-GUARD_SCRIPT = (
-    _SIGNAL_TASKS
-    + """
-armed=
-trap 'armed=1' USR2
-trap 'exit 0' USR1
-trap 'trap "" TERM; [ -n "$armed" ] && signal_tasks "$@"; exit 0' TERM
-echo ready
-while :; do sleep 1 >/dev/null & wait; done
-"""
-)
 
 #: Prints this node's number and its GPUs.
 _PROBE_SCRIPT = """
@@ -135,7 +154,17 @@ def command(
         program: command that each rank runs.
         gpus: whether each task gets a GPU.
         user_options: the user's options for srun, last so that they take precedence.
+
+    Raises:
+        SlurmElasticError: the program is a launcher that cannot be started once per node.
     """
+    words, script, options = list(program), RANK_SCRIPT, list[str]()
+    adapted = _adapted(program, tasks)
+    if adapted is not None:
+        words = adapted.program
+        if adapted.per_node:
+            # The launcher uses the CPUs of all tasks of its node; the other tasks end at once.
+            script, options = LAUNCHER_SCRIPT, ["--cpu-bind=none", "--wait=0"]
     used_nodes = [
         (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
     ]
@@ -151,9 +180,26 @@ def command(
         *(("--gpus-per-task=1", "--gpu-bind=none") if gpus else ()),
         *("--mem=0", "--overlap", "--export=ALL", "--kill-on-bad-exit=1"),
         f"--job-name={os.path.basename(program[0])[:40]}",  # noqa: PTH119 - pathlib is slow to load
+        *options,
         *user_options,
-        *("sh", "-c", RANK_SCRIPT, "esrun", *program),
+        *("sh", "-c", script, "esrun", *words),
     ]
+
+
+def _adapted(program: Sequence[str], tasks: Sequence[int]) -> AdaptedProgram | None:
+    """Return the command line to run in place of one that contains a launcher."""
+    if not may_contain_launcher(program):
+        return None
+    # Slow to load, rarely needed.
+    from slurm_elastic.job.launchers.adaptation import WorldShape, adapt  # noqa: PLC0415
+
+    nodes = sum(1 for count in tasks if count)
+    return adapt(program, WorldShape(nodes, sum(tasks), without_libuv=without_libuv()))
+
+
+def may_contain_launcher(program: Sequence[str]) -> bool:
+    """Return whether a command line has to be searched for a launcher."""
+    return any(name in word for word in program for name in _LAUNCHER_WORDS)
 
 
 def helper_command(nodes: Sequence[str], script: str, *arguments: str) -> list[str]:
@@ -174,6 +220,8 @@ def step_environment(
     port: int,
     socket: str,
     step: str,
+    gpus: str = "all",
+    restarts: int = 0,
 ) -> dict[str, str]:
     """Return the environment of the step; `RANK_SCRIPT` adds each rank's own variables.
 
@@ -184,19 +232,39 @@ def step_environment(
         port: a free port on the first node.
         socket: address at which this esrun listens for rank 0.
         step: mark of this step.
+        gpus: "all" GPUs of a node are visible to each rank, or "one".
+        restarts: how often the program was started before, in all runs of the job.
     """
     used = [count for count in tasks if count]
     first = next(name for name, count in zip(allocation.nodes, tasks, strict=True) if count)
     return {
-        **({"USE_LIBUV": "0"} if without_libuv() else {}),
+        **(WITHOUT_LIBUV if without_libuv() else {}),
         **env,
         "MASTER_ADDR": "127.0.0.1" if len(used) == 1 and first == allocation.here else first,
         "MASTER_PORT": str(port),
+        **torch_environment(allocation.run_id, nodes=len(used), restarts=restarts),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "SLURM_ELASTIC_RUN_ID": allocation.run_id,
         "SLURM_ELASTIC_RESTART": str(allocation.run),
         "SLURM_ELASTIC_SOCKET": socket,
         STEP_VARIABLE: step,
         _TASKS_VARIABLE: ",".join(map(str, used)),
+        _GPUS_VARIABLE: gpus,
+    }
+
+
+def torch_environment(run_id: str, *, nodes: int, restarts: int) -> dict[str, str]:
+    """Return the variables of torchrun's workers that are equal on all ranks.
+
+    Rank 0 has to serve the store: there is no agent that does.
+    """
+    return {
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(_MAX_RESTARTS),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
 

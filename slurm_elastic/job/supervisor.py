@@ -9,14 +9,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from slurm_elastic.core.report import Report
+from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.controller_client import ControllerClient
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
-from slurm_elastic.job.rank_signals import RankSignals
+from slurm_elastic.job.launchers.launcher_site import recognise
+from slurm_elastic.job.launchers.nested_launch import NestedLaunchWatch
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.signals.rank_signals import RankSignals
 from slurm_elastic.job.step import Step
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
@@ -26,9 +30,11 @@ _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: Slurm sends SIGCONT directly before the SIGTERM that ends a job; seconds between the two.
 _SLURM_TERM_S = 2.0
 _SLURM_CONT_S = 0.5
-#: Seconds from SIGTERM to SIGKILL for a step that is to be restarted.
+#: Seconds from SIGTERM to SIGKILL.
 _STOP_S = 10.0
 _FINAL_REPORT_S = 2.0
+#: Exit code of a program that starts a launcher in each rank: wrong usage.
+_REFUSED_CODE = 2
 
 
 class Supervisor:
@@ -53,14 +59,23 @@ class Supervisor:
                 nodes=sum(1 for count in launch.tasks if count),
             )
         )
+        self._address = _controller_address()
+        self._trial = AttemptTrial(
+            self._state,
+            run_id=job.run_id,
+            run=job.run,
+            has_controller=bool(self._address),
+        )
         self._uses_library = False
+        self._nested: NestedLaunchWatch | None = None
+        self._refused = False
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
+        if child:
+            self._trial.begin()
         self._step = self._supervise(child) if child else self._start()
         self._stopping = threading.Lock()
-        self._end_requested = False
-        self._all_signalled = False
         self._ending = False
         self._continued_at = -math.inf
         self._client: ControllerClient | None = None
@@ -72,10 +87,10 @@ class Supervisor:
         # Before any thread starts: their child processes must not inherit the blocked signals.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         listener = socket.socket(fileno=self._launch.listener.detach())
-        address = frames.controller_address()
+        address = self._address
         if address:
             self._state.expect_controller()
-        server = RankSocketServer(self._state, listener, on_report=self._on_library_report)
+        server = RankSocketServer(self._state, listener, on_report=self._on_program_report)
         server.start()
         in_place = InPlaceRestart(self._state, server)
         if address:
@@ -85,15 +100,24 @@ class Supervisor:
             self._script.start()
         else:
             self._state.update({"phase": "training"})
-        code = self._step.wait()
-        while self._ended_for_rehearsal(code) or (
-            not self._ending and in_place.should_restart(code)
+        code = self._wait_for_step()
+        while not self._ending and (
+            (not self._refused and in_place.should_restart(code)) or self._goes_on(code)
         ):
+            self._refused = False
             self._step = self._start()
-            code = self._step.wait()
+            code = self._wait_for_step()
         self._ranks.unguard()
         self._report_end(code)
         return code
+
+    def _wait_for_step(self) -> int:
+        code = self._step.wait()
+        if self._nested:
+            self._nested.end()
+        if self._script and not self._uses_library:
+            self._script.end_attempt(None if self._ending else code)
+        return _REFUSED_CODE if self._refused else code
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
@@ -102,25 +126,67 @@ class Supervisor:
             state=self._state,
             resume_file=ResumeStateFile(self._launch.allocation.run_id),
             send_signal=(lambda: self._in_background(self._signal_ranks, name)) if name else None,
-            restart=lambda: self._in_background(self._end_step),
+            run_id=self._launch.allocation.run_id,
             guard=self._ranks,
+            world=sum(self._launch.tasks),
+            hosts=len(self._launch.nodes),
+            complete=self._launch.options.complete,
         )
 
     def _start(self) -> Step:
         if self._script and not self._uses_library:
             restarted = self._launch.allocation.run > 0 or self._launch.attempt > 0
             self._script.begin_attempt(restarted=restarted)
+        self._trial.begin()
         return self._supervise(self._launch.start())
+
+    def _goes_on(self, code: int) -> bool:
+        """Return whether a program that has ended on trial is started again; may wait long."""
+        script = None if self._uses_library else self._script
+        if code == 0 and self._trial.on and script:
+            script.count_last()
+        return self._trial.goes_on(code, unmodified=script is not None)
 
     def _supervise(self, child: SrunProcess) -> Step:
         self._ranks.mark = child.mark
+        launch = self._launch
+        is_watched = sum(launch.tasks) > 1 or launch.options.checkpoint is not None
+        if recognise(launch.options.program) is not None:
+            is_watched = False  # esrun has started the launcher itself
+        if is_watched and launch.allocation.here in launch.nodes:
+            self._nested = NestedLaunchWatch(
+                child.mark, launch.allocation.run_id, on_nested=self._refuse
+            )
+            self._nested.start()
         return Step(child)
 
-    def _on_library_report(self) -> None:
+    def _refuse(self, launcher: str) -> None:
+        """End a program that has turned out to start a launcher in each rank."""
+        self._refused = True
+        log_line(
+            f"the program starts {launcher} in each rank, so {sum(self._launch.tasks)} trainings"
+            f" would run side by side; write esrun before {launcher} there, and start the program"
+            " without esrun"
+        )
+        self._end_step()
+
+    def _on_program_report(self, fields: dict[str, Any]) -> None:
+        if (
+            fields.get("kind") == "script"
+        ):  # slurm_elastic.integrations: its checkpoints are watched
+            if self._script:
+                self._script.hear_program(fields)
+            return
         if self._uses_library:
             return
         self._uses_library = True
         self._state.update({"kind": "library"})
+        launcher = recognise(self._launch.options.program)
+        if launcher:
+            log_line(
+                f"the program uses slurm_elastic.training: start it without {launcher}"
+                " (esrun python …), or a change of its layout will end the job"
+            )
         if self._script:
             self._script.stop()
             log_line("the program uses slurm_elastic.training: --checkpoint is ignored")
@@ -147,6 +213,7 @@ class Supervisor:
     def _on_termination(self) -> None:
         """Handle SIGTERM or SIGINT: from Slurm, which signals the ranks too, or another process."""
         first, self._ending = not self._ending, True
+        self._trial.stop()
         if first:
             self._in_background(self._end_step_unless_slurm_does, time.monotonic())
         elif not self._slurm_ends_job(time.monotonic()):
@@ -171,21 +238,20 @@ class Supervisor:
         with self._stopping:
             if step.ends_within(0):
                 return
-            self._end_requested = True
-            self._all_signalled = self._ranks.send("TERM")
+            self._ranks.unguard()  # frozen ranks could not handle the signal
+            self._ranks.send("TERM")
         if not step.ends_within(_STOP_S):
             step.send(signal.SIGTERM)  # "srun: forcing job termination"
-
-    def _ended_for_rehearsal(self, code: int) -> bool:
-        """Return whether a rehearsal has ended the step."""
-        with self._stopping:
-            stopped, self._end_requested = self._end_requested, False
-        # Success although the signal did not reach all ranks: they had finished by themselves.
-        if not stopped or self._ending or not (self._all_signalled or code != 0):
-            return False
-        log_line("rehearsal: starting the step again")
-        return True
 
     @staticmethod
     def _in_background(work: Callable[..., object], *arguments: object) -> None:
         threading.Thread(target=work, args=arguments, daemon=True).start()
+
+
+def _controller_address() -> str | None:
+    """Return the controller's address; None if the job is to run without one."""
+    try:
+        return frames.controller_address()
+    except frames.ConfigurationReadError as error:
+        log_line(f"{error}; the job continues without its controller")
+        return None

@@ -104,43 +104,43 @@ def objective(  # noqa: PLR0915 - one formula
             else:
                 network = TINY + TINY * extra
             log_network = log(network)
-            pull = 0.0
+            network_gradient = 0.0
             for m, log_compute, log_step in members:
                 compute = ac + bc * m
                 log_c = log(compute)
                 ratio = log_network - log_c
                 # Powers are relative to the larger of both times: none overflows.
                 if ratio > 0:
-                    less = exp(-gamma * ratio)
-                    total = 1.0 + less
-                    share = less / total
+                    power = exp(-gamma * ratio)
+                    total = 1.0 + power
+                    share = power / total
                     rest = 1.0 / total
-                    over = ratio + log(total) / gamma
+                    extra_log = ratio + log(total) / gamma
                 else:
-                    less = exp(gamma * ratio)
-                    total = 1.0 + less
+                    power = exp(gamma * ratio)
+                    total = 1.0 + power
                     share = 1.0 / total
-                    rest = less / total
-                    over = log(total) / gamma
-                off = log_c - log_compute
-                squares_compute += off * off
-                off /= compute
-                c0 += off
-                c1 += off * m
-                off = log_c + over - log_step
-                squares_step += off * off
-                g0 += off * (rest * ratio - over)
-                pull += off * rest
-                off *= share / compute
-                o0 += off
-                o1 += off * m
-            pull /= network
+                    rest = power / total
+                    extra_log = log(total) / gamma
+                residual = log_c - log_compute
+                squares_compute += residual * residual
+                residual /= compute
+                c0 += residual
+                c1 += residual * m
+                residual = log_c + extra_log - log_step
+                squares_step += residual * residual
+                g0 += residual * (rest * ratio - extra_log)
+                network_gradient += residual * rest
+                residual *= share / compute
+                o0 += residual
+                o1 += residual * m
+            network_gradient /= network
             if link == _INSIDE:
-                r0 += pull
-                r1 += pull * extra
+                r0 += network_gradient
+                r1 += network_gradient * extra
             elif link == _ACROSS:
-                n0 += pull
-                n1 += pull * extra
+                n0 += network_gradient
+                n1 += network_gradient * extra
         rms_compute, rms_step = (
             sqrt(squares_compute / count + rounding_square),
             sqrt(squares_step / count + rounding_square),
@@ -300,12 +300,12 @@ def published(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
     lower, upper = bounds(points, overlap=overlap)
     evaluate = objective(points)
 
-    def lean(theta: Floats) -> tuple[float, Floats]:
+    def evaluate_arrays(theta: Floats) -> tuple[float, Floats]:
         value, gradient = evaluate(theta.tolist())
         return value, np.array(gradient)
 
     result = minimize(
-        lean,
+        evaluate_arrays,
         np.clip(PUBLISHED, lower, upper),
         jac=True,
         method="L-BFGS-B",

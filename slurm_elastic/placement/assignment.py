@@ -122,7 +122,7 @@ class Assignment:
             if current is None or not outcome.shrinks:
                 continue
             self.later.give(round_job.need, target)
-            if self._holds(round_job, current):
+            if self.holds(round_job, current):
                 outcome.target = current
                 outcome.reason = Reason("shrink-undone")
             elif target is not None:
@@ -150,7 +150,7 @@ class Assignment:
         self.later.give(round_job.need, round_job.current)
         good = (
             round_job.allowed(promised)
-            and self._holds(round_job, promised)
+            and self.holds(round_job, promised)
             and not self._unworthy(round_job, promised)
         )
         if good:
@@ -234,10 +234,12 @@ class Assignment:
         )
 
     def find(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
-        """Return a place for the job, None if there is none.
+        """Return a place for the job, None if there is none or its directive rules the size out.
 
         A start takes what is free now, a shrink the job's own nodes first.
         """
+        if not round_job.directive.allows(gpus, gpu_type):
+            return None
         current = round_job.current
         resources = self._resources(round_job)
         unit = round_job.directive.unit_for(gpu_type)
@@ -309,7 +311,7 @@ class Assignment:
             )
         return None
 
-    def _holds(self, round_job: RoundJob, allocation: Allocation) -> bool:
+    def holds(self, round_job: RoundJob, allocation: Allocation) -> bool:
         """Return whether an allocation on the job's own nodes is still free on `later`."""
         room = self.later.room(round_job.need)
         shares = self.frame.shares(allocation.shares)

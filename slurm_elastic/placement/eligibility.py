@@ -223,9 +223,13 @@ def _running(
         (job.state is JobState.COMPLETING, Reason("job-ending")),
         (job.state is JobState.SUSPENDED, Reason("job-suspended")),
         (job.allocation is None, Reason("gpus-unknown")),
+        (record.failed is not None, _failed(job, record)),
         (not job.requeueable, Reason("no-requeue")),
         (record.held, Reason("held-by-command")),
-        (not record.proven, Reason("not-proven")),
+        # Without esrun a job never proves anything: not reporting is its first obstacle.
+        (not record.reporting and record.unproven is None, Reason("no-report")),
+        (not record.proven, record.unproven or Reason("not-proven")),
+        (bool(record.jump), Reason("training-jumped", difference=record.jump)),
         (not record.reporting, Reason("no-report")),
         (deaf is not None, Reason("save-missed", until=deaf or 0.0)),
     )
@@ -233,7 +237,7 @@ def _running(
         if stays:
             return Eligibility.FIXED, reason
     resize = config.resize
-    late = _late(job, record, config, now)
+    late = time_limit_near(job, record, config, now)
     if late:
         return Eligibility.FIXED, late
     recent = [t for t in record.changes if t > now - _HOUR_S]
@@ -243,12 +247,25 @@ def _running(
         until = sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S
         return Eligibility.FIXED, Reason("job-resizes-used", most=resize.per_hour, until=until)
     last = record.last_change if record.last_change is not None else job.start_time
+    if record.on_trial is not None:  # a notice makes it write the checkpoint that is missing
+        return Eligibility.YIELDS, Reason("change-on-trial", since=record.on_trial)
     if last is not None and now < last + resize.min_interval_s:
         return Eligibility.YIELDS, Reason("minimum-interval", until=last + resize.min_interval_s)
     return Eligibility.FREE, None
 
 
-def _late(job: Job, record: JobRecord, config: Config, now: float) -> Reason | None:
+def _failed(job: Job, record: JobRecord) -> Reason:
+    """Return why a job stays until it goes back to where it worked."""
+    held = job.allocation
+    return Reason(
+        "change-failed",
+        gpus=held.gpus if held else 0,
+        gpu_type=held.gpu_type if held else "",
+        reason=record.failed or Reason("job-ending"),
+    )
+
+
+def time_limit_near(job: Job, record: JobRecord, config: Config, now: float) -> Reason | None:
     """Return why a change comes too late in a job's life, or None: it would lose what is left.
 
     Slurm counts limits in minutes: what is left after a change has to be one at least, or the job

@@ -116,14 +116,13 @@ class _Packing:
         refused: list[_Wish] = []
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
             outcome, choice = wish.outcome, wish.chosen
-            place = choice.place
-            if place is not None:
-                exact = self._assignment.exactly(outcome.round_job, place)
-                if exact is None:
-                    outcome.refusals.append(Reason("nodes-not-free", nodes=place.nodes))
+            legal = outcome.round_job.directive.allows(choice.gpus, choice.gpu_type)
+            if choice.place is not None or not legal:
+                only_place = self._only_place(wish)
+                if only_place is None:
                     refused.append(wish)
                 else:
-                    self._settle(outcome, exact)
+                    self._settle(outcome, only_place)
                 continue
             allocation = self._clean(outcome.round_job, choice.gpus, later)
             if allocation is None:
@@ -144,6 +143,24 @@ class _Packing:
             else:
                 self._settle(wish.outcome, allocation)
         return refused
+
+    def _only_place(self, wish: _Wish) -> Allocation | None:
+        """Return the place that the policy chose, or the present one, if the job may have it.
+
+        A shape that the directive rules out is kept where it is, and given to no job anew.
+        """
+        outcome, choice = wish.outcome, wish.chosen
+        round_job, current = outcome.round_job, outcome.round_job.current
+        if choice.place is not None:
+            exact = self._assignment.exactly(round_job, choice.place)
+            if exact is None:
+                outcome.refusals.append(Reason("nodes-not-free", nodes=choice.place.nodes))
+            return exact
+        same_shape = current and (current.gpu_type, current.gpus) == (choice.gpu_type, choice.gpus)
+        if same_shape and current and self._assignment.holds(round_job, current):
+            return current
+        outcome.refusals.append(Reason("gpus-short"))
+        return None
 
     def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
         """Return whether the job waits for a nearer place, and note the refusal."""
@@ -193,6 +210,8 @@ class _Packing:
         """Return whether a job is of this type and a new place would keep its shape."""
         target = outcome.target
         if target is None or target.gpu_type != self._type:
+            return False
+        if not outcome.round_job.allowed(target):
             return False
         if outcome.changed:
             return True

@@ -313,7 +313,7 @@ def _largest(on: UtilityCurve, gpus: int) -> int:
 
 def _share_reason(share: _Share, on: UtilityCurve) -> Reason:
     """Return the reason for a share."""
-    gpus, most = share.gpus, share.directive.max_gpus
+    gpus, most = share.gpus, share.directive.sizes(share.gpu_type)[-1]
     if share.fallback:
         return Reason("idle-type-helps", gpu_type=share.gpu_type)
     if gpus == most:

@@ -4,11 +4,13 @@ Utility (our definition, docs/policies.md) is the logarithm of the job's speed
 relative to its speed at MIN on the same type: 0 at MIN, 0.69 at twice that
 speed. Steps lead from one vertex of its concave envelope to the next, so a
 size that only doubles the nodes for one more GPU is stepped over. Beyond
-`_FINE_NODES` nodes only sizes that fill nodes are considered.
+`_FINE_NODES` nodes only sizes that fill nodes are considered, unless a
+directive lists few sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +23,8 @@ Ints = NDArray[np.int64]
 
 _MOST_GPUS = 65536
 _FINE_NODES = 8
+#: Most listed sizes that are all considered.
+_FEW_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class UtilityCurve:
 @lru_cache(maxsize=4096)
 def curve(
     model: SpeedModel,
-    legal: range,
+    legal: Sequence[int],
     gpu_type: str,
     *,
     unit: int,
@@ -64,16 +68,17 @@ def curve(
 
     Args:
         model: of the job.
-        legal: its sizes on this type.
+        legal: its sizes on this type, ascending and hashable.
         gpu_type: the type.
         unit: GPUs per replica.
         per_node: most GPUs of that type on one node.
         max_nodes: of the job's partition.
     """
-    sizes = np.arange(legal.start, min(legal.stop, _MOST_GPUS + 1), legal.step)
+    sizes = np.array(legal, dtype=np.int64)
+    sizes = sizes[sizes <= _MOST_GPUS]
     nodes = _fewest_nodes(per_node, unit)[sizes]
     keep = nodes > 0
-    if unit <= per_node:
+    if unit <= per_node and (isinstance(legal, range) or len(legal) > _FEW_SIZES):
         full = per_node // unit * unit
         keep &= (sizes <= _FINE_NODES * full) | (sizes % full == 0) | (sizes == sizes[:1])
     if max_nodes is not None:

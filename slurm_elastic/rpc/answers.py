@@ -6,18 +6,21 @@ only ever added: scripts may rely on every name here.
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 
-class ReasonRow(TypedDict):
+class _ReasonAlways(TypedDict):
+    code: str
+    parameters: dict[str, Any]
+
+
+class ReasonRow(_ReasonAlways, total=False):
     """A reason: a code of docs/reasons.md and its parameters; null stands for what is hidden.
 
     `selastic --json` adds `text`, the reason in words.
     """
 
-    code: str
-    parameters: dict[str, Any]
-    text: NotRequired[str]
+    text: str
 
 
 class PingAnswer(TypedDict):
@@ -47,8 +50,11 @@ class OrdersRow(_OrdersAlways, total=False):
 
     notice: int
     deadline_s: float
+    rehearsal: bool
     batch: int
     frozen: int
+    failed_start: int
+    on_failure: str
 
 
 class OrdersAnswer(TypedDict):
@@ -275,25 +281,63 @@ class BatchRow(TypedDict):
     reason: ReasonRow | None
 
 
+class BarredRow(TypedDict):
+    """A shape in which a job failed after a change: no decision gives it to the job any more."""
+
+    gpu_type: str
+    gpus: int
+    reason: ReasonRow | None
+
+
+class EndingRow(TypedDict):
+    """How a job ended.
+
+    `state`: Slurm's name of it, "" if that is not known; `exit_code`: 128 + n for signal n;
+    `gpus`, `gpu_type`, `where`: what it held last, 0 if nothing is recorded; `runs`: attempts that
+    held GPUs; `changes`: made in its life; `reported`: whether it ever reported; `stopped`: why it
+    was held because it made no progress, null: it was not.
+    """
+
+    state: str
+    exit_code: int
+    time: float | None
+    gpus: int
+    gpu_type: str
+    where: list[Place]
+    runs: int
+    changes: int
+    reported: bool
+    stopped: ReasonRow | None
+
+
 class ExplainAnswer(TypedDict):
-    """`selastic explain`."""
+    """`selastic explain`. `ended`: null for a job that has not ended.
+
+    `on_trial`: since when the attempt lacks a checkpoint newer than the last change; null: it has
+    one. `failed`: why the job goes back to where it worked.
+    """
 
     time: float
     mode: str
     job: JobRow
     since: float | None
     proven: bool
+    unproven: ReasonRow | None
     reporting: bool
     checkpoint_s: float | None
     restart_s: float | None
     time_limit_s: int | None
     extended_s: int
+    on_trial: float | None
+    failed: ReasonRow | None
+    barred: list[BarredRow]
     submitted_gpus: int
     decision: DecisionRow | None
     model: ModelRow | None
     batch: BatchRow | None
     next_round: float | None
     last: ChangeRow | None
+    ended: EndingRow | None
 
 
 class RunningRow(TypedDict):

@@ -27,8 +27,8 @@ import pwd
 import re
 import socket
 import struct
+import sys
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,10 @@ _HEADER = struct.Struct("!I")
 
 class ChannelError(SlurmElasticError):
     """The controller cannot be used; the message is one line."""
+
+
+class ConfigurationReadError(ChannelError):
+    """The site's configuration cannot be read by this Python."""
 
 
 class ControllerUnreachableError(ChannelError):
@@ -140,7 +144,11 @@ def _call(
 
 
 def controller_address() -> str | None:
-    """Return the configured address of the controller; None: jobs run without one."""
+    """Return the configured address of the controller; None: jobs run without one.
+
+    Raises:
+        ConfigurationReadError: there is a configuration, and no package that reads it.
+    """
     from_environment = os.environ.get(ADDRESS_VARIABLE)
     return from_environment or _configured().get("controller") or None
 
@@ -153,8 +161,12 @@ def addresses(text: str) -> tuple[str, ...]:
 def trusted_uids() -> set[int]:
     """Return the uids whose replies are accepted."""
     uids = {0, os.getuid()}
+    try:
+        user = _configured().get("user", "selastic")
+    except ConfigurationReadError:
+        user = "selastic"
     with contextlib.suppress(KeyError):  # without the account it can only be root's
-        uids.add(pwd.getpwnam(_configured().get("user", "selastic")).pw_uid)
+        uids.add(pwd.getpwnam(user).pw_uid)
     return uids
 
 
@@ -256,9 +268,28 @@ def _receiver(sock: socket.socket, end: float) -> Callable[[int], bytes]:
 
 
 def _configured() -> dict[str, Any]:
-    """Return the site's `[api]`; {} if it cannot be read, as no job may fail because of it."""
+    """Return the site's `[api]`; {} if it cannot be read, as no job may fail because of it.
+
+    Raises:
+        ConfigurationReadError: see `controller_address`.
+    """
     try:
-        section = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8")).get("api")
+        section = _read_toml(CONFIGURATION.read_text(encoding="utf-8")).get("api")
     except (OSError, ValueError):
         return {}
+    except ModuleNotFoundError:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ConfigurationReadError(
+            f"{CONFIGURATION}: not read: Python {version} needs the package tomli;"
+            f" {sys.executable} -m pip install tomli"
+        ) from None
     return section if isinstance(section, dict) else {}
+
+
+def _read_toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - as the other one
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - may be missing (pip install --no-deps)
+    content: dict[str, Any] = tomllib.loads(text)
+    return content

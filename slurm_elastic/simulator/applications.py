@@ -28,7 +28,8 @@ def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> Describ
     """Return the application and the directive of a job.
 
     An adaptive job asks for 1 to `MOST_GPUS` GPUs of any type with a table, a strong-scaling one
-    for 1 to as many as its user asked for, a rigid one for exactly these.
+    for 1 to as many as its user asked for, a rigid one for exactly these; each only for the sizes
+    that the workload lists for it.
 
     Raises:
         WorkloadError: no GPU type of the cluster can ever run it; names the workload's line.
@@ -117,6 +118,14 @@ def _directive(
         replicas = max(1, application.max_batch // application.micro_batches)
         most = min(most, max(least, *(u * replicas for u in units.values())))
     restricted = len(gpus_by_type) < len(cluster.groups)
+    listed = tuple(size for size in job.listed if least <= size <= most)
+    if job.listed and not listed:
+        sizes = ":".join(map(str, job.listed))
+        span = str(least) if least == most else f"{least}-{most}"
+        raise WorkloadError(
+            f"{job.source or job.name}: {job.name}: none of sizes {sizes} is within {span}, the"
+            " GPUs that it can have; change sizes, num_replicas or the cluster"
+        )
     units_by_type = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
     try:
         return Directive(
@@ -125,6 +134,7 @@ def _directive(
             types=tuple(gpus_by_type) if restricted else (),
             parallel="hybrid" if application.micro_batches > 1 else "data",
             units=units_by_type,
+            listed=listed,
         )
     except DirectiveError as error:
         raise WorkloadError(f"{job.source or job.name}: {job.name}: {error}") from None

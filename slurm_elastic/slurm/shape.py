@@ -54,7 +54,7 @@ def pinned(target: Allocation, *, reservation: str) -> Fields:
 
 
 def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) -> Fields:
-    """Return the fields that queue a pending job again as its user submitted it, at MIN GPUs.
+    """Return the fields that queue a pending job as its user submitted it, at its smallest size.
 
     Restores the submitted node list and reservation.
 
@@ -64,7 +64,7 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
         gpus_per_node: GPUs of the partition's smallest node, by type.
     """
     shape = _shape(job)
-    gpus = directive.min_gpus
+    gpus = _smallest(directive, shape, gpus_per_node)
     types = [t for t in directive.types or sorted(gpus_per_node) if directive.allows(gpus, t)]
     gpu_type = types[0] if len(types) == 1 else submitted_type(shape)
     node_sizes = [
@@ -84,6 +84,18 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
         "ReqNodeList": str(shape.get("req_nodes", "")),
         "ReservationName": str(shape.get("reservation", "")),
     } | _companions(job, gpus // nodes)
+
+
+def _smallest(
+    directive: Directive, shape: Mapping[str, int | str], gpus_per_node: Mapping[str, int]
+) -> int:
+    """Return the smallest size on any type that the job may have; MIN where there is none."""
+    submitted = submitted_type(shape)
+    types = directive.types or sorted(gpus_per_node) or [""]
+    if submitted and directive.sizes(submitted):
+        types = [submitted]
+    sizes = [found[0] for t in types if (found := directive.sizes(t))]
+    return min(sizes, default=directive.min_gpus)
 
 
 def remaining_s(job: Job, now: float, *, spare_s: int = 0) -> int | None:

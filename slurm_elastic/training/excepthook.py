@@ -34,7 +34,7 @@ def install() -> None:
 def raised_by_library(error: BaseException) -> bool:
     """Return whether a module of this project raised the error itself."""
     trace = error.__traceback__
-    if trace is None or not isinstance(error, ValueError | RuntimeError):
+    if trace is None or not isinstance(error, ImportError | ValueError | RuntimeError):
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next

@@ -18,10 +18,15 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from slurm_elastic.training import excepthook
+
+#: First release of torch that the library works with.
+OLDEST_TORCH = (2, 6)
 _COMPILER = "torch._dynamo"
 #: Where torch's own decorator remembers the marked function.
 _MARK = "__dynamo_disable"
@@ -65,19 +70,44 @@ class _LazyCompiler(ModuleType):
 
 
 def import_torch() -> None:
-    """Import torch, without its compiler, unless it is imported already."""
-    if os.environ.get("SLURM_ELASTIC_FASTSTART") == "0":
-        return
-    if "torch" not in sys.modules:
+    """Import torch, without its compiler, unless it is imported already.
+
+    Raises:
+        ImportError: torch is missing or too old; shown as one line if it is not caught.
+    """
+    fast = os.environ.get("SLURM_ELASTIC_FASTSTART") != "0"
+    if fast and "torch" not in sys.modules:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            importlib.import_module("torch")
+            _import_torch()
             gc.freeze()
         finally:
             if collecting:
                 gc.enable()
-    if _COMPILER not in sys.modules:
+    else:
+        _import_torch()
+    if fast and _COMPILER not in sys.modules:
         replacement = _LazyCompiler()
         sys.modules[_COMPILER] = replacement
         vars(sys.modules["torch"])["_dynamo"] = replacement
+
+
+def _import_torch() -> None:
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    problem = ""
+    try:
+        version = str(importlib.import_module("torch").__version__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        problem = f"torch is not installed in {sys.prefix}: install {oldest} or newer"
+    else:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_TORCH:
+            problem = f"torch {version} is invalid: expected {oldest} or newer"
+    if problem:
+        excepthook.install()
+        raise ImportError(
+            f"{problem}, in the build for your GPUs (https://pytorch.org);"
+            " esrun --checkpoint needs none"
+        )

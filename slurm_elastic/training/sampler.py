@@ -117,12 +117,14 @@ class Sampler:
         global_batch: samples per optimisation step, over all ranks, as given by the script.
         epochs: how often each sample is trained on.
         seed: with the epoch it determines the order.
+        shuffle: False: the order is that of the dataset.
     """
 
     samples: int
     global_batch: int
     epochs: int
     seed: int
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         for name in ("samples", "global_batch", "epochs"):
@@ -132,6 +134,8 @@ class Sampler:
 
     def order(self, epoch: int) -> torch.Tensor:
         """Return the epoch's permutation of the dataset, a tensor of shape (samples,)."""
+        if not self.shuffle:
+            return torch.arange(self.samples)
         generator = torch.Generator()
         generator.manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
         return torch.randperm(self.samples, generator=generator)

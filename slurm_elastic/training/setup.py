@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from slurm_elastic.job import profile_request
-from slurm_elastic.training import excepthook
+from slurm_elastic.training import excepthook, init_arguments
 from slurm_elastic.training.checkpoint import training_state as states
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
@@ -102,12 +102,14 @@ def init(
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
+        UnsupportedTrainingError: a training that needs `ElasticLoop`.
         ValueError: an invalid argument.
     """
     excepthook.install()
+    init_arguments.check_arguments(model, loss_fn, dataset, extra)
     directive = read_directive()
     freezing, remark = freezing_settings(freeze)
-    _check_arguments(schedule, clip_norm)
+    _check_options(schedule, clip_norm)
     profile = profile_request.asked()
     if profile is not None:
         # A profile measures plain replicas: no directive, nothing frozen.
@@ -117,8 +119,6 @@ def init(
     signals = Signals()
     signals.install()
     rank_group = RankGroup()
-    if remark and rank_group.rank == 0:
-        log_line(remark)
     rank_group.connect()
     reporter = Reporter(
         rank=rank_group.rank,
@@ -152,6 +152,13 @@ def init(
     if not staged:
         full_model.to(rank_group.device)
     optimizer, scheduler = _make_optimizer(optimizer, scheduler, full_model)
+    _log(
+        rank_group,
+        remark,
+        init_arguments.epoch_schedule_warning(
+            scheduler, epochs=epochs, steps_per_epoch=-(-len(dataset) // global_batch)
+        ),
+    )
     shapes = {name: tuple(tensor.shape) for name, tensor in full_model.state_dict().items()}
     tied = ties(full_model)
     profiler = LayerProfiler(
@@ -267,15 +274,23 @@ def init(
 
 def _make_optimizer(optimizer: Any, scheduler: Any, full_model: torch.nn.Module) -> tuple[Any, Any]:
     """Return optimizer and scheduler; functions that make them are called."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(full_model.parameters())
-    if callable(scheduler) and not hasattr(scheduler, "state_dict"):
-        scheduler = scheduler(optimizer)
+    init_arguments.check_optimizer(optimizer)
+    if isinstance(scheduler, type) or not hasattr(scheduler, "state_dict"):
+        scheduler = scheduler(optimizer) if callable(scheduler) else scheduler
+    init_arguments.check_scheduler(scheduler)
     states.check(states.TrainingState(model=full_model, optimizer=optimizer))
     return optimizer, scheduler
 
 
-def _check_arguments(schedule: str, clip_norm: float | None) -> None:
+def _log(rank_group: RankGroup, *lines: str) -> None:
+    for line in filter(None, lines):
+        if rank_group.rank == 0:
+            log_line(line)
+
+
+def _check_options(schedule: str, clip_norm: float | None) -> None:
     if schedule not in SCHEDULES:
         raise ValueError(
             f"schedule: {schedule!r} is invalid: expected one of {', '.join(SCHEDULES)}"

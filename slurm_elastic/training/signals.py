@@ -10,8 +10,10 @@ Handlers only set flags; the job acts between two steps.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -42,12 +44,15 @@ class Signals:
         self._exit_at_once = True
         self._linger_s = 0.0
         self._former_handlers: dict[int, object] = {}
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Install both handlers; from now on SIGUSR2 no longer kills."""
         with contextlib.suppress(ValueError):  # not the main thread: handlers are the script's
             for number in (signal.SIGUSR2, signal.SIGTERM):
                 self._former_handlers[number] = signal.signal(number, self._handle)
+        # After the import of multiprocessing, which would wait without end for such workers.
+        atexit.register(_kill_workers)
 
     def exit_at_once(self, at_once: bool, *, linger_s: float = 0.0) -> None:
         """Choose whether SIGTERM, also an earlier one, ends the process at once.
@@ -81,6 +86,8 @@ class Signals:
         self._former_handlers.clear()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            return  # a data-loader worker of the script, which its parent ends
         if number == signal.SIGUSR2:
             self.notice = True
             return
@@ -100,6 +107,13 @@ def ignore_in_worker(_worker: int) -> None:
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _kill_workers() -> None:
+    """End the workers that ignore SIGTERM, by which Python ends them with the process."""
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
 
 
 def exit_now(code: int) -> None:

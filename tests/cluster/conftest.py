@@ -22,8 +22,9 @@ CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (
-    "test_icefrog.py", "test_chaos.py", "test_demo.py", "test_near_places.py", "test_examples.py",
-    "test_trouble.py", "test_people.py", "test_sia.py", "test_many.py", "test_hybrid.py",
+    "test_icefrog.py", "test_chaos.py", "test_demo.py", "test_near_places.py", "test_frameworks.py",
+    "test_examples.py", "test_trouble.py", "test_people.py", "test_sia.py", "test_many.py",
+    "test_hybrid.py",
     "test_debian_torch.py", "test_engine.py", "test_esrun.py", "test_life.py", "test_queue.py",
     "test_controller.py", "test_standby.py", "test_training.py", "test_guard.py", "test_rights.py",
     "test_hostile.py", "test_usage.py", "test_elastic_option.py",

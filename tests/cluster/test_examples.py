@@ -51,7 +51,7 @@ SUBMITTED = {
     # It knows the cluster's emulated devices, and how long they take.
     "plain": Example(
         "--elastic=1-2,types=v100 --gres=gpu:v100:1 --ntasks-per-node=1",
-        "--samples 1024 --epochs 3 --global-batch 32 --rate 100 --save-every 10",
+        "--samples 1024 --epochs 8 --global-batch 32 --rate 100 --save-every 10",
     ),
     "unmodified": Example("--elastic=1-4", "--samples 1024 --epochs 8 --batch 32", 0.2),
     "lightning": Example("--elastic=1-2", "--samples 512 --epochs 8", 0.3),
@@ -76,9 +76,9 @@ class Examples:
             example = SUBMITTED[name]
             scripts = f"{STAGE}/paced" if example.step_s else EXAMPLES
             words = (
-                f"cd {PROJECT} && OUT={STAGE}/{name} EXAMPLES={scripts} REAL_EXAMPLES={EXAMPLES}"
+                f"cd {STAGE} && OUT={STAGE}/{name} EXAMPLES={scripts} REAL_EXAMPLES={EXAMPLES}"
                 f" STEP_S={example.step_s} sbatch --parsable --output={STAGE}/{name}.log"
-                f" {example.options} docs/examples/train_{name}.sbatch {example.arguments}"
+                f" {example.options} {EXAMPLES}/train_{name}.sbatch {example.arguments}"
             )
             self.jobs[name] = int(self.cluster.exec(words, user="alice").stdout)
             self.cluster.jobs.append(self.jobs[name])
@@ -186,8 +186,8 @@ def test_the_plain_loop_is_resized_by_its_own_checkpoints(examples: Examples) ->
     examples.grew("plain")
     assert "resumed: the script has read its newest checkpoint" in examples.log("plain")
     found = losses(examples.lines("plain", "losses.jsonl"))
-    assert sorted(found) == list(range(1, 97))
-    assert found[96] < found[1] / 2
+    assert sorted(found) == list(range(1, 257))
+    assert found[256] < found[1] / 2
 
 
 def test_a_script_without_checkpoints_keeps_what_it_has(examples: Examples) -> None:

@@ -18,8 +18,8 @@ sleep 60
 STUBBORN = """
 export SLURM_ELASTIC_CONTROLLER=ctld:7321
 d=/shared/scratch/guard-$SLURM_JOB_ID; mkdir -p $d; cd $d
-esrun --checkpoint "$d/*.pt" sh -c \
-  'n=$(ls | wc -l); sleep 1; echo x >.tmp; mv .tmp $n.pt; sleep 3; exit 3' || \
+esrun --checkpoint "$d/*.pt" --complete '{stem}.ok' sh -c \
+  'n=$(ls | wc -l); sleep 1; echo x >.tmp; mv .tmp $n.pt; touch $n.ok; sleep 3; exit 3' || \
   scontrol requeue $SLURM_JOB_ID
 sleep 60
 """

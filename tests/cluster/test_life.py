@@ -155,6 +155,7 @@ def test_without_a_controller_nobody_waits_for_ever(
     daemon.configure(eager_config(mode="advise"))
     daemon.signal("HUP")
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "-wg04", "--gres=gpu:4", user="bob")
+    cluster.wait(rigid, "RUNNING")
     leased = cluster.sbatch("exec sleep 600", "-o/dev/null", "--elastic=2-8", "-Ca100&rack2")
     daemon.wait_for(f"JobId={training} Action=grow .* Mode=advise", after=begun)
     # its rank stands still while the notice comes: it saves when the controller is stopped

@@ -5,12 +5,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.core import directive
+from slurm_elastic.core import directive_grammar
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests" / "data" / "directives.toml"
 
-KEYS = (*directive.KEYS, "tpyes", "UNIT")
+KEYS = (*directive_grammar.KEYS, "tpyes", "UNIT")
 NAMES = ("a100", "v100", "h100", "a", "A100", "mig", "MIG-1g", "1g.5gb", "a100_3g.20gb", "x" * 99)
 NUMBERS = (
     *("1", "2", "3", "4", "8", "16", "64", "007", "0", "00", "65536", "65537", "86400", "86401"),
@@ -105,9 +105,19 @@ class Directives:
             f"max-penalty={draw.randrange(100)}.{draw.randrange(9999)}%",
             f"notice={draw.randrange(1, 86400)}",
             draw.choice((f"unit={unit}", f"unit=a100:{unit}/v100:{2 * unit}")),
+            "sizes=" + ":".join(map(str, self._sizes(low, high, unit))),
         )
-        words = [f"{low}-{high}", *draw.sample(items, draw.randrange(0, 7))]
+        words = [f"{low}-{high}", *draw.sample(items, draw.randrange(0, 8))]
         return ",".join(words).encode()
+
+    def _sizes(self, low: int, high: int, unit: int) -> list[int]:
+        """Return sizes in any order; one in three lists has some that are not allowed."""
+        draw = self.random
+        count = draw.randrange(1, 7)
+        if draw.randrange(3):
+            legal = range(low, high + 1, unit)
+            return draw.sample(legal, min(count, len(legal)))
+        return [draw.randrange(1, high + 3) for _ in range(count)]
 
     def _item(self) -> bytes:
         draw = self.random

@@ -12,12 +12,13 @@ from tests.support.fake_controller import FakeLog
 
 
 @contextmanager
-def serving(backend, log=None, seals=None, rate=1e6):
+def serving(backend, log=None, seals=None, rate=1e6, role=socket_server.Role):
     server = socket_server.Server(
         schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate),
         backend,
         log or FakeLog(),
         seals,
+        role=role,
     )
     server.start()
     try:

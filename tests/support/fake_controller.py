@@ -17,6 +17,7 @@ class FakeBackend:
 
     def __init__(self, owners=None):
         self.owners = owners or {4711: ALICE, 4722: BOB}
+        self.past_owners = {}
         self.is_private = False
         self.seq = 0
         self.asked = []
@@ -26,6 +27,9 @@ class FakeBackend:
     def owner(self, job_id):
         self.threads.add(threading.current_thread().name)
         return self.owners.get(job_id)
+
+    def past_owner(self, job_id):
+        return self.past_owners.get(job_id)
 
     def find(self, name):
         if name == "5000":

@@ -189,6 +189,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd}
 class TrainingRuns:
     """Attempts of one training run, in one directory."""
 
+    target: Callable[[int, dict[str, str], Path, dict[str, Any]], None] = staticmethod(train)
+
     def __init__(self, out: Path) -> None:
         self.out = out
         out.mkdir(parents=True, exist_ok=True)
@@ -210,7 +212,9 @@ class TrainingRuns:
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             if launcher is not None:
                 environment["SLURM_ELASTIC_SOCKET"] = str(launcher.path)
-            process = PROCESSES.Process(target=train, args=(rank, environment, self.out, options))
+            process = PROCESSES.Process(
+                target=self.target, args=(rank, environment, self.out, options)
+            )
             process.start()
             self.ranks.append(process)
 

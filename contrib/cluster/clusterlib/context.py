@@ -34,6 +34,7 @@ def build_context() -> bytes:
         for part in ("Dockerfile", "clusterlib", "image/cluster-start", "pyslurm"):
             archive.add_tree(CLUSTER_DIR / part, part)
         archive.add("requirements.txt", requirements().encode())
+        archive.add_tree(PROJECT_DIR / "requirements" / "frameworks.txt", "frameworks.txt")
         archive.add("host-ca/bundle.crt", host_ca())
         _add_project(archive, "project")
     return archive.content()
@@ -47,9 +48,9 @@ def project_archive(folder: str) -> bytes:
 
 
 def requirements() -> str:
-    """Return the project's dependencies, for a layer that is rebuilt only when they change."""
+    """Return what the controller needs, for a layer that is rebuilt only when that changes."""
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
-    return "\n".join([*sorted(project.get("dependencies", [])), ""])
+    return "\n".join([*sorted(project["optional-dependencies"]["controller"]), ""])
 
 
 def host_ca() -> bytes:

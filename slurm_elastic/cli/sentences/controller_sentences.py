@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, nodes, shape
+from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, duration, nodes, shape
 
 
 def _elsewhere(p: Parameters) -> str:
@@ -18,6 +18,32 @@ def _no_progress(p: Parameters) -> str:
         progress = f"its newest checkpoint is still of step {p['step']}"
     code = f"; exit code {p['exit_code']}" if p["exit_code"] else ""
     return f"no progress in {p['attempts']} attempts in a row: {progress}{code}"
+
+
+def _refuted(p: Parameters) -> str:
+    place = f"; the checkpoint of before is in {p['directory']}" if p["directory"] else ""
+    return (
+        "when it was restarted it started anew: give the script its option to"
+        f" resume and submit it again{place}"
+    )
+
+
+def _refused(p: Parameters) -> str:
+    place = p["directory"] or "the directory of the checkpoints"
+    room = "room" if p["gigabytes"] is None else f"{p['gigabytes']:g} GB"
+    remedies = {
+        "no-room": f"there is no room for a copy of its checkpoint: free {room} in {place}, or let"
+        " the script replace its checkpoint by a rename",
+        "not-writable": f"a copy of its checkpoint cannot be written: make {place} writable",
+        "changes": "it saves faster than its checkpoint can be copied: save less often",
+        "no-watch": "reads cannot be seen on its node: raise fs.inotify.max_user_instances",
+    }
+    return f"no rehearsal: {remedies[p['problem']]}"
+
+
+def _trials_failed(p: Parameters) -> str:
+    step = "" if p["step"] is None else f"; its newest checkpoint is of step {p['step']}"
+    return f"{p['attempts']} attempts in a row failed, the last one: {p['reason']}{step}"
 
 
 def _limits(p: Parameters) -> str:
@@ -46,8 +72,16 @@ SENTENCES: Mapping[str, Sentence] = {
     "controller-stopped": "the controller was stopped",
     "controller-lost": "the controller that began it was lost",
     "nothing-planned": "nothing planned",
-    "resume-rehearsal": "proves that this job resumes from its checkpoints",
+    "resume-rehearsal": "rehearsal: shows whether it resumes from its checkpoints",
+    "resume-refuted": _refuted,
+    "rehearsal-failed": "it failed when it was restarted for the rehearsal: see the job's log",
+    "rehearsal-refused": _refused,
     "limit-set-by-others": "it was set by others: it is not extended any more",
+    "program-failed": "exit code {exit_code} before its first checkpoint there",
+    "program-ended": "it ended with exit code 0 and wrote no checkpoint there",
+    "no-newer-checkpoint": lambda p: f"no newer checkpoint within {duration(p['waited_s'])}",
+    "change-failed": lambda p: f"it failed on {shape(p)}: {p['reason']}",
+    "trials-failed": _trials_failed,
     "no-progress": _no_progress,
     "batch-limits": _limits,
     "noise-unknown": "its gradient noise is not known yet",

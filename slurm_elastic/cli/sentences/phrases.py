@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from slurm_elastic.cli import formatting
-
 Parameters = Mapping[str, Any]
 #: A template of `str.format`, or a function of the parameters.
 Sentence = str | Callable[[Parameters], str]
@@ -84,11 +82,6 @@ def duration(seconds: float) -> str:
 def counted(number: int, word: str) -> str:
     """Return `one rack`, `3 nodes`."""
     return f"one {word}" if number == 1 else f"{number} {word}s"
-
-
-def clock(time_s: float) -> str:
-    """Return a time of day; with the date unless it is today."""
-    return formatting.clock(time_s)
 
 
 def _with_others(text: str, hidden: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_elastic.cli.formatting import clock
 from slurm_elastic.cli.sentences.phrases import (
     Parameters,
     Sentence,
-    clock,
     counted,
     duration,
     give_way,
@@ -165,13 +165,19 @@ SENTENCES: Mapping[str, Sentence] = {
     "no-requeue": "submitted with --no-requeue",
     "held-by-command": "held by `selastic hold`",
     "not-proven": "its first checkpoint and resume: it is not proven yet",
-    "no-report": "its first report of this run",
+    "training-jumped": lambda p: (
+        f"its training jumped ({p['difference']}): keep the global batch and submit it again"
+    ),
+    "no-report": "its first report of this run, which esrun sends",
     "save-missed": lambda p: f"it did not save in time; asked again after {clock(p['until'])}",
     "resizes-forbidden": "no resizes are allowed (per_hour = 0)",
     "job-resizes-used": lambda p: (
         f"{p['most']} resizes an hour are used up until {clock(p['until'])}"
     ),
     "minimum-interval": lambda p: f"minimum interval until {clock(p['until'])}",
+    "change-on-trial": lambda p: (
+        f"it has written no checkpoint since its change at {clock(p['since'])}"
+    ),
     "time-limit-near": lambda p: (
         f"its time limit ends it at {clock(p['until'])}: a change would not be worth it"
     ),

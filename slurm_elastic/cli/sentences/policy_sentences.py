@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_elastic.cli.formatting import clock
 from slurm_elastic.cli.sentences.phrases import (
     Parameters,
     Sentence,
-    clock,
     counted,
     gpus,
     job,

@@ -3,7 +3,7 @@
 The schema of every answer is documented in docs/cli.md and typed in `rpc/answers.py`. The daemon's
 `RequestHandler.question` calls `answer`:
 
-    answers.answer("explain", view, viewer, args, history=rows)
+    dispatch.answer("explain", view, viewer, args, history=rows)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from slurm_elastic.controller.queries.view import (
     View,
     Viewer,
 )
+from slurm_elastic.controller.state.job_ending import EndedJob
 
 __all__ = [
     "HistoryRow",
@@ -57,6 +58,7 @@ def answer(
     history: Sequence[HistoryRow] = (),
     segments: Sequence[SegmentRow] = (),
     particulars: Particulars | None = None,
+    ended: EndedJob | None = None,
 ) -> dict[str, Any]:
     """Answer one request of `rpc.requests` (all but `check`).
 
@@ -68,17 +70,26 @@ def answer(
         history: for explain, show and history: rows of the jobs asked for (history without a
             job: the newest rows of all), oldest first.
         particulars: for show: of the requested job.
+        ended: for explain and show: what is recorded of the requested job if it has ended.
         segments: for usage: rows that overlap args["start"]..args["end"] (epoch s or absent).
 
     Raises:
-        NoAnswerError: in one line why not.
+        NoAnswerError: the request has no answer; one line says why.
     """
     if op == "explain":
-        return dict(job_answers.explain(view, viewer, _single_job(view, args), history))
+        return dict(job_answers.explain(view, viewer, _single_job(view, args), history, ended))
     if op == "show":
         job_id, with_layers = _single_job(view, args), bool(args.get("profile"))
         return dict(
-            show(view, viewer, job_id, history, particulars=particulars, layers=with_layers)
+            show(
+                view,
+                viewer,
+                job_id,
+                history,
+                particulars=particulars,
+                layers=with_layers,
+                ended=ended,
+            )
         )
     if op == "status":
         return dict(job_answers.status(view, viewer, everything=bool(args.get("all"))))
@@ -101,7 +112,7 @@ def answer(
                 runs=bool(args.get("runs")),
             )
         )
-    raise NoAnswerError(f"{op} is no question")
+    raise NoAnswerError(f"request {op!r} is unknown")
 
 
 def _single_job(view: View, args: Mapping[str, Any]) -> int:

@@ -15,12 +15,14 @@ from slurm_elastic.controller.queries.view import (
     Viewer,
 )
 from slurm_elastic.controller.queries.visibility import Visibility
+from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.rpc.answers import (
     BatchRow,
     ChangeRow,
     DecisionRow,
+    EndingRow,
     ExplainAnswer,
     GivingJob,
     JobRow,
@@ -205,20 +207,36 @@ def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAns
 
 
 def explain(
-    view: View, viewer: Viewer, job_id: int, history: Sequence[HistoryRow] = ()
+    view: View,
+    viewer: Viewer,
+    job_id: int,
+    history: Sequence[HistoryRow] = (),
+    ended: EndedJob | None = None,
 ) -> ExplainAnswer:
-    """Return what is decided for one job, and the reasons.
+    """Return what is decided for one job, and the reasons; of an ended job how it ended.
+
+    Args:
+        view: the controller's view.
+        viewer: the caller.
+        job_id: the job.
+        history: rows of its changes, oldest first.
+        ended: of a job that has ended, what is recorded.
 
     Raises:
-        NoAnswerError: the job is not in the snapshot.
+        NoAnswerError: the job is not in the snapshot, and not recorded as ended.
     """
-    job = view.snapshot.job.get(job_id)
+    job = view.snapshot.job.get(job_id) or (ended.job if ended else None)
     if job is None or not viewer.sees(job.uid):
         raise NoAnswerError(
             f"job {job_id} is neither running nor waiting: see `selastic history {job_id}`"
         )
     rows, record = JobRows(view, viewer), view.records.get(job_id) or JobRecord(job_id=job_id)
-    decision = view.plan.decision.get(job_id) if view.plan else None
+    if job.state is not JobState.ENDED:
+        ended = None
+    elif ended is None:
+        ended = EndedJob(job=job, record=record)
+    record = ended.record if ended else record
+    decision = view.plan.decision.get(job_id) if view.plan and not ended else None
     of_job = [h for h in history if h.get("job_id") == job_id]
     return {
         "time": view.snapshot.time,
@@ -226,17 +244,43 @@ def explain(
         "job": rows.job(job),
         "since": _since(job, record),
         "proven": record.proven,
+        "unproven": rows.reason(record.unproven),
         "reporting": record.reporting,
         "checkpoint_s": record.checkpoint_s,
         "restart_s": record.restart_s,
         "time_limit_s": job.time_limit_s,
         "extended_s": record.extended_s,
+        "on_trial": record.on_trial,
+        "failed": rows.reason(record.failed),
+        "barred": [
+            {"gpu_type": gpu_type, "gpus": gpus, "reason": rows.reason(reason)}
+            for gpu_type, gpus, reason in record.barred
+        ],
         "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
-        "batch": _batch(rows, view.batches.get(job_id)),
+        "batch": None if ended else _batch(rows, view.batches.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, of_job[-1]) if of_job else None,
+        "ended": _ending(rows, ended) if ended else None,
+    }
+
+
+def _ending(rows: JobRows, ended: EndedJob) -> EndingRow:
+    job, held = ended.job, ended.held
+    # Slurm gives a job that is cancelled while it waits the same start and end.
+    ran = job.start_time and job.end_time and job.end_time > job.start_time
+    return {
+        "state": job.end_state,
+        "exit_code": job.exit_code,
+        "time": job.end_time,
+        "gpus": held.gpus if held else 0,
+        "gpu_type": held.gpu_type if held else "",
+        "where": rows.places(held.nodes) if held else [],
+        "runs": ended.runs or (job.run + 1 if ran else 0),
+        "changes": ended.record.resizes,
+        "reported": ended.reported,
+        "stopped": rows.reason(ended.record.stopped),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurm_elastic.controller.queries.job_answers import JobRows, change, explain
 from slurm_elastic.controller.queries.view import HistoryRow, Particulars, View, Viewer
+from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.layers import Layer, chain
@@ -24,6 +25,7 @@ def show(
     *,
     particulars: Particulars | None = None,
     layers: bool = False,
+    ended: EndedJob | None = None,
 ) -> ShowAnswer:
     """Return all data of one job.
 
@@ -34,20 +36,23 @@ def show(
         history: rows of its changes, oldest first.
         particulars: what the view does not hold.
         layers: whether the layer profile itself is wanted.
+        ended: what is recorded of a job that has ended.
 
     Raises:
         NoAnswerError: the job is not in the snapshot.
     """
-    explained = explain(view, viewer, job_id, history)
-    job, rows = view.snapshot.job[job_id], JobRows(view, viewer)
-    record, report = rows.record(job_id), view.reports.get(job_id)
+    explained = explain(view, viewer, job_id, history, ended)
+    rows, report = JobRows(view, viewer), view.reports.get(job_id)
+    job = view.snapshot.job.get(job_id) or (ended.job if ended else None)
+    assert job is not None, "explain has refused a job that is not known"
+    record = rows.record(job_id)
     more = particulars or Particulars()
     return {
         **explained,
         "account": job.account,
         "qos": job.qos,
         "directive": str(job.submission.directive) if job.submission else "",
-        "override": str(job.override) if job.override else "",
+        "override": _override(job),
         "run": job.run,
         "submit_time": job.submit_time,
         "start_time": job.start_time,
@@ -65,6 +70,13 @@ def show(
         "profile_batch": more.profile.batch if more.profile else None,
         "profile": layer_profile(more.profile) if more.profile and layers else None,
     }
+
+
+def _override(job: Job) -> str:
+    """Return the directive that a user has put in place of the submitted one; "": none."""
+    submitted = str(job.submission.directive) if job.submission else ""
+    override = str(job.override) if job.override else ""
+    return "" if override == submitted else override  # it may only leave out barred shapes
 
 
 def layer_profile(profile: StoredProfile) -> dict[str, Any]:

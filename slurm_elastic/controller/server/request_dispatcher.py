@@ -56,6 +56,10 @@ class RequestBackend(Protocol):
         """Return the uid of a job's owner; None if the job is unknown."""
         ...
 
+    def past_owner(self, job_id: int) -> int | None:
+        """Return the uid of the owner of a job that Slurm has forgotten; None: not recorded."""
+        ...
+
     def find(self, name: str) -> tuple[int, ...]:
         """Return the raw ids of a job as people name it (`queries.dispatch.find`)."""
         ...
@@ -247,10 +251,15 @@ class RequestDispatcher:
         everything = all_ or not self._current.private() or self._current.is_operator(uid)
         for name in names:
             ids = self._current.find(name) or ((int(name),) if name.isdigit() else ())
-            if not ids or not (everything or all(self._current.owner(i) == uid for i in ids)):
+            if not ids or not (everything or all(self._owns(uid, i) for i in ids)):
                 raise RequestError("refused", f"job {name}: Invalid job id specified")
             job_ids += ids
         return tuple(job_ids)
+
+    def _owns(self, uid: int, job_id: int) -> bool:
+        """Return whether a job that Slurm knows, or has forgotten, is a user's."""
+        owner = self._current.owner(job_id)
+        return (self._current.past_owner(job_id) if owner is None else owner) == uid
 
     def _commanded(self, uid: int, op: str, names: Sequence[str]) -> tuple[int, ...]:
         """Return the ids of jobs that a user may command."""

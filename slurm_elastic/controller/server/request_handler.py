@@ -24,8 +24,11 @@ from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.server import profile_import
 from slurm_elastic.controller.server.directive_update import updated
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
+from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.controller.state.ledger import LedgerError
-from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
 
@@ -59,6 +62,14 @@ class RequestHandler:
         """See `RequestBackend`."""
         job = self._controller.job(job_id)
         return job.uid if job else None
+
+    def past_owner(self, job_id: int) -> int | None:
+        """See `RequestBackend`."""
+        try:
+            ended = self._controller.store.ended.of(job_id)
+        except LedgerError:
+            return None
+        return ended.job.uid if ended else None
 
     def find(self, name: str) -> tuple[int, ...]:
         """See `RequestBackend`."""
@@ -120,6 +131,7 @@ class RequestHandler:
         try:
             history = self._history(args) if op in ("explain", "show", "history") else ()
             segments = self._segments(args) if op == "usage" else ()
+            ended = self._ended(args) if op in ("explain", "show") else None
         except LedgerError as error:
             raise RequestRefusedError(str(error)) from None
         return dispatch.answer(
@@ -130,6 +142,7 @@ class RequestHandler:
             history=history,
             segments=segments,
             particulars=self._particulars(args) if op == "show" else None,
+            ended=ended,
         )
 
     def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
@@ -180,13 +193,18 @@ class RequestHandler:
                 store.teach(job, observations)
             return text
         if op == "update":
-            ordered, text = updated(store.in_force(job), store.entry(job).layout, args)
+            as_ordered = store.in_force(job, barred=False)
+            ordered, text = updated(as_ordered, store.entry(job).layout, args)
             if not dry:
+                if args.get("elastic") is not None:
+                    store.entry(job).trials.clear()
                 store.order(job, override=ordered.override, layout=ordered.layout)
                 self._controller.report_handler.stand(job)
             return text
         held = op == "hold"
         if not dry:
+            if not held:
+                store.entry(job).trials.clear()
             store.order(job, held=held)
             if op == "release" and store.let_go(job):
                 if not self._controller.acts:
@@ -208,14 +226,32 @@ class RequestHandler:
             profile=store.profile(job),
         )
 
+    def _ended(self, args: Mapping[str, Any]) -> EndedJob | None:
+        """Return what is recorded of the requested job if it has ended."""
+        ids: tuple[int, ...] = args.get("job_ids") or ()
+        job = self._controller.job(ids[0]) if len(ids) == 1 else None
+        if len(ids) != 1 or (job is not None and job.state is not JobState.ENDED):
+            return None
+        return self._controller.store.ended.of(ids[0], job)
+
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
         ids = args.get("job_ids") or (None,)
         rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
         history = []
         for row in rows:
             with contextlib.suppress(ValueError):  # rows that cannot be read are left out
-                history.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
+                history.append(self._history_row(Transition.from_body(row), bool(row["live"])))
         return history
+
+    def _history_row(self, transition: Transition, live: bool) -> HistoryRow:
+        row = _history_row(transition, live=live)
+        if transition.state is TransitionState.DONE:
+            outcome = self._controller.store.trial_outcome(transition)
+            if isinstance(outcome, Reason):
+                row["outcome"], row["reason"] = "failed", outcome
+            elif outcome == "trial":
+                row["outcome"] = "trial"
+        return row
 
     def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
         since = max(0.0, args.get("start", 0.0))
@@ -258,6 +294,6 @@ def _history_row(t: Transition, *, live: bool) -> HistoryRow:
         "reason": t.problem or t.reason,
         "state": t.state.value,
         "seconds": dict(t.seconds()),
-        "outcome": "" if live else outcome,
+        "outcome": "" if live else t.result or outcome,
     }
     return row  # type: ignore[return-value]

@@ -15,18 +15,22 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state import attempt_progress, freezing_reports
+from slurm_elastic.controller.state.ended_jobs import EndedJobs
 from slurm_elastic.controller.state.layer_profiles import LayerProfileStore, StoredProfile
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.observation_store import ObservationStore
 from slurm_elastic.controller.state.observations import Observations
+from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.controller.state.resize_rate import ResizeRate
+from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.plan import Action, JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.slurm.shape import rounded_off_s
 from slurm_elastic.topology import Topology
@@ -35,6 +39,8 @@ from slurm_elastic.topology import Topology
 _MIN_STEPS = 3
 #: A job that has not reported for this many seconds is left alone.
 _SILENT_S = 180.0
+#: Words in the state of a node on which no program can run.
+_DOWN = ("DOWN", "NOT_RESPONDING", "FAIL")
 #: Node lists set by the controller that are recognised later.
 _PINS = 6
 #: The ledger's oldest rows are looked for this often, and while there are any.
@@ -52,6 +58,7 @@ class JobStore:
 
     Attributes:
         learning: data that jobs of one application share.
+        ended: how jobs ended.
         kept_since: epoch s from which on the ledger is complete.
     """
 
@@ -62,11 +69,14 @@ class JobStore:
         self._attached = freezing_reports.FreezingReports()
         self._lock = threading.RLock()
         self._topology: Topology | None = None
+        self._types: tuple[str, ...] = ()
+        self._down: frozenset[str] = frozenset()
         self._entries: dict[str, StoredJob] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
         self.kept_since = ledger.since()
         self._forget_at = 0.0
         self._resized = ResizeRate(ledger)
+        self.ended = EndedJobs(ledger)
         self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
 
     def entry(self, job: Job) -> StoredJob:
@@ -108,8 +118,12 @@ class JobStore:
                 return False  # of an attempt that is over
             self._reports[report.job_id] = (now, report)
             entry = self.entry(job)
-            old_state = (entry.proven, len(entry.measurements), last is None)
+            old_state = (entry.proven, entry.jump, len(entry.measurements), last is None)
+            entry.reported = True
             entry.proven = entry.proven or report.proven
+            rehearsed = entry.rehearsal.hear(report, now=now)
+            if report.kind == "script":
+                entry.jump = report.jump
             entry.progress = report.progress if report.progress is not None else entry.progress
             entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
             held = job.allocation
@@ -130,6 +144,7 @@ class JobStore:
             )
             self._hear_gradients(entry, report, job)
             attempt_progress.record_report(entry.watch, report, now=now)
+            tried = self._try_out(entry, report, job, now)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
                 key = key_of(held, racks)
@@ -140,7 +155,21 @@ class JobStore:
                 entry.measurements[key] = measurement
                 self.learning.add_measurement(entry.observations, job, key, measurement)
             entry.dirty = True
-            return learned or old_state != (entry.proven, len(entry.measurements), False)
+            known = (entry.proven, entry.jump, len(entry.measurements), False)
+            return rehearsed or tried or learned or old_state != known
+
+    def _try_out(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
+        """Record a report's part in a trial; return whether that has ended, or failed."""
+        trials = entry.trials
+        if job.run == report.run and job.state is JobState.RUNNING and job.allocation:
+            trials.follow(job.run, job.allocation, now=now)
+        ended = trials.record(report, now=now)
+        failure = program_failure(report, trials)
+        if report.run != trials.run or failure is None or self.lost_node(job):
+            return ended
+        failed = trials.failure is None
+        trials.fail(failure, now=now)
+        return ended or failed
 
     def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
         """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
@@ -166,15 +195,41 @@ class JobStore:
             last = self._reports.get(job_id)
         return last[1] if last else None
 
+    def lost_node(self, job: Job) -> bool:
+        """Return whether a node of a job was down in the last snapshot: its program fails then."""
+        held = job.allocation
+        return held is not None and not self._down.isdisjoint(held.nodes)
+
+    def reported(self, job_id: int) -> float | None:
+        """Return when (epoch s) the newest report of a job came; None: not since the start."""
+        with self._lock:
+            last = self._reports.get(job_id)
+        return last[0] if last else None
+
     def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
         """Return the newest report of each job of a snapshot."""
         ids = [j.job_id for j in snapshot.jobs]
         return {i: r for i in ids if (r := self.last_report(i)) is not None}
 
-    def in_force(self, job: Job) -> Job:
-        """Return the job with the present override, so that `job.directive` is in force."""
-        text = self.entry(job).override
-        override = Directive.parse(text) if text else None
+    def rehearsals(self, snapshot: Snapshot) -> dict[int, RehearsalRecord]:
+        """Return the rehearsal of each running elastic job."""
+        with self._lock:
+            running = [j for j in snapshot.jobs if j.elastic and j.state is JobState.RUNNING]
+            return {j.job_id: self.entry(j).rehearsal for j in running}
+
+    def in_force(self, job: Job, *, barred: bool = True) -> Job:
+        """Return the job with the present override, so that `job.directive` is in force.
+
+        Args:
+            job: as Slurm shows it, or with an earlier override.
+            barred: leave out the shapes that it is not to get after a failed change.
+        """
+        entry = self.entry(job)
+        override = Directive.parse(entry.override) if entry.override else None
+        if barred and job.submission is not None:
+            directive = override or job.submission.directive
+            restricted = entry.trials.restricted(directive, self._types)
+            override = override if restricted is directive else restricted
         return job if override == job.override else dataclasses.replace(job, override=override)
 
     def all_in_force(self, jobs: Mapping[int, Job]) -> dict[int, Job]:
@@ -214,12 +269,16 @@ class JobStore:
             entry.watch.excused |= transition.run == entry.watch.run
             entry.last_change = now
             entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
-            if "unanswered" in transition.entered:
+            if transition.action is Action.REHEARSE:
+                entry.rehearsal.end(transition.id, now, moved=transition.moved)
+            elif "unanswered" in transition.entered:
                 entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
             entry.dirty = True
             if not transition.moved:
                 return
             self._resized.add(transition, now)
+            if transition.target is not None:
+                entry.trials.begun(job.run, transition.id)
             entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
             entry.resizes += 1
             entry.leased = transition.target is None and not transition.given_up
@@ -229,6 +288,15 @@ class JobStore:
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
             if transition.budget is not None and transition.budget.set_s is not None:
                 entry.budget = transition.budget
+
+    def trial_outcome(self, transition: Transition) -> str | Reason:
+        """Return how a transition that was carried out ended; see `ShapeTrials.outcome`."""
+        with self._lock:
+            entry = self._entries.get(transition.key)
+        if entry is None:
+            body = self._ledger.get_job(transition.key) or {}
+            return ShapeTrials.from_body(body.get("trials")).outcome(transition.id)
+        return entry.trials.outcome(transition.id)
 
     def resized(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
         """Return times of resizes in the last hour (epoch s), by user; those under way too."""
@@ -287,14 +355,22 @@ class JobStore:
         """
         with self._lock:
             self._topology = Topology.of(snapshot)
+            self._types = tuple(sorted({n.gpu_type for n in snapshot.nodes if n.gpus}))
+            down = (n.name for n in snapshot.nodes if any(word in n.state for word in _DOWN))
+            self._down = frozenset(down)
             alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
             for job in alive.values():
                 if job.elastic and job.state is JobState.RUNNING:
                     entry = self.entry(job)
+                    if entry.trials.run != job.run:
+                        entry.trials.follow(job.run, job.allocation, now=snapshot.time)
+                        entry.dirty = True
                     if entry.seen_run != job.run:
                         entry.seen_run, entry.dirty = job.run, True
                         entry.last_change = job.start_time
-            self._leave(snapshot, alive)
+            self.ended.observe(
+                snapshot, alive, lambda job: self._entries.get(job.key) or self._stored(job)
+            )
             self._entries = {k: e for k, e in self._entries.items() if k in alive}
             self._attached.forget(set(alive))
             ids = {j.job_id for j in alive.values()}
@@ -317,14 +393,6 @@ class JobStore:
         )
         self.kept_since = self._ledger.since()
         self._forget_at = time.monotonic() + (_FORGET_MORE_S if deleted else _FORGET_S)
-
-    def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
-        """Close ended jobs; an attempt after a requeue by hand is not counted."""
-        for job in snapshot.jobs:
-            entry = self._entries.get(job.key)
-            if entry is not None and job.key not in alive and entry.watch.run >= 0:
-                entry.watch.run = -1
-                self._ledger.put_job(job.key, job.job_id, entry.to_body())
 
     def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
@@ -395,6 +463,8 @@ class JobStore:
             job_id=job.job_id,
             measurements=tuple(shapes.values()),
             proven=entry.proven,
+            unproven=None if entry.proven else entry.rehearsal.why,
+            jump=entry.jump,
             reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
             checkpoint_s=entry.checkpoint_s,
             restart_s=entry.restart_s,
@@ -411,4 +481,12 @@ class JobStore:
             learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,
             extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
+            on_trial=entry.trials.since if _tries(entry, job) and entry.trials.on else None,
+            failed=entry.trials.failure if _tries(entry, job) else None,
+            barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
         )
+
+
+def _tries(entry: StoredJob, job: Job) -> bool:
+    """Return whether the trials of a record are about the attempt that runs."""
+    return job.state is JobState.RUNNING and entry.trials.run == job.run

@@ -317,6 +317,16 @@ class Ledger:
             rows = db.execute("SELECT * FROM segments WHERE end IS NULL").fetchall()
         return {r["key"]: dict(r) for r in rows}
 
+    def last_segment(self, key: str) -> dict[str, Any] | None:
+        """Return the newest segment of a job, with the number of its attempts as `runs`."""
+        with self._open() as db:
+            row = db.execute(
+                "SELECT *, (SELECT count(DISTINCT run) FROM segments WHERE key = :key) AS runs "
+                "FROM segments WHERE key = :key ORDER BY start DESC LIMIT 1",
+                {"key": key},
+            ).fetchone()
+        return dict(row) if row else None
+
     def segments(self, *, since: float = 0.0, user: str | None = None) -> list[dict[str, Any]]:
         """Return the segments that end after `since`, in order of their start."""
         with self._open() as db:

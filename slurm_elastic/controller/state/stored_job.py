@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
+from slurm_elastic.controller.state.job_ending import JobEnding
 from slurm_elastic.controller.state.measurement import from_ledger
 from slurm_elastic.controller.state.observations import Observations
+from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
+from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.time_limits import TimeBudget
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.core.plan import Measurement
@@ -31,6 +34,11 @@ class StoredJob:
         counted: id of the last transition whose outcome is part of this record.
         observations: step times and noise that models are fitted to.
         watch: progress of its attempts.
+        rehearsal: whether its script was seen to resume, and what was tried.
+        trials: shapes in which it worked, and failed.
+        jump: as in `JobRecord`.
+        reported: whether any report of the job has arrived.
+        ending: how it ended; None: it was not seen to end.
     """
 
     job_id: int
@@ -58,6 +66,11 @@ class StoredJob:
     frozen: int = 0
     observations: Observations = field(default_factory=Observations)
     watch: AttemptProgress = field(default_factory=AttemptProgress)
+    rehearsal: RehearsalRecord = field(default_factory=RehearsalRecord)
+    trials: ShapeTrials = field(default_factory=ShapeTrials)
+    jump: str = ""
+    reported: bool = False
+    ending: JobEnding | None = None
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
@@ -65,7 +78,8 @@ class StoredJob:
         body = dataclasses.asdict(self)
         del body["dirty"], body["observations"]
         body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
-        body["watch"] = self.watch.to_body()
+        body["watch"], body["trials"] = self.watch.to_body(), self.trials.to_body()
+        body["rehearsal"] = self.rehearsal.to_body()
         return body
 
     @classmethod
@@ -77,6 +91,9 @@ class StoredJob:
         entry.budget = TimeBudget.from_body(body.get("budget"))
         entry.observations = Observations.from_body(body.get("lesson"))
         entry.watch = AttemptProgress.from_body(body.get("watch"))
+        entry.rehearsal = RehearsalRecord.from_body(body.get("rehearsal"))
+        entry.trials = ShapeTrials.from_body(body.get("trials"))
+        entry.ending = JobEnding.from_body(body.get("ending"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
         except (LayoutTextError, TypeError):

@@ -90,12 +90,16 @@ class Transition:
             in whole minutes.
         nice: to be restored after the priority was.
         entered: when each state was last entered; `saved`, `unanswered` (no such word came in
-            time), `running`, `first_step`, `cleared` as well.
+            time), `declined` (the job cannot be rehearsed), `running`, `first_step`, `cleared` as
+            well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.
         step: of the checkpoint that the job acknowledged.
         checkpoint_s, startup_s, restore_s: measured, for the history.
+        result: of a rehearsal: `proven`, `refuted` or `failed`; "": not known.
+        failed: whether the program has failed in `old`: it is not asked to save, and does not go
+            back there.
     """
 
     id: int
@@ -126,6 +130,8 @@ class Transition:
     checkpoint_s: float | None = None
     startup_s: float | None = None
     restore_s: float | None = None
+    result: str = ""
+    failed: bool = False
 
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:

@@ -16,7 +16,9 @@ from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress, Verdict
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.failed_changes import exhausted
 from slurm_elastic.controller.transitions.transition_steps import HELD, LAUNCH_FAILED
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action
@@ -64,23 +66,35 @@ class CrashLoopGuard:
         for job in snapshot.jobs:
             if not job.elastic or job.state is JobState.ENDED:
                 continue
-            watch = self._store.entry(job).watch
+            entry = self._store.entry(job)
+            watch = entry.watch
             last_run = watch.run
             self._follow(watch, job, snapshot, by_transition=job.job_id in live)
             if watch.run != last_run:
                 self._store.touch(job)
+            due = self._due(entry)
             if not act:
-                self._advise(watch, job)
+                self._advise(due, job)
             elif job.job_id in live:
                 continue
             elif watch.why:
                 self._follow_hold(watch, job)
-            elif job.state is JobState.PENDING and self._due(watch) and job.reason not in HELD:
-                self._hold(watch, job)
+            elif job.state is JobState.PENDING and due and job.reason not in HELD:
+                self._hold(watch, due, job)
 
-    def _due(self, watch: AttemptProgress) -> bool:
-        most = self.config.limits.vain_attempts
-        return 0 < most <= watch.vain
+    def _due(self, entry: StoredJob) -> Reason | None:
+        """Return why a job is to be held once it is in the queue; None: it is not."""
+        most, watch, trials = self.config.limits.vain_attempts, entry.watch, entry.trials
+        if trials.failure is not None and exhausted(trials, most):
+            return Reason(
+                "trials-failed",
+                attempts=trials.failures,
+                step=trials.newest,
+                reason=trials.failure,
+            )
+        if 0 < most <= watch.vain:
+            return attempt_progress.no_progress(watch.vain, watch.mark, watch.code)
+        return None
 
     def _follow(
         self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, by_transition: bool
@@ -108,16 +122,14 @@ class CrashLoopGuard:
         if job.state is JobState.RUNNING:
             watch.code = 0
 
-    def _advise(self, watch: AttemptProgress, job: Job) -> None:
+    def _advise(self, due: Reason | None, job: Job) -> None:
         """Log once which job would be held, where nothing may be done."""
-        if self._due(watch) and job.key not in self._advised:
+        if due and job.key not in self._advised:
             self._advised.add(job.key)
-            self._log.warning(
-                f"JobId={job.display_id} Action=hold Mode=advise Reason={_hold_reason(watch)}"
-            )
+            self._log.warning(f"JobId={job.display_id} Action=hold Mode=advise Reason={due}")
 
-    def _hold(self, watch: AttemptProgress, job: Job) -> None:
-        watch.why = _hold_reason(watch)
+    def _hold(self, watch: AttemptProgress, due: Reason, job: Job) -> None:
+        watch.why = due
         self._store.command(job, watch=watch)
         try:
             self._scontrol.hold(job)
@@ -161,6 +173,7 @@ class CrashLoopGuard:
             self._comment(job, "")
         self._log.info(f"JobId={job.display_id} Hold=released")
         watch.why, watch.freed, watch.vain = None, False, 0
+        self._store.entry(job).trials.clear()
         self._store.command(job, watch=watch)
 
     def _comment(self, job: Job, text: str) -> None:
@@ -174,7 +187,3 @@ class CrashLoopGuard:
 def _back_at(job: Job) -> float | None:
     """Return when a job came back to the queue: Slurm then sets its submit time anew."""
     return job.submit_time if job.state is JobState.PENDING else None
-
-
-def _hold_reason(watch: AttemptProgress) -> Reason:
-    return attempt_progress.no_progress(watch.vain, watch.mark, watch.code)

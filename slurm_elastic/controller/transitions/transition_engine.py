@@ -24,7 +24,7 @@ from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
 from slurm_elastic.core.cluster import Job, JobState
-from slurm_elastic.core.plan import Decision
+from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
@@ -35,6 +35,8 @@ _WRITERS = 8
 _STARTING = (TransitionState.COOL, TransitionState.RELEASE, TransitionState.VERIFY)
 #: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
 _REFUSED_S = 60.0
+#: States in which the job still has its old allocation, and trains or has saved.
+_UNTOUCHED = (TransitionState.RESERVE, TransitionState.NOTIFY)
 
 
 class RequestedChange(NamedTuple):
@@ -43,7 +45,7 @@ class RequestedChange(NamedTuple):
     Attributes:
         job: as it is.
         notice_s: how long it gets to save.
-        spare_s, budget, terms: see `Transition`.
+        spare_s, budget, terms, failed: see `Transition`.
     """
 
     decision: Decision
@@ -52,6 +54,7 @@ class RequestedChange(NamedTuple):
     spare_s: int = 0
     budget: TimeBudget | None = None
     terms: ExtensionTerms | None = None
+    failed: bool = False
 
 
 class TransitionEngine:
@@ -264,6 +267,7 @@ class TransitionEngine:
                 action="notice",
                 notice=transition.id,
                 deadline_s=transition.notice_s,
+                rehearsal=transition.action is Action.REHEARSE,
             )
             self.outbox.ask(transition.job_id, notice, run=transition.run, reason=transition.reason)
         if state.live:
@@ -286,6 +290,36 @@ class TransitionEngine:
         orders = Orders(action="resume", notice=notice)
         self.outbox.ask(job_id, orders, run=run, reason=Reason("nothing-planned"))
 
+    def decline(self, job_id: int, run: int, reason: Reason) -> None:
+        """Record that a job cannot be rehearsed: the notice is withdrawn with the next step."""
+        with self._lock:
+            transition = self._live.get(job_id)
+            if (
+                transition is not None
+                and transition.action is Action.REHEARSE
+                and transition.run == run
+                and transition.state is TransitionState.NOTIFY
+                and "saved" not in transition.entered
+            ):
+                transition.entered.setdefault("declined", time.time())
+                transition.problem = transition.problem or reason
+
+    def record_result(self, job: Job, id_: int, result: str, problem: Reason | None) -> None:
+        """Add the result of a rehearsal to the history.
+
+        Raises:
+            LedgerError: it could not be written.
+        """
+        for row in self._ledger.ended_transitions(job.job_id, job.key):
+            if row.get("id") == id_ and row.get("result") != result:
+                transition = Transition.from_body(row)
+                transition.result, transition.problem = result, problem
+                self.persist(transition)
+                why = f" Problem={problem}" if problem else ""
+                self._log.info(
+                    f"{transition} Action={transition.action.value} Result={result}{why}"
+                )
+
     # --- beginning and ending ---
 
     def _record(self, change: RequestedChange) -> Transition:
@@ -301,6 +335,7 @@ class TransitionEngine:
             budget=change.budget,
             terms=change.terms,
             nice=job.nice,
+            failed=change.failed,
             entered={TransitionState.RESERVE.value: time.time()},
         )
         transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
@@ -366,7 +401,7 @@ class TransitionEngine:
             job = jobs.get(t.job_id)
             if job is None or job.key != t.key or job.state is JobState.ENDED:
                 self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)
-            elif t.state in (TransitionState.RESERVE, TransitionState.NOTIFY) or (
+            elif t.state in _UNTOUCHED or (
                 t.state is TransitionState.REQUEUE
                 and job.run == t.run
                 and job.state is JobState.RUNNING
@@ -381,6 +416,14 @@ class TransitionEngine:
                     TransitionState.DRAIN if t.old else TransitionState.RESHAPE
                 )  # a waiting job had no GPUs
 
+    def abandon(self, job: Job, reason: Reason) -> bool:
+        """Give up a change of a job that has kept its GPUs so far; return whether there was one."""
+        transition = self.live.get(job.job_id)
+        if transition is None or transition.failed or transition.state not in _UNTOUCHED:
+            return False
+        self._end(transition, TransitionState.UNDONE, reason, job)
+        return True
+
     def _open(self, transition: Transition) -> None:
         nodes = transition.target.nodes if transition.target else ()
         self.reservations.open(transition.reservation, transition.user, nodes)
@@ -391,11 +434,7 @@ class TransitionEngine:
         Returns:
             Whether there were any.
         """
-        waiting = [
-            t
-            for t in self.live.values()
-            if t.state in (TransitionState.RESERVE, TransitionState.NOTIFY)
-        ]
+        waiting = [t for t in self.live.values() if t.state in _UNTOUCHED]
         for transition in waiting:
             job = jobs.get(transition.job_id)
             self._end(transition, TransitionState.UNDONE, Reason("controller-stopped"), job)

@@ -163,18 +163,22 @@ class TransitionSteps:
             return None
         if t.old is None and job.time_limit_s is not None:
             self._count(t, job, ran_s=0.0)
-        return TransitionState.NOTIFY if t.old else TransitionState.RESHAPE
+        if t.old is None:
+            return TransitionState.RESHAPE
+        if t.failed:
+            self._count_running(t, job)
+            return TransitionState.REQUEUE
+        return TransitionState.NOTIFY
 
     def _notify(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
         if job.state is not JobState.RUNNING or job.run != t.run:
             return self._left(t, Reason("job-left-gpus"))
         if job.reason in HELD:
             return self._left(t, Reason("held-in-slurm"))
+        if "declined" in t.entered:
+            return TransitionState.UNDONE
         if "saved" in t.entered:
-            now = time.time()
-            t.limit_s = shape.remaining_s(job, now, spare_s=t.spare_s)
-            if job.start_time is not None:
-                self._count(t, job, ran_s=now - job.start_time)
+            self._count_running(t, job)
             return TransitionState.REQUEUE
         if t.waited(time.time()) > t.notice_s:
             t.entered["unanswered"] = time.time()
@@ -322,6 +326,13 @@ class TransitionSteps:
             return self._left(t, reason)  # in the queue Slurm starts it as it is
         return self._fall_back(t, job, site, reason)
 
+    def _count_running(self, t: Transition, job: Job) -> None:
+        """Compute the time that a running attempt, which ends now, leaves the job."""
+        now = time.time()
+        t.limit_s = shape.remaining_s(job, now, spare_s=t.spare_s)
+        if job.start_time is not None:
+            self._count(t, job, ran_s=now - job.start_time)
+
     def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
         """Compute the job's time that an ending attempt leaves, where its limit may be extended."""
         if t.budget is None or job.time_limit_s is None:
@@ -372,12 +383,15 @@ class TransitionSteps:
     def _fall_back(
         self, t: Transition, job: Job, site: StepInputs, reason: Reason
     ) -> TransitionState:
-        """Go back to the old allocation if it is still free, else into the queue at MIN."""
+        """Go back to the old allocation if it is still free, else into the queue at MIN.
+
+        Into the queue, too, where the program has failed in the old one.
+        """
         self._log.warning(f"{t} Problem={reason}")
         t.refused = 0
         first = not t.given_up
         t.problem = t.problem or reason
-        back = t.old if first and not site.obstacle(job, t.old) else None
+        back = t.old if first and not t.failed and not site.obstacle(job, t.old) else None
         if back is not None and not site.promised(t, back):
             t.target = back
         else:

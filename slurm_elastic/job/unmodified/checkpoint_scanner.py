@@ -1,29 +1,45 @@
 """Detection of a script's checkpoints, and of those that are complete.
 
-A checkpoint is a file, or a directory with its contents, that matches a glob pattern. It is
-complete when its size and times have not changed for `SETTLE_S` seconds of scans; names of
-unfinished files do not count. If each save is a single file, a rename into place completes it.
+A checkpoint is a file, or a directory with its contents, that matches a glob pattern; names of
+unfinished files do not count. `save_tracker` decides when the save that writes it is over, from
+what it shows (`checkpoint_formats`, or the script's own marker) and from the times of its changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from slurm_elastic.job.complete_marker import CompleteMarker
+from slurm_elastic.job.unmodified.checkpoint_formats import (
+    Evidence,
+    FileVersion,
+    directory_evidence,
+    is_temporary,
+)
 from slurm_elastic.job.unmodified.inotify import DirectoryWatch
+from slurm_elastic.job.unmodified.save_tracker import ChangeKind, SaveTracker, without_numbers
+from slurm_elastic.job.unmodified.settle_time import SettleTime
+from slurm_elastic.job.unmodified.whole_files import is_whole
 
-SETTLE_S = 1.0
-
-_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 #: At most this many files of a directory are examined.
 _MAX_FILES = 20_000
-#: Only this many of the newest checkpoints are examined again at each scan.
+#: Directories with more files are not judged before a start: the ranks wait for that.
+_MAX_JUDGED = 500
+#: Only this many of the newest directories are examined again at each scan.
 _NEWEST = 4
+#: An original is copied within this time, 10 minutes.
+_COPIED_NS = 600 * 10**9
+
+_Files = dict[str, FileVersion]
 
 
 class ScriptCheckpoint(NamedTuple):
@@ -34,12 +50,57 @@ class ScriptCheckpoint(NamedTuple):
         written: time of the last change, by the file system.
         signature: equal as long as nothing changes.
         changed_at: time of the scan that first found this version, by the scanner's clock.
+        save: number of the save that wrote it, rises; 0 if it existed before.
     """
 
     path: str
     written: float
     signature: tuple[int, ...]
     changed_at: float
+    save: int = 0
+
+
+@dataclass
+class _Tracked:
+    """What is known of one checkpoint; the files of a single one have the name "".
+
+    Attributes:
+        base: the files of its last complete version, when something of it is written anew.
+        whole: result of `is_whole` for versions of files.
+        version: the last complete one.
+    """
+
+    path: str
+    is_directory: bool
+    inode: int
+    files: _Files
+    changed_at: float
+    is_complete: bool = False
+    is_renamed: bool = False
+    base: _Files = field(default_factory=dict)
+    whole: dict[str, tuple[FileVersion, bool | None]] = field(default_factory=dict)
+    version: ScriptCheckpoint | None = None
+
+    def changed(self) -> _Files:
+        """Return the files that its present save has written."""
+        return {n: v for n, v in self.files.items() if self.base.get(n) != v}
+
+    def names(self) -> Counter[str]:
+        """Return the names of these files without their numbers."""
+        return Counter(map(without_numbers, self.changed()))
+
+    def checkpoint(self, save: int = 0) -> ScriptCheckpoint:
+        newest = max((version.changed_ns for version in self.files.values()), default=0)
+        size = sum(version.size for version in self.files.values())
+        signature = (self.inode, size, newest, len(self.files))
+        return ScriptCheckpoint(self.path, newest / 1e9, signature, self.changed_at, save)
+
+
+class _UsualFiles(NamedTuple):
+    """Names, without their numbers, of the files of earlier directories of this attempt."""
+
+    always: Counter[str]
+    ever: Counter[str]
 
 
 class CheckpointScanner:
@@ -47,42 +108,67 @@ class CheckpointScanner:
 
     Args:
         pattern: a glob pattern, may contain `**`; relative to the current directory.
+        settle: the script's settle time, which it learns.
+        marker: shows that a checkpoint is complete; None: the script writes none.
+        ranks: of the script; None: unknown.
         clock: monotonic seconds.
 
     Attributes:
-        trust_renames: whether a file that is renamed into place is complete at once. Wrong for
-            scripts that write several files per save: others may follow.
+        before_read: called with the path of a checkpoint before its contents are read.
     """
 
-    def __init__(self, pattern: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        settle: SettleTime | None = None,
+        marker: CompleteMarker | None = None,
+        ranks: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pattern = pattern
-        self.trust_renames = False
+        self.before_read: Callable[[str], None] = lambda _: None
+        self._marker = marker
+        self._ranks = ranks
         self._clock = clock
-        self._seen: dict[str, ScriptCheckpoint] = {}
-        self._complete: dict[str, ScriptCheckpoint] = {}
+        self._tracker = SaveTracker(settle or SettleTime(), trusts_evidence=marker is not None)
+        self._seen: dict[str, _Tracked] = {}
+        self._usual: dict[str, _UsualFiles] = {}
         self._directory_watch = DirectoryWatch()
 
     def accept_existing(self) -> None:
-        """Take all existing checkpoints as complete; to be called while no rank runs."""
-        self._refresh()
-        self._complete = dict(self._seen)
+        """Take all existing checkpoints as complete that are not shown to be cut off.
+
+        To be called while no rank runs.
+        """
+        self._tracker.begin_attempt()
+        self._usual.clear()
+        self._refresh(records=False)
+        newest = sorted(self._seen.values(), key=_newest_ns, reverse=True)
+        for rank, tracked in enumerate(newest):
+            is_judged = rank < _NEWEST and len(tracked.files) <= _MAX_JUDGED
+            tracked.is_complete = not is_judged or self._evidence(tracked.path) > Evidence.CUT
+            tracked.version = tracked.checkpoint()
 
     def scan(self) -> list[ScriptCheckpoint]:
-        """Scan; return the versions that have become complete since the last scan, oldest first."""
+        """Scan; return the versions that have become complete since the last scan, oldest first.
+
+        Those of one save are returned together, when it is over.
+        """
         now = self._clock()
         renamed = self._directory_watch.renamed()
         self._refresh()
-        fresh = [
-            checkpoint
-            for path, checkpoint in self._seen.items()
-            if self._complete.get(path) != checkpoint
-            and (
-                now - checkpoint.changed_at >= SETTLE_S or (self.trust_renames and path in renamed)
-            )
-        ]
-        self._complete = {path: c for path, c in self._complete.items() if path in self._seen}
-        self._complete.update((checkpoint.path, checkpoint) for checkpoint in fresh)
-        return sorted(fresh, key=lambda checkpoint: checkpoint.written)
+        for path in renamed & self._seen.keys():
+            self._seen[path].is_renamed = True
+        fresh = []
+        for save in self._tracker.finished(now, self._evidence):
+            for path in save.paths:
+                tracked = self._seen[path]
+                self._learn_files(tracked)
+                tracked.is_complete = True
+                tracked.version = tracked.checkpoint(save.number)
+                fresh.append(tracked.version)
+        return sorted(fresh, key=lambda checkpoint: (checkpoint.save, checkpoint.written))
 
     def wait(self, seconds: float) -> None:
         """Wait at most this long for an event in the checkpoints' directories on this host."""
@@ -92,36 +178,73 @@ class CheckpointScanner:
         """End another thread's `wait`."""
         self._directory_watch.wake()
 
+    def close(self) -> None:
+        """Stop watching the directories."""
+        self._directory_watch.close()
+
+    @property
+    def begun(self) -> int:
+        """Number of the newest save that has begun, as `ScriptCheckpoint.save`."""
+        return self._tracker.begun
+
+    @property
+    def has_found_any(self) -> bool:
+        """Whether there is a checkpoint, complete or not."""
+        return bool(self._seen)
+
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint was incomplete at the last scan."""
-        return any(self._complete.get(path) != c for path, c in self._seen.items())
+        """Whether at the last scan a save was under way, or not yet shown to be over."""
+        return self._tracker.under_way
 
     @property
     def complete(self) -> list[ScriptCheckpoint]:
         """All complete checkpoints, newest first."""
-        return sorted(self._complete.values(), key=lambda c: c.written, reverse=True)
+        versions = [t.version for t in self._seen.values() if t.is_complete and t.version]
+        return sorted(versions, key=lambda c: c.written, reverse=True)
 
-    def _refresh(self) -> None:
+    def _refresh(self, *, records: bool = True) -> None:
+        """Look at all checkpoints, and record what has changed."""
         now = self._clock()
-        current: dict[str, ScriptCheckpoint] = {}
         matches = sorted(
             self._matches().items(), key=lambda item: item[1].st_mtime_ns, reverse=True
         )
+        current: dict[str, _Tracked] = {}
+        changes: list[tuple[_Tracked, ChangeKind]] = []
+        removed: list[str] = []
         for rank, (path, status) in enumerate(matches):
             earlier = self._seen.get(path)
-            if earlier and rank >= _NEWEST and self._complete.get(path) == earlier:
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if earlier and earlier.is_complete and is_directory and rank >= _NEWEST:
                 current[path] = earlier
                 continue
-            signature = _signature(path, status)
-            if signature is None:
-                continue
-            if earlier and earlier.signature == signature:
-                current[path] = earlier
+            files = _contents(path) if is_directory else {"": _version(status)}
+            if earlier is None or earlier.is_directory != is_directory:
+                earlier = _Tracked(path, is_directory, status.st_ino, files, now)
+                changes.append((earlier, ChangeKind.NEW))
             else:
-                current[path] = ScriptCheckpoint(path, signature[2] / 1e9, signature, now)
+                kind = _kind(earlier.files, files)
+                if kind is not None:
+                    changes.append((earlier, kind))
+                    if kind is ChangeKind.REWRITTEN and earlier.is_complete:
+                        earlier.base = earlier.files
+                    earlier.changed_at, earlier.is_renamed = now, False
+                    earlier.is_complete = False
+                elif earlier.files.keys() - files.keys():  # it is being deleted
+                    earlier.is_complete = False
+                    removed.append(path)
+                earlier.inode, earlier.files = status.st_ino, files
+            current[path] = earlier
+        removed += self._seen.keys() - current.keys()
         self._seen = current
         self._directory_watch.watch(str(Path(path).parent) for path in current)
+        if not records:
+            return
+        for tracked, kind in sorted(changes, key=lambda change: _newest_ns(change[0])):
+            self._tracker.change(tracked.path, kind, now, is_directory=tracked.is_directory)
+        # After the changes: the next save may have begun when the last one was deleted.
+        for path in removed:
+            self._tracker.remove(path)
 
     def _matches(self) -> dict[str, os.stat_result]:
         """Return real paths, so that a link such as `latest` counts as its target."""
@@ -129,7 +252,7 @@ class CheckpointScanner:
         parents: dict[str, str] = {}
         for name in glob.glob(self.pattern, recursive=True):  # noqa: PTH207 - it may be absolute
             parent, base = os.path.split(name)
-            if _is_unfinished(base):
+            if is_temporary(base) or (self._marker and self._marker.matches(name)):
                 continue
             try:
                 status = os.lstat(name)
@@ -145,28 +268,123 @@ class CheckpointScanner:
             matches[path] = status
         return matches
 
+    def _evidence(self, path: str) -> Evidence:
+        tracked = self._seen[path]
+        shown = self._shown(tracked)
+        if self._marker is not None:
+            return (
+                Evidence.WHOLE if shown > Evidence.CUT and self._marked(tracked) else Evidence.CUT
+            )
+        if tracked.is_renamed and shown > Evidence.CUT:
+            return Evidence.WHOLE
+        return shown
 
-def _is_unfinished(name: str) -> bool:
-    base = name.lower()
-    return base.startswith((".", "tmp")) or base.endswith(_UNFINISHED)
+    def _shown(self, tracked: _Tracked) -> Evidence:
+        """Return what the contents show that were written since it was complete last."""
+        if not any(version.size for version in tracked.files.values()):
+            was_filled = any(version.size for version in tracked.base.values())
+            return Evidence.CUT if was_filled else Evidence.EMPTY
+        if not tracked.is_directory:
+            whole = self._is_whole(tracked, "")
+            return {True: Evidence.WHOLE, False: Evidence.CUT, None: Evidence.UNKNOWN}[whole]
+        evidence = directory_evidence(
+            tracked.path,
+            tracked.changed() or tracked.files,
+            lambda name: self._is_whole(tracked, name),
+            ranks=self._ranks,
+        )
+        if evidence is not Evidence.UNKNOWN:
+            return evidence
+        usual = self._usual.get(without_numbers(tracked.path))
+        return evidence if usual is None else self._compared(tracked, usual)
+
+    def _compared(self, tracked: _Tracked, usual: _UsualFiles) -> Evidence:
+        """Return what a directory of no known format shows beside earlier ones."""
+        names = tracked.names()
+        if not usual.always <= names:
+            return Evidence.LACKING
+        is_same = names == usual.ever == usual.always
+        if is_same and all(self._is_whole(tracked, name) for name in tracked.changed()):
+            return Evidence.WHOLE
+        return Evidence.UNKNOWN
+
+    def _learn_files(self, tracked: _Tracked) -> None:
+        """Remember the names of the files of a complete directory."""
+        slot, names = without_numbers(tracked.path), tracked.names()
+        usual = self._usual.get(slot)
+        self._usual[slot] = (
+            _UsualFiles(names, names)
+            if usual is None
+            else _UsualFiles(usual.always & names, usual.ever | names)
+        )
+
+    def _is_whole(self, tracked: _Tracked, name: str) -> bool | None:
+        version = tracked.files[name]
+        known = tracked.whole.get(name)
+        if known is None or known[0] != version:
+            self.before_read(tracked.path)
+            whole = is_whole(f"{tracked.path}/{name}" if name else tracked.path)
+            known = tracked.whole[name] = (version, whole)
+        return known[1]
+
+    def _marked(self, tracked: _Tracked) -> bool:
+        """Return whether a marker is not older than the rest of the checkpoint."""
+        assert self._marker is not None
+        written_ns = self._marker.written_ns(tracked.path, is_directory=tracked.is_directory)
+        if written_ns is None:
+            return False
+        marker = self._marker
+        rest = [
+            v.changed_ns for n, v in tracked.files.items() if not marker.matches(n or tracked.path)
+        ]
+        return written_ns >= max(rest, default=0)
 
 
-def _signature(path: str, status: os.stat_result) -> tuple[int, ...] | None:
-    """Return inode, size and newest change, of a directory over its contents; None if empty."""
-    if not stat.S_ISDIR(status.st_mode):
-        return (status.st_ino, status.st_size, status.st_mtime_ns) if status.st_size else None
-    files, size, newest = 0, 0, status.st_mtime_ns
-    pending = [path]
-    while pending and files < _MAX_FILES:
+def _version(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _newest_ns(tracked: _Tracked) -> int:
+    return max((version.changed_ns for version in tracked.files.values()), default=0)
+
+
+def _contents(path: str) -> _Files:
+    """Return the files below a directory; links count as their targets."""
+    files: _Files = {}
+    pending = [""]
+    while pending and len(files) < _MAX_FILES:
+        prefix = pending.pop()
         try:
-            with os.scandir(pending.pop()) as entries:
+            with os.scandir(f"{path}/{prefix}") as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    else:
-                        files += 1
-                        size += entry.stat().st_size
-                    newest = max(newest, entry.stat().st_mtime_ns)
+                        pending.append(f"{prefix}{entry.name}/")
+                    elif len(files) < _MAX_FILES:
+                        with contextlib.suppress(OSError):  # a link to nothing
+                            files[prefix + entry.name] = _version(entry.stat())
         except OSError:
             continue
-    return (status.st_ino, size, newest, files) if files else None
+    return files
+
+
+def _kind(old: _Files, new: _Files) -> ChangeKind | None:
+    """Return how contents have changed; None if nothing was written.
+
+    A time that goes back a little is no change: a copy gets that of its original at its end.
+    """
+    kind = None
+    for name, version in new.items():
+        earlier = old.get(name)
+        if earlier is None:
+            kind = kind or ChangeKind.GROWN
+        elif version != earlier:
+            same = (version.inode, version.size) == (earlier.inode, earlier.size)
+            if same and 0 < earlier.changed_ns - version.changed_ns < _COPIED_NS:
+                continue
+            if version.inode != earlier.inode or version.size <= earlier.size:
+                return ChangeKind.REWRITTEN
+            kind = ChangeKind.GROWN
+    removed = old.keys() - new.keys()
+    if kind is None and removed and all(is_temporary(n.rpartition("/")[2]) for n in removed):
+        return ChangeKind.GROWN
+    return kind

@@ -25,6 +25,7 @@ class _Inotify:
     """One inotify instance; `_paths` has the path of each watch."""
 
     def __init__(self) -> None:
+        self._fd = -1
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._paths: dict[int, str] = {}
@@ -60,6 +61,9 @@ class _Inotify:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        self.close()  # a user has few instances (fs.inotify.max_user_instances)
+
 
 class ReadWatch(_Inotify):
     """Watch for reads of files.
@@ -75,6 +79,7 @@ class ReadWatch(_Inotify):
         super().__init__()
         self._opened: set[str] = set()
         self._read: set[str] = set()
+        self._ignored: set[str] = set()
         mask = _IN_ACCESS | _IN_MODIFY | _IN_CLOSE_NOWRITE | _IN_OPEN
         for path in paths:
             for file in _files(path):
@@ -88,7 +93,7 @@ class ReadWatch(_Inotify):
         not if it was opened to be overwritten.
         """
         for path, mask, _ in self._events(timeout):
-            if mask & _IN_ISDIR:
+            if mask & _IN_ISDIR or path in self._ignored:
                 continue
             if mask & (_IN_ACCESS | _IN_CLOSE_NOWRITE):
                 self._read.add(path)
@@ -98,11 +103,18 @@ class ReadWatch(_Inotify):
                 self._opened.add(path)
         return self._read | self._opened
 
+    def ignore(self, path: str) -> None:
+        """Ignore what happens to a path from now on: it has changed, and esrun itself reads it."""
+        self.paths_read()
+        self._opened.discard(path)  # to be written, as it has changed
+        self._ignored.add(path)
+
 
 class DirectoryWatch(_Inotify):
     """Watch for files that are created, closed after writing, or renamed into directories."""
 
     def __init__(self) -> None:
+        self._wake_event = -1
         super().__init__()
         self._renamed: set[str] = set()
         self._wake_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -133,12 +145,17 @@ class DirectoryWatch(_Inotify):
     def close(self) -> None:
         """Stop watching."""
         super().close()
-        os.close(self._wake_event)
+        if self._wake_event >= 0:
+            os.close(self._wake_event)
+            self._wake_event = -1
 
     def _take(self) -> None:
         for directory, mask, name in self._events():
+            path = f"{directory}/{name}"
             if mask & _IN_MOVED_TO:
-                self._renamed.add(f"{directory}/{name}")
+                self._renamed.add(path)
+            else:  # written to since then
+                self._renamed.discard(path)
 
 
 def _files(path: str) -> list[str]:

@@ -4,16 +4,15 @@ Reports and orders of such scripts (defined in docs/esrun.md):
 
 - `notice`: request a checkpoint by the signal, if there is one; report `saved` when a checkpoint is
   complete; after the signal, only if it has changed since the notice.
-- `rehearse`: after the next complete checkpoint end the step and start it again, to check that the
-  script resumes.
+- `notice` for a rehearsal: keep the newest checkpoint, in a thread, and report `saved` then.
+- `rehearse`, of controllers of 0.1.0: ignored, as it would risk the script's only checkpoint.
 - proven: a restart has read the newest checkpoint and then written a newer one.
-
-The thread of this module watches; the supervisor restarts.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,19 +20,37 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_elastic.core.report import Orders
+from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
 from slurm_elastic.job.unmodified.inotify import ReadWatch
+from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint
+from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
+from slurm_elastic.job.unmodified.settle_time import SettleTime, least_settle_s
+from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
+from slurm_elastic.job.world_variables import batch_may_change
 
 #: Seconds between scans without events: by default, while a checkpoint is incomplete, and while the
 #: controller waits for one.
 _TICK_S, _SETTLE_TICK_S, _QUICK_TICK_S = 10.0, 0.5, 0.1
 _BURST_S = 0.1
-#: Files written within these seconds (`last`, `best`) are one save, and a read of any is a resume.
-_SAME_SAVE_S = 1.0
+#: The same until there is a checkpoint: its directory is not watched yet, and two saves that are
+#: found at once would be taken for one.
+_FIRST_TICK_S = 1.0
+#: A read of any checkpoint written so many seconds before the newest one is a resume.
 _SAME_READ_S = 60.0
+#: A rehearsal may begin at a checkpoint that was shown to be complete so many seconds before its
+#: notice: what was trained since its last change is lost (our choice).
+_FRESH_S = 120.0
+#: Times that a checkpoint is kept which the script replaces meanwhile.
+_MOST_COPIES = 3
+#: Seconds that the end of an attempt waits for a copy under way to be removed.
+_END_COPY_S = 5.0
+#: Longest time for which ranks are frozen (our choice: the controller requeues the job within
+#: seconds; NCCL's watchdog ends ranks after 8 or 10 minutes).
+_FROZEN_S = 120.0
 
 
 class TerminationHandler(Protocol):
@@ -42,11 +59,14 @@ class TerminationHandler(Protocol):
     def guard(self) -> None:
         """Prepare, after a notice."""
 
+    def freeze(self) -> bool:
+        """Stop the ranks until `unguard`; return whether they stand."""
+
     def arm(self) -> None:
         """Kill the ranks from now on: the notice is answered and all is saved."""
 
     def unguard(self) -> None:
-        """Undo `guard` and `arm`: the notice is withdrawn."""
+        """Undo `guard`, `freeze` and `arm`: the notice is withdrawn."""
 
 
 class ScriptWatch:
@@ -57,8 +77,11 @@ class ScriptWatch:
         state: gets reports, has the orders.
         resume_file: state of earlier runs.
         send_signal: sends the user's signal to the ranks; None without one.
-        restart: ends the step, to be started again in place.
+        run_id: of the job.
         guard: kills ranks that have saved and ignore SIGTERM.
+        world: number of ranks.
+        hosts: number of hosts on which they run.
+        complete: pattern of the marker of a complete checkpoint; None: the script writes none.
         clock: monotonic seconds.
     """
 
@@ -69,30 +92,54 @@ class ScriptWatch:
         state: ReportState,
         resume_file: ResumeStateFile,
         send_signal: Callable[[], None] | None,
-        restart: Callable[[], None],
+        run_id: str,
         guard: TerminationHandler,
+        world: int = 1,
+        hosts: int = 1,
+        complete: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
+        self._world = world
+        self._training = TrainingStateCheck(
+            self._resume, world, batch_may_change=batch_may_change(os.environ)
+        )
+        self._program_step: int | None = None
         self._send_signal = send_signal
-        self._restart = restart
         self._guard = guard
         self._clock = clock
-        self._scanner = CheckpointScanner(pattern, clock=clock)
+        self._settle = SettleTime(self._resume.pause_s, least_s=least_settle_s(pattern, hosts))
+        self._scanner = CheckpointScanner(
+            pattern,
+            settle=self._settle,
+            marker=CompleteMarker(complete) if complete else None,
+            ranks=world,
+            clock=clock,
+        )
+        self._scanner.before_read = self._ignore_own_read
         self._lock = threading.Lock()
         self._orders = Orders()
         self._notice_at = 0.0
+        self._begun_before = 0
+        self._begun_at_start = 0
         self._signalled_notice: int | None = None
         self._answered_notice: int | None = None
-        self._rehearsing = False
+        self._due: ScriptCheckpoint | None = None
+        self._frozen_at: float | None = None
+        self._rehearsal = Rehearsal(self._resume, resume_file, run_id, pattern=pattern, clock=clock)
+        self._keeping = self._has_ended = False
+        self._keeper: threading.Thread | None = None
+        self._copies = 0
+        self._declined: int | None = None
+        self._save: list[ScriptCheckpoint] = []
+        self._saved_at = -math.inf
         self._read_watch: ReadWatch | None = None
         self._candidates: frozenset[str] = frozenset()
         self._written = 0
         self._last_complete: float | None = None
-        self._last_changed_at = -math.inf
-        self._several_files = False
+        self._last_save = 0
         self._is_stopped = False
 
     def begin_attempt(self, *, restarted: bool) -> None:
@@ -102,16 +149,22 @@ class ScriptWatch:
             restarted: whether this job has run before and may resume.
         """
         with self._lock:
+            originals = self._rehearsal.begin_attempt()
             self._scanner.accept_existing()
             self._written = 0
+            self._save, self._has_ended = [], False
+            self._program_step = None
+            self._due = self._frozen_at = None
+            self._begun_at_start = self._scanner.begun
+            self._training.begin_attempt()
             self._last_complete = None
             self._close_read_watch()
             existing = self._scanner.complete
             if restarted and existing and self._resume.count:
                 newest = existing[0].written
-                candidates = [c.path for c in existing if c.written >= newest - _SAME_READ_S]
-                self._candidates = frozenset(candidates)
-                self._read_watch = ReadWatch(candidates)
+                candidates = {c.path for c in existing if c.written >= newest - _SAME_READ_S}
+                self._candidates = frozenset(candidates | originals)
+                self._read_watch = ReadWatch(self._candidates)
                 if not self._read_watch.is_active:
                     log_line("inotify: no watch on the checkpoints: a resume cannot be detected")
                     self._close_read_watch()
@@ -121,8 +174,37 @@ class ScriptWatch:
                 "step": self._resume.count,
                 "checkpoint_step": self._resume.count or None,
                 "proven": self._resume.proven,
+                "jump": self._resume.jump,
+                **self._rehearsal.report(),
             }
         )
+
+    def hear_program(self, fields: dict[str, Any]) -> None:
+        """Take the step of a save from a report of `slurm_elastic.integrations`.
+
+        A checkpoint is reported when it is complete, not when the program says so: the field is
+        removed. From then on steps of the program are reported, not the number of checkpoints.
+        """
+        step = fields.pop("checkpoint_step", None)
+        if type(step) is int and 0 <= step < 1 << 62:
+            with self._lock:
+                self._program_step = step
+
+    def end_attempt(self, code: int | None) -> None:
+        """Put back what the attempt has lost, when its ranks have ended.
+
+        Args:
+            code: its exit code; None: Slurm ends it.
+        """
+        if code == 0:
+            self.count_last()
+        self._has_ended = True
+        if self._keeper is not None:
+            self._keeper.join(_END_COPY_S)
+        with self._lock:
+            resumed = self._has_resumed()
+            fields = self._rehearsal.end_attempt(code, resumed=resumed)
+        self._state.update(fields)
 
     def start(self) -> None:
         """Start the watch in the background."""
@@ -139,33 +221,56 @@ class ScriptWatch:
         if self._is_stopped:
             return
         with self._lock:
+            is_new_notice = orders.action == "notice" and orders.notice != self._orders.notice
+            if is_new_notice and self._send_signal:
+                for checkpoint in self._scanner.scan():
+                    self._count(checkpoint)
+                self._begun_before = self._scanner.begun
             old_orders, self._orders = self._orders, orders
-            if orders.action == "notice" and orders.notice != old_orders.notice:
+            if is_new_notice:
                 self._notice_at = self._clock()
                 self._last_complete = None
                 self._guard.guard()
                 request = "requesting a" if self._can_signal() else "waiting for the next"
                 reason = orders.reason or "a resize"
                 log_line(f"notice {orders.notice}: {reason}; {request} checkpoint")
+                self._copies = 0
+                self._due = None
             elif orders.action != "notice" and old_orders.action == "notice":
                 self._guard.unguard()
-                self._answered_notice = None
+                if self._answered_notice is None and self._scanner.unsettled:
+                    log_line(
+                        f"notice {old_orders.notice}: the end of a save could not be seen in time;"
+                        " name the file that the script writes last by esrun --complete"
+                    )
+                self._answered_notice = self._due = self._frozen_at = None
                 reason = orders.reason or "the job continues"
                 log_line(f"notice {old_orders.notice} is withdrawn: {reason}")
                 self._state.update({"phase": "training", "notice": None})
         if orders.action == "notice" and orders.notice != self._answered_notice:
             self._state.update({"phase": "saving", "notice": orders.notice})
             self._signal_once(orders)
+        with self._lock:
+            self._keep_if_due()
         self._scanner.wake()
 
     def _can_signal(self) -> bool:
-        # Before its first checkpoint a script may not have installed its handler: it would die.
-        return self._send_signal is not None and self._written > 0
+        # Before its first save a script may not have installed its handler: it would die.
+        return self._send_signal is not None and self._scanner.begun > self._begun_at_start
 
     def _signal_once(self, orders: Orders) -> None:
         if self._send_signal and self._can_signal() and self._signalled_notice != orders.notice:
             self._signalled_notice = orders.notice
             self._send_signal()
+
+    def count_last(self) -> None:
+        """Count, if it is the first one, a checkpoint that the program wrote before it ended."""
+        with self._lock:
+            before = {(c.path, c.signature) for c in self._scanner.complete}
+            self._scanner.accept_existing()
+            written = [c for c in self._scanner.complete if (c.path, c.signature) not in before]
+            if written and not self._written:
+                self._count(written[0])
 
     def stop(self) -> None:
         """Stop the watch: the program reports by itself."""
@@ -182,83 +287,238 @@ class ScriptWatch:
         """Return the seconds until the next scan if no event comes."""
         if self._orders.action == "notice" and not self.has_answered_notice:
             return _QUICK_TICK_S
+        if not self._scanner.has_found_any:
+            return _FIRST_TICK_S
         return _SETTLE_TICK_S if self._scanner.unsettled else _TICK_S
 
     def check(self) -> None:
-        """Scan the checkpoints once, report, and restart the step for a rehearsal."""
-        restart = False
+        """Scan the checkpoints once, and report."""
         with self._lock:
             for checkpoint in self._scanner.scan():
-                restart = self._count(checkpoint) or restart
-        if restart:
-            self._restart()
+                self._count(checkpoint)
+            self._keep_if_due()
+            self._answer_if_due()
+            self._thaw_if_late()
 
-    def _count(self, checkpoint: ScriptCheckpoint) -> bool:
-        """Count and report a complete checkpoint; return whether to restart the step now."""
-        gap = checkpoint.changed_at - self._last_changed_at
-        self._last_changed_at = checkpoint.changed_at
-        if gap < _SAME_SAVE_S:
-            self._several_files = True
-            self._scanner.trust_renames = False
+    def _count(self, checkpoint: ScriptCheckpoint) -> None:
+        """Count and report a complete checkpoint."""
+        self._rehearsal.observe(checkpoint)
+        if self._orders.action != "notice":
+            self._rehearsal.withdraw()
+        self._saved_at = self._clock()
+        same_save = checkpoint.save == self._last_save != 0
+        self._last_save = checkpoint.save
+        if same_save:
+            self._save.append(checkpoint)
             self._state.update(self._notice_fields(checkpoint))
-            return False
-        self._scanner.trust_renames = self._written > 0 and not self._several_files
+            return
+        self._save = [checkpoint]
         self._written += 1
-        self._resume.count += 1
-        self._record_resume()
+        earlier_count = self._resume.count
+        self._resume.count = max(earlier_count + 1, self._program_step or 0)
+        self._resume.start_world = self._resume.start_world or self._world
+        self._resume.saves += 1
+        self._record_resume(earlier_count)  # before the next line, which reads the checkpoint
+        # What a rehearsal has lost is put back.
+        if self._resume.proven or not self._resume.refuted:
+            self._training.add(checkpoint.path)
+        self._resume.pause_s = self._settle.pause_s
         self._file.save(self._resume)
         fields = {
             "phase": "training",
-            "step": self._resume.count,
             "checkpoint_step": self._resume.count,
             "checkpoint_age_s": self._clock() - checkpoint.changed_at,
             "proven": self._resume.proven,
+            "jump": self._resume.jump,
         }
-        if self._last_complete is not None:
+        if self._program_step is None:
+            fields |= {"step": self._resume.count}
+        if self._last_complete is not None and self._program_step is None:
             fields |= {"step_time_s": checkpoint.written - self._last_complete}
             fields |= {"steps_measured": 1}
         self._last_complete = checkpoint.written
+        fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))
-        ordered = self._orders.action == "rehearse" and not self._rehearsing
-        if not ordered or self._resume.proven or self._resume.refuted:
-            return False
-        self._rehearsing = True
-        name = Path(checkpoint.path).name
-        log_line(f"rehearsal: ending the step after {name}, to check that the script resumes")
-        return True
+
+    def _keep_if_due(self) -> None:
+        """Begin to keep the newest save, if a rehearsal is asked for and the save is due."""
+        orders = self._orders
+        if orders.action != "notice" or not orders.rehearsal or self._resume.proven:
+            return
+        if (
+            self._keeping
+            or self._has_ended
+            or orders.notice in (self._answered_notice, self._declined)
+        ):
+            return
+        if self._scanner.unsettled or not self._save:
+            return
+        if self._signalled_notice == orders.notice:
+            is_due = self._save[-1].changed_at >= self._notice_at
+        else:
+            is_due = self._saved_at >= self._notice_at - _FRESH_S
+        if not is_due:
+            return
+        self._keeping = True
+        arguments = (orders.notice, list(self._save))
+        self._keeper = threading.Thread(target=self._keep, args=arguments, name="keep")
+        self._keeper.daemon = True
+        self._keeper.start()
+
+    def _keep(self, notice: int | None, save: list[ScriptCheckpoint]) -> None:
+        """Keep a save, and answer the notice. Runs in a thread of its own: a copy takes time."""
+        started = time.monotonic()
+        kept: KeptCheckpoint | None = None
+        problem: KeepError | None = None
+        paths = [checkpoint.path for checkpoint in save]
+        try:
+            self._check_read_watch(paths)
+            kept = self._rehearsal.keep(paths, lambda: not self._asks(notice))
+        except KeepError as error:
+            problem = error
+        with self._lock:
+            self._keeping = False
+            for checkpoint in self._scanner.scan():
+                self._count(checkpoint)
+            # The scan and the copy have seen the same version, or the copy is of no use.
+            if kept is not None and (
+                self._save != save or self._scanner.unsettled or not kept.intact()
+            ):
+                problem = KeepError("changes")
+            if problem is not None and self._save == save:
+                self._save = []  # the next one is tried
+            self._record_kept(notice, kept, problem, time.monotonic() - started)
+            self._keep_if_due()
+        self._scanner.wake()
+
+    @staticmethod
+    def _check_read_watch(paths: list[str]) -> None:
+        watch = ReadWatch(paths)
+        watch.close()
+        if not watch.is_active:
+            raise KeepError("no-watch")
+
+    def _asks(self, notice: int | None) -> bool:
+        orders = self._orders
+        over = self._is_stopped or self._has_ended
+        return orders.action == "notice" and orders.notice == notice and not over
+
+    def _record_kept(
+        self,
+        notice: int | None,
+        kept: KeptCheckpoint | None,
+        problem: KeepError | None,
+        seconds: float,
+    ) -> None:
+        if not self._asks(notice):
+            self._rehearsal.discard(kept)
+            return
+        if problem is None and kept is not None and not (self._freeze() and kept.intact()):
+            self._thaw()
+            problem = KeepError("changes")
+        if problem is not None:
+            self._rehearsal.discard(kept)
+            self._copies += 1
+            if problem.problem != "changes" or self._copies >= _MOST_COPIES:
+                self._decline(notice, problem)
+            return
+        if kept is None or not self._rehearsal.commit(kept, seconds):
+            self._thaw()
+            self._decline(notice, KeepError("not-writable", str(self._file.path.parent)))
+            return
+        self._answer(self._save[0])
+
+    def _decline(self, notice: int | None, problem: KeepError) -> None:
+        self._declined = notice
+        fields = self._rehearsal.decline(problem)
+        self._state.update({**fields, "phase": "training", "notice": None})
 
     def _notice_fields(self, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """Return the fields of a report that a complete checkpoint changes under a notice."""
         orders = self._orders
-        if orders.action != "notice":
+        if orders.action != "notice" or orders.notice == self._declined:
             return {}
+        kept_first = orders.rehearsal and not self._resume.proven
+        if kept_first and self._answered_notice != orders.notice:
+            return {"phase": "saving", "notice": orders.notice}
         signalled = self._signalled_notice == orders.notice
-        too_early = signalled and checkpoint.changed_at < self._notice_at
+        # A save that was under way when the signal was sent has an older state.
+        too_early = signalled and checkpoint.save <= self._begun_before
         if too_early or (self._scanner.unsettled and not self.has_answered_notice):
             return {"phase": "saving", "notice": orders.notice}
         if self._answered_notice != orders.notice:
-            self._answered_notice = orders.notice
-            self._guard.arm()
-            log_line(f"notice {orders.notice}: {Path(checkpoint.path).name} is complete")
+            self._due = checkpoint
+            return {"phase": "saving", "notice": orders.notice}
         return {"phase": "saved", "notice": orders.notice}
 
-    def _record_resume(self) -> None:
+    def _answer_if_due(self) -> None:
+        """Answer the notice, unless the next save has begun."""
+        checkpoint, self._due = self._due, None
+        asked = self._orders.action == "notice" and not self.has_answered_notice
+        if checkpoint is not None and asked and not self._scanner.unsettled and self._freeze():
+            self._answer(checkpoint)
+
+    def _answer(self, checkpoint: ScriptCheckpoint) -> None:
+        self._answered_notice, self._due = self._orders.notice, None
+        self._guard.arm()
+        log_line(f"notice {self._orders.notice}: {Path(checkpoint.path).name} is complete")
+        self._state.update({"phase": "saved", "notice": self._orders.notice})
+
+    def _freeze(self) -> bool:
+        """Freeze the ranks, so that none begins a save that the requeue would cut.
+
+        Where they cannot be frozen the notice is answered all the same.
+
+        Returns:
+            False if a save had begun before they stood; they go on then.
+        """
+        if self._guard.freeze():
+            self._frozen_at = self._clock()
+        for checkpoint in self._scanner.scan():
+            self._count(checkpoint)
+        if self._scanner.unsettled:
+            self._thaw()
+            return False
+        return True
+
+    def _thaw(self) -> None:
+        """Let the ranks go on; the guards begin anew."""
+        self._frozen_at = None
+        self._guard.unguard()
+        self._guard.guard()
+
+    def _thaw_if_late(self) -> None:
+        """Take back the answer if the job is not requeued."""
+        if self._frozen_at is None or self._clock() - self._frozen_at < _FROZEN_S:
+            return
+        self._thaw()
+        self._answered_notice = None
+        log_line(
+            f"notice {self._orders.notice}: no requeue within {_FROZEN_S:.0f} s: the ranks go on"
+        )
+        self._state.update({"phase": "saving", "notice": self._orders.notice})
+
+    def _record_resume(self, earlier_count: int) -> None:
         """Decide at the first new checkpoint of a restart whether the script has resumed."""
         if self._read_watch is None:
             return
-        resumed = bool(self._read_watch.paths_read() & self._candidates)
+        resumed = self._has_resumed()
         self._close_read_watch()
+        self._resume.proven = self._resume.proven or resumed
+        self._resume.refuted = not resumed
         if resumed:
-            self._resume.proven = True
-            self._resume.refuted = False
-            self._state.update({"resumed_from": self._resume.count - 1})
+            self._state.update({"resumed_from": earlier_count})
             log_line("resumed: the script has read its newest checkpoint and written a newer one")
-        else:
-            self._resume.refuted = True
-            log_line(
-                "the restarted script has written a checkpoint without reading an earlier one:"
-                " it does not resume, and will not be resized"
-            )
+        self._state.update(self._rehearsal.decide(resumed=resumed))
+
+    def _has_resumed(self) -> bool:
+        if self._read_watch is None:
+            return False
+        return bool(self._read_watch.paths_read() & self._candidates)
+
+    def _ignore_own_read(self, path: str) -> None:
+        if self._read_watch is not None:
+            self._read_watch.ignore(path)
 
     def _close_read_watch(self) -> None:
         if self._read_watch is not None:

@@ -8,7 +8,8 @@ type's smallest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +148,7 @@ def _shapes(
             yield name, legal[-1]
 
 
-def _at_most(sizes: range, gpus: int) -> tuple[int, ...]:
+def _at_most(sizes: Sequence[int], gpus: int) -> tuple[int, ...]:
     """Return the largest size within a number of GPUs, None if there is none."""
-    count = min(len(sizes), (gpus - sizes.start) // sizes.step + 1)
+    count = bisect_right(sizes, gpus)
     return (sizes[count - 1],) if count > 0 else ()

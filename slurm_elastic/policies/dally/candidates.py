@@ -26,7 +26,7 @@ from slurm_elastic.placement.best_fit import evenly
 from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout, Place
 from slurm_elastic.placement.delay.place_choice import PlaceChoice
 from slurm_elastic.placement.free_resources import FreeResources
-from slurm_elastic.placement.node_arrays import Ints, NodeArrays
+from slurm_elastic.placement.node_arrays import Ints, Mask, NodeArrays
 from slurm_elastic.policies.dally.job_state import GangState
 
 
@@ -184,7 +184,7 @@ class RoundCandidates:
         self._fabric = fabric
         self._idle = resources
         self._layouts: dict[str, _Layout] = {}
-        self._by_need: dict[tuple[object, ...], tuple[str, TypeCandidates]] = {}
+        self._by_need: dict[tuple[object, ...], tuple[str, TypeCandidates, Mask]] = {}
         self.resources = resources.copy()
         for bidder in bidding:
             self.resources.give(bidder.need, bidder.held)
@@ -218,7 +218,7 @@ class RoundCandidates:
                 )
             )
         )
-        self._by_need[key] = gpu_type, candidates
+        self._by_need[key] = gpu_type, candidates, allowed
         return candidates
 
     def name(self, bidder: GangState, gpu_type: str, farthest: GangTier) -> str:
@@ -289,6 +289,11 @@ class RoundCandidates:
                 # All of it was open to all gangs until now.
                 self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
         self._remove(place.gpu_type, idle)
+        surplus = {n: idle.get(n, 0) - gpus for n, gpus in place.shares}
+        for _, allocation, left, _ in changes:
+            for name, gpus in allocation.shares:
+                surplus[name] = surplus.get(name, 0) + gpus - left.on(name)
+        self._add(place.gpu_type, {n: gpus for n, gpus in surplus.items() if gpus > 0})
         return True
 
     def keep(self, gpu_type: str, idle: Mapping[str, int]) -> None:
@@ -308,14 +313,8 @@ class RoundCandidates:
         for name, gpus in more.items():
             i = self.frame.index.get(name, -1)
             at = layout.at.get(i)
-            if at is None or not (allowed[i] or name in own):
-                continue
-            left = gpus
-            for domain in layout.sites.domains_of[at]:
-                share = min(left, layout.sites.size[domain] - room.free[domain])
-                if share > 0:
-                    room.give(((domain, share),))
-                    left -= share
+            if at is not None and (allowed[i] or name in own):
+                _add(room, layout.sites.domains_of[at], gpus)
         return Places(room, self.kinds, self.kinds, layout.most)
 
     def free_on(self, places: Places, gpu_type: str, name: str) -> int:
@@ -334,9 +333,22 @@ class RoundCandidates:
             layout = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
         return layout
 
+    def _add(self, gpu_type: str, shares: Mapping[str, int]) -> None:
+        """Offer further idle GPUs to all gangs that may use their nodes."""
+        layout = self._layout(gpu_type)
+        for kind, candidates, allowed in self._by_need.values():
+            if kind != gpu_type:
+                continue
+            for name, gpus in shares.items():
+                i = self.frame.index.get(name, -1)
+                at = layout.at.get(i)
+                if at is not None and allowed[i]:
+                    for room in (candidates.idle.room, candidates.open.room):
+                        _add(room, layout.sites.domains_of[at], gpus)
+
     def _remove(self, gpu_type: str, shares: Mapping[str, int], *, idle: bool = True) -> None:
         layout = self._layout(gpu_type)
-        for kind, candidates in self._by_need.values():
+        for kind, candidates, _ in self._by_need.values():
             if kind != gpu_type:
                 continue
             for room in (
@@ -346,6 +358,15 @@ class RoundCandidates:
                     at = layout.at.get(self.frame.index.get(name, -1))
                     if at is not None:
                         _remove(room, layout.sites.domains_of[at], gpus)
+
+
+def _add(room: FreeMap, domains: Sequence[int], gpus: int) -> None:
+    """Free up to this many GPUs, as many as the domains have."""
+    for domain in domains:
+        share = min(gpus, room.sites.size[domain] - room.free[domain])
+        if share > 0:
+            room.give(((domain, share),))
+            gpus -= share
 
 
 def _remove(room: FreeMap, domains: Sequence[int], gpus: int) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,8 +32,9 @@ from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.policies.elastic_batch.division import Floats, Ints
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 
-#: Beyond this many nodes only sizes that fill nodes are considered.
+#: Beyond this many nodes only sizes that fill nodes are considered, unless few sizes are listed.
 _FINE_NODES = 8
+_FEW_SIZES = 64
 #: Most nodes of a share, as a multiple of the fewest.
 _SPRAWL = 2
 #: Batches tried per size.
@@ -153,8 +155,11 @@ class ValueRows:
         top = min(legal[-1], most, _MOST_GPUS)
         if not job.rigid:
             grown = int(self._config.growth * job.measured()) * unit
+            if not job.directive.regular:
+                measured = int(job.measured()) * unit
+                grown = job.directive.within(gpu_type, grown, above=measured)
             top = min(top, max(legal[0], grown, held))
-        return _shareable(range(legal[0], top + 1, legal.step), per_node, unit, held)
+        return _shareable(legal[: bisect_right(legal, top)], per_node, unit, held)
 
     def _of_learned(self, job: Candidate, where: _Where, sizes: Ints, seed: int) -> ValueRow | None:
         application = where.learned.application
@@ -316,12 +321,13 @@ def _fixed(application: Application, batch: int, accumulate: bool) -> Applicatio
 
 
 @lru_cache(maxsize=4096)
-def _shareable(legal: range, per_node: int, unit: int, held: int) -> Ints:
+def _shareable(legal: Sequence[int], per_node: int, unit: int, held: int) -> Ints:
     """Return the sizes that divide evenly over few nodes, and the one that is held."""
     sizes = []
+    coarse = isinstance(legal, range) or len(legal) > _FEW_SIZES
     for size in legal:
         fewest = -(-size // per_node)
-        if fewest > _FINE_NODES and size % per_node and size != held:
+        if coarse and fewest > _FINE_NODES and size % per_node and size != held:
             continue
         splits = even_splits(size, per_node, unit)
         if size == held or size == legal[0] or (splits and splits[0][0] <= _SPRAWL * fewest):

@@ -7,7 +7,7 @@ directive's sizes, no more than `growth` times the most GPUs it was measured on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,6 +28,9 @@ from slurm_elastic.policies.sia.sia_configurations import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+#: Most listed sizes that all become configurations.
+_FEW_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -80,7 +83,8 @@ def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundA
     )
     cap = np.array([_cap(j, config.growth) for j in jobs], dtype=np.int64)
     top = np.where(least > 0, np.minimum(most, np.maximum(least, cap[:, None] * unit)), 0)
-    valid = _valid(columns, least, top, unit)
+    _pass_gaps(jobs, types, (most, unit), cap, top)
+    valid = _valid(columns, least, top, unit) & _listed(jobs, columns)
     goodput = goodputs.rows(jobs, columns)
     held_at, extra = _extra(jobs, columns, valid, (least, top))
     base = len(columns)
@@ -140,6 +144,39 @@ def _cap(job: Candidate, growth: float) -> int:
     return max(1, int(growth * job.measured()))
 
 
+def _pass_gaps(
+    jobs: Sequence[Candidate],
+    types: tuple[str, ...],
+    bounds: tuple[Ints, Ints],
+    cap: Ints,
+    top: Ints,
+) -> None:
+    """Raise the bound on growth, in place, to the next size of jobs whose sizes have gaps."""
+    most, unit = bounds
+    for i, job in enumerate(jobs):
+        if job.directive.regular:
+            continue
+        replicas = job.measured()
+        for t, name in enumerate(types):
+            if top[i, t]:
+                width = int(unit[i, t])
+                size = job.directive.within(name, int(cap[i]) * width, above=replicas * width)
+                top[i, t] = min(most[i, t], size)
+
+
+def _listed(jobs: Sequence[Candidate], columns: SiaConfigurations) -> Bools:
+    """Return [J, C] whether the sizes of a job, if they have gaps, contain the configuration's."""
+    listed = np.ones((len(jobs), len(columns)), dtype=bool)
+    for i, job in enumerate(jobs):
+        if job.directive.regular:
+            continue
+        for t, name in enumerate(columns.types):
+            of_type = columns.kind == t
+            sizes = np.array(job.directive.sizes(name), dtype=np.int64)
+            listed[i, of_type] = np.isin(columns.gpus[of_type], sizes)
+    return listed
+
+
 def _valid(columns: SiaConfigurations, least: Ints, top: Ints, unit: Ints) -> Bools:
     kind, gpus = columns.kind, columns.gpus
     own = unit[:, kind]
@@ -162,6 +199,8 @@ def _extra(
             held[i] = shape
             if shape not in inside:
                 extra.setdefault(shape, []).append(i)
+    for i, shape in _listed_shapes(jobs, columns, valid, top):
+        extra.setdefault(shape, []).append(i)
     has_column = np.zeros_like(least, dtype=bool)
     for t in range(len(columns.types)):
         has_column[:, t] = valid[:, columns.kind == t].any(axis=1)
@@ -172,6 +211,32 @@ def _extra(
             shape = (int(t), -(-gpus // per_node), gpus)
             extra.setdefault(shape, []).append(int(i))
     return held, extra
+
+
+def _listed_shapes(
+    jobs: Sequence[Candidate], columns: SiaConfigurations, valid: Bools, top: Ints
+) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Iterate over (row, shape) of sizes that no valid column has.
+
+    These are all listed sizes, if they are few; of jobs with other gaps the bound on growth, if
+    no smaller column lets them grow.
+    """
+    for i, job in enumerate(jobs):
+        directive = job.directive
+        if directive.regular:
+            continue
+        for t, name in enumerate(columns.types):
+            if not columns.per_node[t] or not top[i, t]:
+                continue
+            inside = set(columns.gpus[valid[i] & (columns.kind == t)].tolist())
+            sizes: Sequence[int] = directive.sizes(name)
+            if not 0 < len(directive.listed) <= _FEW_SIZES:
+                measured = job.measured() * directive.unit_for(name)
+                sizes = () if max(inside, default=0) > measured else (int(top[i, t]),)
+            for gpus in sizes:
+                legal = gpus <= top[i, t] and directive.allows(gpus, name)
+                if legal and gpus not in inside:
+                    yield i, (t, -(-gpus // columns.per_node[t]), gpus)
 
 
 def _add(

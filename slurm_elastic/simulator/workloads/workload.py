@@ -1,9 +1,10 @@
 """Workloads: which jobs are submitted when, read from CSV.
 
-Columns `name,time,application,num_replicas,batch_size[,category]`, as in the
+Columns `name,time,application,num_replicas,batch_size[,category][,sizes]`, as in the
 published traces of Sia (SOSP'23): seconds since the beginning, GPUs and global
 batch that the user asks for. `category` is `adaptive` (also when empty or
-missing), `strong-scaling` (the traces say `scale-gpus`) or `rigid`.
+missing), `strong-scaling` (the traces say `scale-gpus`) or `rigid`. `sizes` is ours:
+the numbers of GPUs that the script can run on, as in a directive (`1:2:4`); empty: all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.errors import InvalidInputError
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
@@ -48,6 +50,7 @@ class SubmittedJob:
         source: `file:line` from which it was read; "" if it was generated.
         user: user who submits it.
         most: GPUs to which an adaptive job may grow; None: as many as Sia's artifact allows.
+        listed: numbers of GPUs that it can run on; empty: all.
     """
 
     name: str
@@ -59,6 +62,7 @@ class SubmittedJob:
     source: str = ""
     user: str = "user"
     most: int | None = None
+    listed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def read(path: Path, *, applications: Collection[str] | None = None) -> Workload
     """
     jobs: list[SubmittedJob] = []
     lines: dict[str, int] = {}
-    shape = f"must be {','.join(COLUMNS)}[,category]"
+    shape = f"must be {','.join(COLUMNS)}[,category][,sizes]"
     for line, row in rows(path, COLUMNS, what="a CSV file of jobs", header_line=shape):
         location = f"{path.name}:{line}"
         job = _job(row, location, applications)
@@ -179,7 +183,21 @@ def _job(row: dict[str, str], location: str, applications: Collection[str] | Non
         batch=_count(row["batch_size"], "batch_size", location, _MOST_BATCH),
         job_class=_CLASSES[category],
         source=location,
+        listed=_sizes(row.get("sizes", ""), location),
     )
+
+
+def _sizes(text: str, location: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    if "," in text:  # would begin another key of a directive
+        raise WorkloadError(
+            f"{location}: sizes {text[:40]!r} is invalid: expected numbers of GPUs such as 1:2:4"
+        )
+    try:
+        return Directive.parse(f"1-{_MOST_GPUS},sizes={text}").listed
+    except DirectiveError as error:
+        raise WorkloadError(f"{location}: {error.reason}") from None
 
 
 def _number(text: str, column: str, location: str, most: float, remedy: str) -> float:

@@ -18,9 +18,9 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,14 +37,33 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     parts,
 )
 from slurm_elastic.training.checkpoint.dcp_files import TensorShard
-from slurm_elastic.training.checkpoint.training_state import TrainingState, bits
+from slurm_elastic.training.checkpoint.training_state import bits
 from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.sampler import Cursor
 
 #: An unproven run is saved this early, so that it can be resized.
 FIRST_SAVE_S = 15.0
+#: The first checkpoint after a restart comes later where a save takes long: after so many times
+#: that.
+_FIRST_SAVE_SHARE = 20.0
 #: How often a wait without a timeout lets signal handlers run.
 _POLL_S = 0.25
+
+
+class CheckpointState(Protocol):
+    """Live state of a run, as far as one rank holds it, as tensors by name."""
+
+    def gather(self) -> dict[str, torch.Tensor]:
+        """Return what this rank saves; the tensors are the live ones, not copies."""
+
+    def fits(self, shapes: Mapping[str, Sequence[int] | None]) -> None:
+        """Compare with the shapes of a whole checkpoint, None where unknown."""
+
+    def needs(self, names: Iterable[str]) -> list[str]:
+        """Return those of a checkpoint's names that `restore` reads."""
+
+    def restore(self, flat: Mapping[str, torch.Tensor]) -> None:
+        """Restore the state in place."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +123,7 @@ class CheckpointManager:
     def __init__(
         self,
         checkpoints: CheckpointDirectory,
-        state: TrainingState,
+        state: CheckpointState,
         rank_group: RankGroup,
         *,
         every_s: float,
@@ -166,6 +185,9 @@ class CheckpointManager:
         if self._rank_group.rank == 0:
             dcp_files.prepare()
         self._plan()
+        if self._step is not None:  # restored: a change is done once there is a newer checkpoint
+            wait = max(FIRST_SAVE_S, _FIRST_SAVE_SHARE * (self._save_s or 0.0))
+            self._due_at = min(self._due_at, time.monotonic() + wait)
 
     def due(self) -> bool:
         """Return whether a periodic save is due; never while one runs."""

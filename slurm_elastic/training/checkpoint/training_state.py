@@ -98,13 +98,13 @@ class TrainingState:
                 else:
                     values.setdefault(name, {})[key] = value
         blob = f"{_OPTIONS}.{self.part}" if self.part else _OPTIONS
-        flat[blob] = _pack("the optimizer", {"values": values, "options": self._options()})
+        flat[blob] = pack("the optimizer", {"values": values, "options": self._options()})
         if self.part:
             return flat
         if self.scheduler is not None:
-            flat["blob.scheduler"] = _pack("the scheduler", self.scheduler.state_dict())
+            flat["blob.scheduler"] = pack("the scheduler", self.scheduler.state_dict())
         for name, item in self.extra.items():
-            flat[f"blob.extra.{name}"] = _pack(f"extra {name!r}", item.state_dict())
+            flat[f"blob.extra.{name}"] = pack(f"extra {name!r}", item.state_dict())
         return flat
 
     def fits(self, shapes: Mapping[str, Sequence[int] | None]) -> None:
@@ -124,7 +124,7 @@ class TrainingState:
                 raise CheckpointError(
                     f"the checkpoint is of another model: only the {where} has {name}; {_REMEDY}"
                 )
-            _compare(name, saved=saved_shapes[name], live=live_shapes[name])
+            compare(name, saved=saved_shapes[name], live=live_shapes[name])
 
     def needs(self, names: Iterable[str]) -> list[str]:
         """Return those of a checkpoint's names that `restore` reads."""
@@ -156,7 +156,7 @@ class TrainingState:
                 raise CheckpointError(
                     f"the checkpoint has no {name}; choose another checkpoint_dir, or leave it out"
                 )
-            item.load_state_dict(_unpack(flat[f"blob.{name}"]))
+            item.load_state_dict(unpack(flat[f"blob.{name}"]))
 
     def _restore_model(self, flat: Mapping[str, torch.Tensor]) -> None:
         live_tensors = self.model.state_dict()
@@ -165,12 +165,12 @@ class TrainingState:
         restored = {}
         for name, live in live_tensors.items():
             saved = flat[f"{_MODEL}{name}"]
-            _compare(name, saved=saved.shape, live=live.shape)
+            compare(name, saved=saved.shape, live=live.shape)
             restored[name] = shards.like(saved, live)
         self.model.load_state_dict(restored)
 
     def _restore_optimizer(self, flat: Mapping[str, torch.Tensor]) -> None:
-        saved = [_unpack(flat[name]) for name in _option_blobs(flat)]
+        saved = [unpack(flat[name]) for name in _option_blobs(flat)]
         options, values = _merged(saved)
         keys: dict[str, dict[str, str]] = {}
         for full in flat:
@@ -240,7 +240,12 @@ def _part_of(
     return {k.removeprefix(prefix): v for k, v in shapes.items() if k.startswith(prefix)}
 
 
-def _compare(name: str, *, saved: Sequence[int] | None, live: Sequence[int]) -> None:
+def compare(name: str, *, saved: Sequence[int] | None, live: Sequence[int]) -> None:
+    """Compare the shapes of a tensor.
+
+    Raises:
+        CheckpointError: they differ.
+    """
     if saved is not None and tuple(saved) != tuple(live):
         raise CheckpointError(
             f"the checkpoint is of another model: {name} is {_shape(saved)} in the checkpoint"
@@ -300,12 +305,17 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(str(n) for n in shape) or "scalar"
 
 
-def _pack(name: str, value: Any) -> torch.Tensor:
+def pack(name: str, value: Any) -> torch.Tensor:
+    """Return a value as a tensor of bytes.
+
+    Raises:
+        CheckpointError: it could not be read again.
+    """
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
         packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        _unpack(packed)
+        unpack(packed)
     except (
         AttributeError,
         OSError,
@@ -322,6 +332,7 @@ def _pack(name: str, value: Any) -> torch.Tensor:
     return packed
 
 
-def _unpack(packed: torch.Tensor) -> Any:
+def unpack(packed: torch.Tensor) -> Any:
+    """Return the value of `pack`."""
     # weights_only: a checkpoint directory is data, and may never run code.
     return torch.load(io.BytesIO(bytes(packed.numpy())), weights_only=True, map_location="cpu")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.core.directive import DEFAULT_MAX_PENALTY
+from slurm_elastic.core.directive_grammar import DEFAULT_MAX_PENALTY
 from slurm_elastic.models.frozen_penalty import Descent, cap, compound
 from slurm_elastic.training.env_directive import read_directive
 from slurm_elastic.training.freezing.criteria import (

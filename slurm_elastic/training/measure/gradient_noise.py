@@ -141,8 +141,16 @@ class ConsecutiveSteps:
 
 def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the sum of all squares, in float32 for tensors of any type, on their device."""
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
+    norms = [
+        # Of float64, torch refuses to compute in less.
+        torch.linalg.vector_norm(t, dtype=max(t.dtype, torch.float32, key=_bytes)).float()
+        for t in tensors
+    ]
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
+
+
+def _bytes(dtype: torch.dtype) -> int:
+    return int(dtype.itemsize)
 
 
 def dot(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> torch.Tensor:

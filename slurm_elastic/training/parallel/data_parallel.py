@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
@@ -80,8 +81,8 @@ class DataParallel:
         for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
             samples = len(micro_batch.span)
             self._step_profiler.forward(samples)
-            inputs, targets = moved(part, self._rank_group.device)
-            loss = self._loss_fn(self.model(inputs), targets)
+            inputs, targets = pair(moved(part, self._rank_group.device))
+            loss = loss_of(self._loss_fn, self.model(inputs), targets)
             summed = loss.sum() if loss.dim() else loss * samples
             self._step_profiler.backward()
             summed.backward()

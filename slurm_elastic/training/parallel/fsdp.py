@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers, layers_of
 from slurm_elastic.training.measure.step_profiler import BACKWARD, FORWARD, SYNC, StepProfiler
@@ -118,8 +119,8 @@ class FullyShardedParallel:
             for piece, part in zip(share.slices, batch.parts, strict=True):
                 self.model.set_requires_gradient_sync(piece is share.slices[-1])
                 self._step_profiler.enter(FORWARD)
-                inputs, targets = moved(part, self._rank_group.device)
-                loss = self._loss_fn(self.model(inputs), targets)
+                inputs, targets = pair(moved(part, self._rank_group.device))
+                loss = loss_of(self._loss_fn, self.model(inputs), targets)
                 summed = loss.sum() if loss.dim() else loss * len(piece.span)
                 self._step_profiler.enter(BACKWARD)
                 (summed if piece.counts else summed * 0.0).backward()

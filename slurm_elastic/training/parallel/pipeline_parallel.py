@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, merge
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
@@ -139,7 +140,7 @@ class PipelineParallel:
         sizes = [len(span) for span in self._micro_batch_split.spans(count)]
         loaded: list[Any] = [(None, (None, size)) for size in sizes]
         for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
-            inputs, targets = moved(part, self._rank_group.device)
+            inputs, targets = pair(moved(part, self._rank_group.device))
             loaded[micro_batch.number] = inputs, (targets, sizes[micro_batch.number])
         self._profile()
         self._step_profiler.begin()
@@ -207,11 +208,11 @@ class PipelineParallel:
 
     def _sum(self, output: Any, targets: Any) -> torch.Tensor:
         targets, size = targets
-        loss = self._loss_fn(output, targets)
+        loss = loss_of(self._loss_fn, output, targets)
         return loss.sum() if loss.dim() else loss * size
 
     def _mean(self, output: Any, targets: Any) -> torch.Tensor:
-        return self._loss_fn(output, targets[0]).mean()
+        return loss_of(self._loss_fn, output, targets[0]).mean()
 
 
 def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:

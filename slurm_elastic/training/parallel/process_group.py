@@ -44,14 +44,17 @@ class RankGroup:
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.device = torch.device("cpu")
-        if torch.cuda.is_available():
-            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-            torch.cuda.set_device(local)
-            self.device = torch.device("cuda", local)
+        self._select_device()
         self._store: Any = None
         self._store_ready = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+
+    def _select_device(self) -> None:
+        if torch.cuda.is_available():
+            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            torch.cuda.set_device(local)
+            self.device = torch.device("cuda", local)
 
     def connect(self) -> None:
         """Begin to connect in the background: restoring a checkpoint needs only the store."""
@@ -61,7 +64,11 @@ class RankGroup:
 
     def _connect(self) -> None:
         try:
-            for_group = self._open_store(serve=self.rank == 0)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # each thread has one of its own, else GPU 0
+            # The agent of torchrun serves the store at MASTER_PORT itself.
+            has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            for_group = self._open_store(serve=self.rank == 0 and not has_agent)
             # A second connection: a store serves one call at a time, and those of the group block,
             # without running signal handlers, until the last rank is there.
             self._store = self._open_store(serve=False)

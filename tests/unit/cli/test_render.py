@@ -11,6 +11,7 @@ from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
 from tests.support import example_round as example
@@ -104,8 +105,25 @@ def test_explain_shows_what_prevents_resizes():
     )
     text = explained(4711, unproven)
     assert "Not yet:        it is resized once it has written a checkpoint" in text
-    assert "Silent:         it has not reported yet; is it started with esrun?" in text
+    assert "Silent:         it has not reported in this run." in text
+    assert "Remedy:         if its batch script starts the program with srun, torchrun" in text
+    assert "write esrun" in text
     assert "Held:           nothing changes until `selastic release 4711`." in text
+
+
+def test_explain_says_what_the_rehearsal_showed_and_the_remedy():
+    why = Reason("resume-refuted", directory="/home/alice/kept")
+    refuted = replace(
+        example.PLANNED, records={4711: JobRecord(job_id=4711, unproven=why)}, plan=None
+    )
+    shown = explained(4711, refuted)
+    assert "give the script its option to resume" in " ".join(shown.split())
+    assert "/home/alice/kept" in shown
+    answer = ask("explain", job_ids=(4711,))
+    answer["last"] = {**answer["last"], "action": "rehearsal", "outcome": "refuted"}
+    lines = text(explain.explained(answer))
+    assert "  Rehearsal:" in lines
+    assert ", refuted: " in lines
 
 
 def test_explain_without_a_first_step():
@@ -218,3 +236,119 @@ def test_terminal_escapes_in_names_are_replaced():
         assert all(c.isprintable() or c == "\n" for c in printed)
     (line,) = status.lines(ask("status", view), TableLayout(parsable=True, header=False))
     assert line.count("|") == 9
+
+
+FINISHED = {
+    "state": "COMPLETED", "exit_code": 0, "time": example.ago(14, 0), "gpus": 8, "gpu_type": "a100",
+    "where": [{"switch": "rack1", "nodes": ["g01", "g02"]}], "runs": 3, "changes": 2,
+    "reported": True, "stopped": None,
+}  # fmt: skip
+
+
+def text_of_end(*, proven=True, **fields):
+    answer = ask("explain", job_ids=(4711,)) | {"proven": proven, "ended": FINISHED | fields}
+    answer["job"] = answer["job"] | {"state": "ENDED", "gpus": 0, "where": []}
+    return text(explain.explained(answer))
+
+
+def test_explain_a_job_that_completed():
+    assert text_of_end().startswith(
+        "4711 gpt-small completed at 14:00:00.\n"
+        "  Last on:        8 a100 on g01, g02 (rack1), in the last of 3 runs.\n"
+        "  Changes:        2 in its life.\n"
+        "  Last resize:    "
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"state": "FAILED", "exit_code": 1},
+            "4711 gpt-small failed with exit code 1 at 14:00:00.",
+        ),
+        (
+            {"state": "FAILED", "exit_code": 137},
+            "failed with exit code 137 (signal 9, SIGKILL) at 14:00:00.",
+        ),
+        ({"state": "FAILED", "exit_code": 255}, "failed with exit code 255 at 14:00:00."),
+        ({"state": "TIMEOUT"}, "was ended at its time limit at 14:00:00."),
+        ({"state": "CANCELLED"}, "was cancelled at 14:00:00."),
+        ({"state": "NODE_FAIL"}, "ended because a node failed at 14:00:00."),
+        ({"state": "OUT_OF_MEMORY"}, "ran out of memory at 14:00:00."),
+        ({"state": "LAUNCH_FAILED"}, "ended as LAUNCH_FAILED at 14:00:00."),
+        ({"state": ""}, "4711 gpt-small ended before 14:00:00; how was not seen."),
+        ({"state": "", "time": None}, "4711 gpt-small ended; how was not seen."),
+        (
+            {"gpus": 0, "where": [], "runs": 0, "changes": 0},
+            "Never ran:      no run of it is recor",
+        ),
+        (
+            {
+                "stopped": {
+                    "code": "no-progress",
+                    "parameters": {"attempts": 3, "step": 40, "exit_code": 1},
+                }
+            },
+            "  Stopped:        ",
+        ),
+        ({"changes": 0}, "Changes:        none: it kept its GPUs in every run."),
+        ({"reported": False, "changes": 0}, "Never reported: no report of it arrived, so it could"),
+        ({"proven": False, "changes": 0}, "Never proven:   it had not written a checkpoint and"),
+    ],
+)
+def test_explain_how_a_job_ended(fields, line):
+    assert line in text_of_end(**fields)
+
+
+def test_explain_a_rigid_job_that_ended():
+    answer = ask("explain", job_ids=(4700,))
+    answer["ended"] = FINISHED | {
+        "gpus": 0,
+        "where": [],
+        "runs": 1,
+        "changes": 0,
+        "reported": False,
+    }
+    assert text(explain.explained(answer)) == (
+        "4700 rigid completed at 14:00:00.\n  Not elastic:    it was submitted without --elastic.\n"
+    )
+
+
+def test_explain_an_ended_job_says_nothing_of_what_comes_next():
+    shown = text_of_end(reported=False, proven=False)
+    for word in ("Next", "Not yet", "Silent", "Why not", "holds", "`selastic release"):
+        assert word not in shown
+
+
+def test_explain_answers_of_an_older_controller():
+    answer = ask("explain", job_ids=(4711,))
+    del answer["ended"]
+    assert "holds" in text(explain.explained(answer))
+
+
+def test_explain_a_job_on_trial_and_what_is_barred():
+    crash = Reason("program-failed", exit_code=1)
+    record = JobRecord(
+        job_id=4711,
+        proven=True,
+        on_trial=example.SNAPSHOT.time - 60,
+        barred=(("a100", 4, crash), ("v100", 8, Reason("no-newer-checkpoint", waited_s=600.0))),
+    )
+    shown = explained(4711, replace(example.PLANNED, records={4711: record}))
+    assert "On trial:       the change at 14:04:24 is done once the job has written a" in shown
+    assert (
+        "Barred:         4 a100 (exit code 1 before its first checkpoint there), 8 v100 (no newer"
+        " checkpoint within 10 min); `selastic release 4711` allows them again.\n" in shown
+    )
+    back = Reason("change-failed", gpus=4, gpu_type="a100", reason=crash)
+    record = JobRecord(job_id=4711, proven=True, failed=back)
+    shown = explained(4711, replace(example.PLANNED, records={4711: record}))
+    assert "Going back:     it failed on 4 a100: exit code 1 before its first checkpoint" in shown
+
+
+@pytest.mark.parametrize(("outcome", "shown"), [("trial", " on trial "), ("failed", " failed ")])
+def test_history_of_a_change_that_is_not_done(outcome, shown):
+    answer = ask("history")
+    answer["changes"][0]["outcome"] = outcome
+    assert shown in explain.past(answer, TableLayout())[1]

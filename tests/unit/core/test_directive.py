@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.core import directive as module
+from slurm_elastic.core import directive_grammar
 from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.support.directives import DIRECTIVES, octets
 
@@ -77,12 +78,51 @@ def test_values_built_in_code_follow_the_same_grammar():
         Directive(1, 2, types=("a", "a"))
     with pytest.raises(DirectiveError, match="not a multiple of unit 3"):
         Directive(1, 3, unit=3)
+    with pytest.raises(DirectiveError, match="sizes: 9 is outside 1-3"):
+        Directive(1, 3, listed=(9, 2))
 
 
 def test_value_is_hashable_and_picklable():
     directive = Directive.parse("2-16,unit=a100:2/v100:8")
     assert pickle.loads(pickle.dumps(directive)) == directive
     assert len({directive, Directive.parse("2-16,unit=a100:2/v100:8")}) == 1
+
+
+def test_excluded_shapes_are_never_given():
+    directive = Directive.parse("2-8,types=a100:v100,unit=a100:2")
+    barred = directive.excluding([("a100", 4), ("", 8)]).excluding([("v100", 3)])
+    assert list(barred.sizes("a100")) == [2, 6]
+    assert list(barred.sizes("v100")) == [2, 4, 5, 6, 7]
+    assert not barred.sizes("h100")
+    assert [g for g in range(10) if barred.allows(g, "a100")] == [2, 6]
+    assert [g for g in range(10) if barred.allows(g, "v100")] == [2, 4, 5, 6, 7]
+    assert not barred.regular
+    assert str(barred) == str(directive)
+
+
+def test_excluding_everything_leaves_no_size():
+    directive = Directive.parse("2-3").excluding([("", 2), ("", 3)])
+    assert not directive.sizes("a100")
+    assert not directive.allows(2, "a100")
+    assert directive.within("a100", 3, above=0) == 0
+
+
+def test_directives_without_equal_shapes_are_equal():
+    directive = Directive.parse("1-8")
+    one = directive.excluding([("a100", 4), ("", 8)])
+    other = directive.excluding([("", 8)]).excluding([("a100", 4), ("", 8)])
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != directive
+    assert directive.excluding([]) is directive
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_bounded_growth_passes_a_size_that_is_excluded():
+    directive = Directive.parse("1-8").excluding([("", 2), ("", 3)])
+    assert directive.within("a100", 2, above=1) == 4
+    assert directive.within("a100", 5, above=1) == 5
+    assert directive.within("a100", 16, above=8) == 8
 
 
 def test_doctest():
@@ -104,7 +144,9 @@ def test_only_the_standard_library():
     assert set(loaded) <= {"slurm_elastic", "__main__"}
 
 
-NAMES = st.from_regex(r"\A[A-Za-z0-9_.-]{1,12}\Z").filter(lambda name: not module._MIG.match(name))
+NAMES = st.from_regex(r"\A[A-Za-z0-9_.-]{1,12}\Z").filter(
+    lambda name: not directive_grammar._MIG.match(name)
+)
 
 
 @st.composite
@@ -115,6 +157,7 @@ def directives(draw: st.DrawFn) -> Directive:
     types = tuple(draw(st.lists(NAMES, max_size=4, unique=True)))
     per_type = draw(st.booleans())
     chosen = draw(st.lists(st.sampled_from(types), unique=True)) if types else []
+    listed = draw(st.lists(st.integers(low, high), max_size=8, unique=True))
     return Directive(
         low * unit,
         high * unit,
@@ -126,12 +169,26 @@ def directives(draw: st.DrawFn) -> Directive:
         notice_s=draw(st.none() | st.integers(1, 86400)),
         unit=None if per_type else unit,
         units=tuple((name, unit) for name in chosen) if per_type else (),
+        listed=tuple(size * unit for size in listed),
     )
 
 
 @given(directives())
 def test_round_trip(directive):
     assert Directive.parse(str(directive)) == directive
+
+
+@given(directives(), NAMES, st.data())
+def test_excluded_sizes_are_gone(directive, other, data):
+    shapes = st.tuples(st.sampled_from(["", *directive.types, other]), st.integers(1, 200))
+    barred = data.draw(st.lists(shapes, max_size=5))
+    left = directive.excluding(barred)
+    for name in (*directive.types, other):
+        gone = {gpus for gpu_type, gpus in barred if gpu_type in ("", name)}
+        assert list(left.sizes(name)) == [g for g in directive.sizes(name) if g not in gone]
+        assert all(left.allows(g, name) for g in left.sizes(name))
+        assert not any(left.allows(g, name) for g in gone)
+    assert left.start() == directive.start()
 
 
 @given(directives(), NAMES)
@@ -142,6 +199,10 @@ def test_sizes_are_legal(directive, other):
             assert directive.min_gpus <= gpus <= directive.max_gpus
             assert gpus % directive.unit_for(gpu_type) == 0
             assert directive.allows(gpus, gpu_type)
+            assert gpus in directive.listed or not directive.listed
+        assert [g for g in range(200) if directive.allows(g, gpu_type)] == [
+            g for g in sizes if g < 200
+        ]
         assert bool(sizes) == (not directive.types or gpu_type in directive.types)
     gpus, gpu_type = directive.start()
     for name in directive.types if gpu_type is None else (gpu_type,):

@@ -42,6 +42,10 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("phase", "train\ning"),
         ("gpu_type", "a" * 300),
         ("proven", 1),
+        ("rehearsal", 3),
+        ("rehearsal", "a" * 300),
+        ("kept_in", "/data\n"),
+        ("kept_bytes", -1),
         ("run", 0.5),
         ("micro_batch", 0.5),
         ("micro_step_s", float("nan")),
@@ -135,6 +139,11 @@ def test_the_largest_report_fits_into_a_request(text, seconds, size):
 
 def test_newer_senders_are_understood():
     assert Report.from_wire({**GOOD, "mood": "fine"}).job_id == 7
+
+
+def test_a_state_of_a_rehearsal_that_is_not_known_is_none():
+    wire = {**Report(job_id=7, run=0, phase="training").to_wire(), "rehearsal": "half-done"}
+    assert Report.from_wire(wire).rehearsal == ""
 
 
 def test_unknown_orders_are_refused():

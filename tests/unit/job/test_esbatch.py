@@ -2,6 +2,7 @@
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,24 @@ def test_errors_are_one_line(login):
 def test_sinfo_may_be_missing(login):
     (login.directory / "sinfo").unlink()
     assert login.run("--elastic=2-4", "--wrap=x").stdout.startswith("[--wrap=x]" + COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("srun python train.py", "starts srun without esrun.*in the place of srun"),
+        ("cd x; OMP_NUM_THREADS=1 torchrun t.py", "starts torchrun .*write esrun before torchrun"),
+        ("srun -u --output l python -u -m submitit.core._submit x", "in the place of srun"),
+        ("esrun torchrun t.py", None),
+        ("# srun python t.py\nbash run.sh", None),
+        ("echo srun", None),
+    ],
+)
+def test_a_script_that_does_without_esrun_is_told(login, command, said):
+    login.write("train.sh", f"#!/bin/bash\n#SBATCH --elastic=2-4\n{command}\n")
+    process = login.run("train.sh")
+    assert process.returncode == 0
+    assert re.search(said, process.stderr) if said else not process.stderr
+    assert process.stderr.count("\n") == (1 if said else 0)
+    login.write("rigid.sh", f"#!/bin/bash\n{command}\n")
+    assert not login.run("rigid.sh").stderr

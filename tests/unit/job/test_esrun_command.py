@@ -1,5 +1,6 @@
 """The command esrun: options, exit codes, signals; tests/cluster runs it in Slurm."""
 
+import json
 import os
 import shutil
 import signal
@@ -174,8 +175,11 @@ def test_outside_slurm_one_rank_runs() -> None:
 def test_local_ranks_and_the_first_failure() -> None:
     process = run(outside(), "--local", "2", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 60")
     assert process.returncode == 7
-    process = run(outside(), "--local=3", "sh", "-c", "echo $RANK $CUDA_VISIBLE_DEVICES")
-    assert sorted(process.stdout.split("\n")) == ["", "0 0", "1 1", "2 2"]
+    show = "echo $RANK $CUDA_VISIBLE_DEVICES $GROUP_RANK/$GROUP_WORLD_SIZE"
+    process = run(outside(), "--local=3", "--gpus=one", "sh", "-c", show)
+    assert sorted(process.stdout.split("\n")) == ["", "0 0 0/1", "1 1 0/1", "2 2 0/1"]
+    process = run(outside(CUDA_VISIBLE_DEVICES="4,6"), "--local=2", "sh", "-c", show)
+    assert sorted(process.stdout.split("\n")) == ["", "0 4,6 0/1", "1 4,6 0/1"]
 
 
 def test_local_signals() -> None:
@@ -248,12 +252,21 @@ def test_help_and_version() -> None:
         (["--checkpoint"], "--checkpoint: expected a value"),
         (["--checkpoint=", "a"], "--checkpoint: expected a pattern"),
         (["--signal", "USR2", "a"], "--signal: expected --checkpoint too"),
+        (["--complete", "DONE", "a"], "--complete: expected --checkpoint too"),
+        (["--checkpoint", "x", "--complete", "", "a"], "--complete:  is invalid: expected a pat"),
+        (["--checkpoint", "x", "--complete", "/a", "a"], "relative to the checkpoint"),
+        (
+            ["--checkpoint", "x", "--complete", "{step}", "a"],
+            "expected no braces but {} and {stem}",
+        ),
+        (["--checkpoint", "x", "--complete", "{}", "a"], "it matches the checkpoint itself"),
         (
             ["--checkpoint", "x", "--signal", "KILL", "a"],
             "--signal: KILL is invalid: expected USR1",
         ),
         (["--local", "0", "a"], "--local: 0 is invalid: expected a number"),
         (["--local", "two", "a"], "--local: two is invalid: expected a number"),
+        (["--gpus", "two", "a"], "--gpus: two is invalid: expected one or all"),
         (["--srun-args", "'", "a"], "--srun-args: ' is invalid: No closing quotation"),
     ],
 )
@@ -307,3 +320,120 @@ def test_the_wrapper_finds_its_python(tmp_path: Path, make: Callable[[Path, Path
         assert process.stdout == f"my python {tmp_path / 'esrun'}\n"
     else:
         assert process.stdout.startswith("esrun ")
+
+
+def on_trial(job: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a restart, with a controller that cannot be reached."""
+    directory = Path(job["SLURM_SUBMIT_DIR"], ".slurm-elastic")
+    directory.mkdir()
+    (directory / "slurm-7.trained").touch()
+    return {**job, "SLURM_RESTART_COUNT": "1", "SLURM_ELASTIC_CONTROLLER": "127.0.0.1:9"}
+
+
+def test_a_program_that_fails_on_trial_does_not_end_the_job(job: dict[str, str]) -> None:
+    process = begun(on_trial(job), "exit 3")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "waiting for the controller" in line:
+            break
+    else:
+        pytest.fail("esrun has ended")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)  # the requeue
+    process.communicate(timeout=20)
+    assert process.returncode == 3
+
+
+def test_a_checkpoint_written_at_the_very_end_is_counted(job: dict[str, str]) -> None:
+    """A script with one step left writes it and exits at once: it has done its work."""
+    env = on_trial(job)
+    folder = Path(job["HOME"], "ckpt")
+    folder.mkdir()
+    (folder / "1.pt").write_text("old")
+    write = f"cat {folder}/1.pt; echo new >{folder}/.2; mv {folder}/.2 {folder}/2.pt"
+    process = run(env, "--checkpoint", f"{folder}/*.pt", "sh", "-c", write)
+    assert process.returncode == 0
+    assert "waiting for the controller" not in process.stderr
+
+
+#: Prints its options and what tells its rank, as a launcher would see them.
+SHOW = '#!/bin/sh\necho "$@" rank=$RANK gpus=$CUDA_VISIBLE_DEVICES\n'
+
+
+@pytest.fixture
+def torchrun(job: dict[str, str]) -> None:
+    path = Path(job["HOME"], "bin", "torchrun")
+    path.write_text(SHOW)
+    path.chmod(0o755)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_a_launcher_is_started_with_the_shape_of_the_job(job: dict[str, str]) -> None:
+    process = run(job, "torchrun", "--nproc_per_node", "8", "--standalone", "train.py", "a  b")
+    assert process.returncode == 0, process.stderr
+    port, _, said = process.stderr.split("port ")[1].partition(",")
+    assert said == " one launcher per node\n"
+    assert process.stdout == (
+        "--nnodes=1 --nproc_per_node=2 --node_rank=0 --rdzv_backend=static --rdzv_id=slurm-7"
+        f" --master_addr=127.0.0.1 --master_port={port} train.py a  b rank= gpus=\n"
+    )
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_a_launcher_on_this_machine(job: dict[str, str]) -> None:
+    env = {"PATH": f"{job['HOME']}/bin:{job['PATH']}", "CUDA_VISIBLE_DEVICES": "0,1,2"}
+    process = run(env, "--local", "3", "torchrun", "train.py")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("--nnodes=1 --nproc_per_node=3 --node_rank=0 ")
+    assert process.stdout.endswith(" train.py rank= gpus=0,1,2\n")
+    process = run(env, "torchrun", "--nproc_per_node=2", "train.py")
+    assert process.stdout == "--nproc_per_node=2 train.py rank=0 gpus=0,1,2\n"
+
+
+def test_launchers_that_cannot_be_resized_are_refused(job: dict[str, str]) -> None:
+    for options in ([], ["-n"], ["--local", "2"]):
+        process = run(job, *options, "deepspeed", "--num_gpus=2", "train.py", "x")
+        assert process.returncode == 2
+        assert process.stderr.startswith("esrun: deepspeed: is invalid here: expected torchrun")
+        assert process.stderr.endswith("write: esrun python train.py x\n")
+        assert not Path(job["HOME"], "calls").exists()
+
+
+#: Reports as `slurm_elastic.integrations` does, saves, and prints what keeps the global batch.
+REPORTS_AS_A_SCRIPT = """
+import os, sys, time
+sys.path.insert(0, os.environ["TREE"])
+from slurm_elastic.job.rank_socket import RankSocket
+names = ("WORLD_SIZE", "START_WORLD_SIZE", "MICRO_BATCHES", "ACCUMULATION", "ACCUMULATION_EXACT")
+print(*(os.environ.get("SLURM_ELASTIC_" + name) for name in names))
+print(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"))
+link = RankSocket.connect()
+link.send({"kind": "script", "step": 130})
+link.send({"kind": "script", "checkpoint_step": 120})
+time.sleep(0.5)
+open("save.pt", "w").write("x" * 100)
+"""
+
+
+def test_what_keeps_the_global_batch_from_run_to_run(job: dict[str, str], tmp_path: Path) -> None:
+    job |= {"TREE": str(ESRUN.parents[1])}
+    command = [str(ESRUN), "--checkpoint", f"{tmp_path}/*.pt"]
+    program = [sys.executable, "-c", REPORTS_AS_A_SCRIPT]
+
+    def attempt(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
+        words = [*command, *options, *program]
+        return subprocess.run(
+            words, env=job | env, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+
+    assert attempt().stdout.split() == ["2", "2", "None", "1", "1", "None"]
+    later = {"SLURM_RESTART_COUNT": "1", "SLURM_GPUS_ON_NODE": "3", "SLURM_JOB_CPUS_PER_NODE": "8"}
+    process = attempt(**later)
+    assert process.stdout.split() == ["3", "2", "None", "1", "0", "None"]
+    assert "--checkpoint is ignored" not in process.stderr
+    memory = json.loads((tmp_path / ".slurm-elastic" / "slurm-7.json").read_text())
+    assert (memory["start_world"], memory["count"]) == (2, 121)
+    process = attempt("--micro-batches", "8", **later)
+    assert process.stdout.split() == ["3", "2", "8", "3", "0", "3"]
+    assert "3 ranks cannot share them evenly" in process.stderr

@@ -28,7 +28,7 @@ class Esrun:
         self.joined = 0
         RankSocketServer(self.state, self.listener, on_report=self._join).start()
 
-    def _join(self) -> None:
+    def _join(self, _fields: object) -> None:
         self.joined += 1
 
 
@@ -139,9 +139,26 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RankSocket.connect("@slurm-elastic-nowhere") is None
 
 
-def test_another_user_is_nobody(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_esrun_out_of_reach_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container with a network of its own: the job would silently not be resized."""
+    monkeypatch.setenv(SOCKET_VARIABLE, "@slurm-elastic-nowhere")
+    assert RankSocket.connect() is None
+    assert capsys.readouterr().err == (
+        "slurm-elastic: esrun is not reached: Connection refused; the job is not resized; a"
+        " container needs the host's network and the user's own uid\n"
+    )
+    assert RankSocket.connect("/nowhere") is None
+    assert capsys.readouterr().err == ""
+
+
+def test_another_user_is_nobody(
+    esrun: Esrun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(rank_socket, "peer_uid", lambda _: os.getuid() + 1)
     assert RankSocket.connect() is None
+    assert "esrun is not reached: it runs as another user; " in capsys.readouterr().err
 
 
 def test_esrun_hangs_up_on_another_user(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +218,63 @@ def test_what_is_not_understood_is_passed_over() -> None:
     assert link.orders() == Orders(seq=2)
     link.close()
     esrun.close()
+
+
+#: What the library of 0.1.0 can report, and the orders that esrun of 0.1.0 can send.
+LIBRARY_0_1 = {
+    "phase": "saved", "kind": "library", "step": 12, "progress": 0.5, "step_time_s": 0.25,
+    "steps_measured": 20, "global_batch": 256, "micro_batch": 32, "accumulation": 1,
+    "micro_step_s": 0.1, "grad_sqr": 1.5, "grad_var": 3.5, "initial_batch": 256,
+    "max_micro_batch": 64, "application": "gpt", "checkpoint_step": 12, "checkpoint_age_s": 1.5,
+    "checkpoint_s": 0.5, "startup_s": 4.5, "restore_s": 0.5, "resumed_from": 6, "proven": True,
+    "notice": 17, "layout": "2x2", "layers": 4, "frozen": 1, "certified": 2, "penalty": 0.25,
+    "certified_penalty": 0.5, "data_s": 0.5, "forward_s": 0.5, "backward_s": 0.5, "sync_s": 0.5,
+    "optimizer_s": 0.5, "peak_memory_bytes": 1000000, "profile_batch": 8,
+    "profile": [["a", 0.5, 1.5, 100.0, 200.0]],
+}  # fmt: skip
+ESRUN_0_1 = {
+    "seq": 3, "action": "notice", "notice": 17, "deadline_s": 120.0, "report_every_s": 5.0,
+    "reason": "gives-gpus", "layout": "2x2", "batch": 512, "frozen": 1, "directive": "2-8",
+}  # fmt: skip
+
+
+def test_a_library_of_the_release_before_is_understood(
+    esrun: Esrun, link: RankSocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link.send(LIBRARY_0_1)
+    eventually(lambda: esrun.joined)
+    eventually(lambda: esrun.state.report().phase == "saved")
+    report = esrun.state.report().to_wire()
+    for name, value in LIBRARY_0_1.items():
+        if name == "profile":
+            assert [list(row) for row in report[name]] == value
+        elif name == "checkpoint_age_s":
+            assert report[name] >= 1.5
+        else:
+            assert report[name] == value, name
+    assert capsys.readouterr().err == ""
+
+
+def test_an_esrun_of_the_release_before_is_understood() -> None:
+    link, esrun = pair()
+    line = json.dumps({"orders": ESRUN_0_1, "controller": "heard"}).encode()
+    esrun.sendall(line + b"\n")
+    orders = link.first(3600)
+    assert {name: getattr(orders, name) for name in ESRUN_0_1} == ESRUN_0_1
+    link.close()
+    esrun.close()
+
+
+def test_a_newer_library_reports_what_it_can(
+    esrun: Esrun, link: RankSocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A field of a later release is passed over, a later value of a field is named once."""
+    link.send({"mood": "fine", "weather": {"wind": 3}, "phase": "training", "step": 4})
+    link.send({"phase": "dreaming", "step": 5})
+    link.send({"phase": "dreaming", "step": 6})
+    eventually(lambda: esrun.state.report().step == 6)
+    assert esrun.state.report().phase == "training"
+    assert capsys.readouterr().err.count("'dreaming'") == 1
 
 
 def test_a_forked_child_is_silent() -> None:

@@ -7,23 +7,11 @@ import pytest
 
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.report_state import GRACE_S, ReportState
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.simulated_clock import SimulatedClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def state(clock: Clock) -> ReportState:
+def state(clock: SimulatedClock) -> ReportState:
     return ReportState(
         Report(job_id=7, run=1, phase="starting", kind="script", gpus=4), clock=clock
     )
@@ -66,7 +54,7 @@ def test_whole_numbers_may_come_as_floats(state: ReportState) -> None:
     assert state.report().step_time_s == 2.0
 
 
-def test_a_checkpoint_grows_older(state: ReportState, clock: Clock) -> None:
+def test_a_checkpoint_grows_older(state: ReportState, clock: SimulatedClock) -> None:
     state.update({"checkpoint_age_s": 2.0})
     clock.now += 5
     state.update({"step": 9})
@@ -93,7 +81,9 @@ def test_what_is_urgent(state: ReportState) -> None:
     assert state.wait_urgent(10)
 
 
-def test_orders_reach_subscribers_when_they_change(state: ReportState, clock: Clock) -> None:
+def test_orders_reach_subscribers_when_they_change(
+    state: ReportState, clock: SimulatedClock
+) -> None:
     heard: list[Orders] = []
     state.subscribe(heard.append)
     notice = Orders(seq=4, action="notice", notice=9, deadline_s=30)
@@ -118,7 +108,7 @@ def test_an_overtaken_answer_does_not_count_and_a_lost_ledger_does(state: Report
 
 
 def test_a_notice_of_a_controller_that_has_gone_is_withdrawn(
-    state: ReportState, clock: Clock
+    state: ReportState, clock: SimulatedClock
 ) -> None:
     state.receive(Orders(seq=5, action="notice", notice=1, deadline_s=60), authoritative=True)
     clock.now += 60 + GRACE_S - 1

@@ -1,10 +1,7 @@
 """The srun command, and the shell script of each rank."""
 
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -144,9 +141,63 @@ def test_a_rank_knows_its_place(number: int, node: int, local: int, said: str) -
         ({}, ""),
     ],
 )
-def test_a_rank_sees_one_gpu(visible: dict[str, str], said: str) -> None:
-    env = {**environment(), **visible}
+def test_a_rank_sees_one_gpu_if_asked(visible: dict[str, str], said: str) -> None:
+    env = {**environment(gpus="one"), **visible}
     assert rank(2, 0, 2, env, "$CUDA_VISIBLE_DEVICES $ROCR_VISIBLE_DEVICES") == said
+
+
+def test_a_rank_sees_all_gpus_of_its_node() -> None:
+    env = {**environment(), "CUDA_VISIBLE_DEVICES": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+    show = "$LOCAL_RANK $CUDA_VISIBLE_DEVICES $ROCR_VISIBLE_DEVICES $ESRUN_GPUS"
+    assert rank(2, 0, 2, env, show) == "2 0,1,2,3 0,1,2,3"
+
+
+#: What `_start_workers` and `start_processes` of torch 2.13 put into a worker's environment.
+TORCHRUN = """
+RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE
+ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
+TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING
+TORCHELASTIC_ERROR_FILE OMP_NUM_THREADS
+"""
+
+
+def test_a_rank_finds_the_variables_of_torchrun() -> None:
+    show = " ".join(f"{name}=${name}" for name in TORCHRUN.split())
+    env = environment(restarts=3)
+    assert dict(item.split("=") for item in rank(5, 1, 1, env, show).split()) == {
+        "RANK": "5",
+        "ROLE_RANK": "5",
+        "WORLD_SIZE": "6",
+        "ROLE_WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "g01",
+        "MASTER_PORT": "20001",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_MAX_RESTARTS": "1000000",
+        "TORCHELASTIC_RUN_ID": "slurm-7",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/esrun-m.5.error.json",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_settings_of_the_user_are_kept() -> None:
+    env = {**environment(), "OMP_NUM_THREADS": "8", "TMPDIR": "/tmp/a b"}
+    assert rank(5, 1, 1, env, '$OMP_NUM_THREADS "$TORCHELASTIC_ERROR_FILE"') == (
+        "8 /tmp/a b/esrun-m.5.error.json"
+    )
+    arguments = {"port": 1, "socket": "", "step": "m"}
+    user = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    env = srun.step_environment(user, allocation(), (0, 1), **arguments)  # type: ignore[arg-type]
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert env["GROUP_WORLD_SIZE"] == "1", "a node without ranks does not count"
+    env |= {"PATH": "/bin:/usr/bin"}
+    assert rank(0, 0, 0, env, "threads=$OMP_NUM_THREADS") == "threads=", "as torchrun, for one rank"
 
 
 def test_what_every_rank_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,54 +220,3 @@ def test_helpers_run_beside_the_step() -> None:
     command = srun.helper_command(["g01", "g02"], "x", "KILL", "m")
     assert {"--nodelist=g01,g02", "--ntasks=2", "--overlap", "--gres=none"} <= set(command)
     assert command[-6:] == ["sh", "-c", "x", "esrun", "KILL", "m"]
-
-
-@pytest.mark.parametrize(
-    ("signals", "calls"), [("TERM", ""), ("USR2 TERM", "KILL m.1"), ("USR2 USR1", ""), ("USR1", "")]
-)
-def test_a_guard_acts_at_sigterm_once_armed(signals: str, calls: str) -> None:
-    script = srun.GUARD_SCRIPT.replace("armed=\n", 'signal_tasks() { echo "$@"; }\narmed=\n', 1)
-    with subprocess.Popen(
-        ["sh", "-c", script, "esrun", "KILL", "m.1"],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as guard:
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == "ready\n"
-        for name in signals.split():
-            subprocess.run(["kill", "-s", name, "--", f"-{guard.pid}"], check=True)
-            time.sleep(0.2)
-        assert guard.stdout.read().strip() == calls
-        assert guard.wait() == 0
-
-
-def test_signals_find_a_task_and_spare_its_children() -> None:
-    """Run the signal script under a parent whose name begins with slurmstepd."""
-    program = (
-        "import os, signal, sys, time\n"
-        "open('/proc/self/comm', 'w').write('slurmstepd')\n"
-        "task = os.fork()\n"
-        "if task == 0:\n"
-        "    os.environ['x'] = 'y'\n"
-        "    os.execve('/bin/sh', ['sh', '-c', 'sleep 60 & wait'], {'SLURM_ELASTIC_STEP': 'm.1'})\n"
-        "print(task, flush=True)\n"
-        "print(os.waitpid(task, 0)[1], flush=True)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-    ) as stepd:
-        assert stepd.stdout is not None
-        task = int(stepd.stdout.readline())
-        children = Path(f"/proc/{task}/task/{task}/children")
-        while not (child := children.read_text().strip()):
-            time.sleep(0.01)
-        script = ["sh", "-c", srun.SIGNAL_SCRIPT, "esrun"]
-        try:
-            assert subprocess.run([*script, "USR1", "m.2"], check=False).returncode == 1
-            assert subprocess.run([*script, "USR1", "m.1"], check=False).returncode == 0
-            assert int(stepd.stdout.readline()) == 10
-            subprocess.run(["kill", "-0", child], check=True)
-        finally:
-            subprocess.run(["kill", child], check=False)
-            stepd.kill()

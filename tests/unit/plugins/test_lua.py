@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz import directive as fuzz_directive
 from tests.fuzz import lua as fuzz_lua
-from tests.support.directives import DIRECTIVES, octets
+from tests.support.directives import DIRECTIVES, octets, read_in_lua, read_in_python
 from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[3]
@@ -24,20 +24,6 @@ MODULES = ROOT / "plugins" / "lua"
 LUA = "lua5.1"
 
 pytestmark = needs(LUA)
-
-READ = """
-local directive = require("slurm_elastic_directive")
-for line in io.lines() do
-    local text = line:gsub("%x%x", function(byte) return string.char(tonumber(byte, 16)) end)
-    local d, fault = directive.parse(text)
-    if d then
-        local gpus, gpu_type = directive.start(d)
-        print(string.format("%s\\t%d\\t%s", directive.format(d), gpus, gpu_type or ""))
-    else
-        print(fault.part .. "\\t" .. fault.message)
-    end
-end
-"""
 
 SUBMIT = """
 local said = {}
@@ -85,20 +71,6 @@ def lua(code: str, path: Path, stdin: str = "") -> list[str]:
         )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode("utf-8", "surrogateescape").splitlines()
-
-
-def read(*texts: bytes) -> list[list[str]]:
-    lines = lua(READ, MODULES, "".join(text.hex() + "\n" for text in texts))
-    return [line.split("\t") for line in lines]
-
-
-def answer(text: str) -> list[str]:
-    try:
-        directive = Directive.parse(text)
-    except DirectiveError as error:
-        return [error.part, str(error)]
-    gpus, gpu_type = directive.start()
-    return [str(directive), str(gpus), gpu_type or ""]
 
 
 def literal(value: object) -> str:
@@ -154,18 +126,19 @@ def slurm(tmp_path):
 
 def test_valid_directives():
     rows = DIRECTIVES["valid"]
-    for row, line in zip(rows, read(*map(octets, rows)), strict=True):
-        assert line == answer(row["text"])
-        assert line[0] == row.get("canonical", row["text"])
+    for row, line in zip(rows, read_in_lua(map(octets, rows)), strict=True):
+        assert line == read_in_python(row["text"])
+        _, canonical, gpus, gpu_type = line.split("\t")
+        assert canonical == row.get("canonical", row["text"])
         if "start" in row:
-            assert [int(line[1]), line[2]] == row["start"]
+            assert [int(gpus), gpu_type] == row["start"]
 
 
 def test_invalid_directives():
     rows = DIRECTIVES["invalid"]
-    for row, (part, message) in zip(rows, read(*map(octets, rows)), strict=True):
-        assert part == row["part"]
-        assert [part, message] == answer(octets(row).decode("utf-8", "surrogateescape"))
+    for row, line in zip(rows, read_in_lua(map(octets, rows)), strict=True):
+        assert line.split("\t")[0] == row["part"]
+        assert line == read_in_python(octets(row).decode("utf-8", "surrogateescape"))
 
 
 @settings(max_examples=40, deadline=None)
@@ -178,7 +151,7 @@ def test_invalid_directives():
 )
 def test_agrees_with_python(texts):
     octets_of = [text.encode("utf-8", "surrogateescape") for text in texts]
-    assert read(*octets_of) == [answer(text) for text in texts]
+    assert read_in_lua(octets_of) == [read_in_python(text) for text in texts]
 
 
 def test_agrees_with_python_on_random_directives():
@@ -225,8 +198,8 @@ def test_directive_suffices(slurm):
         ("7-16,types=a100:v100", {}, "2 - gres/gpu:a100:7 2"),
         ("16,types=a100", {"num_tasks": 1}, "4 gres/gpu:a100:4 - 4"),
         ("16,types=a100", {"num_tasks": 16}, "4 gres/gpu:a100:4 - -"),
-        ("4-16", {"min_nodes": 2, "max_nodes": 2}, "2 gres/gpu:v100:2 - -"),
-        ("4-16", {"min_nodes": 2}, "2 gres/gpu:v100:2 - -"),
+        ("4-16", {"min_nodes": 2, "max_nodes": 2}, "2 gres/gpu:a100:2 - -"),
+        ("4-16", {"min_nodes": 2}, "2 gres/gpu:a100:2 - -"),
         ("12-16", {"min_nodes": 1, "req_nodes": "g[01-02]"}, "3 gres/gpu:a100:4 - -"),
         ("12-16", {"min_nodes": 1, "req_nodes": "g03"}, "2 gres/gpu:v100:6 - -"),
         ("12-16", {"req_nodes": "g[1-999999]"}, "2 gres/gpu:v100:6 - -"),
@@ -240,6 +213,9 @@ def test_directive_suffices(slurm):
         ("16", {"min_nodes": 1, "max_nodes": 1}, "1 gres/gpu:16 - -"),
         ("2-16,unit=a100:2/v100:8", {}, "1 gres/gpu:v100:8 - -"),
         ("2-16,unit=a100:2/v100:4", {}, "1 gres/gpu:4 - -"),
+        ("1-16,sizes=2:4:8", {}, "1 gres/gpu:2 - -"),
+        ("2-16,sizes=16:6", {}, "1 gres/gpu:v100:6 - -"),
+        ("1-16,sizes=1:8,unit=a100:2/v100:8", {}, "1 gres/gpu:v100:8 - -"),
     ],
 )
 def test_start_without_shape(slurm, elastic, fields, expected):
@@ -258,8 +234,8 @@ def test_start_without_shape(slurm, elastic, fields, expected):
         (
             "2-16",
             {"tres_per_node": "gres/gpu:2", "min_nodes": 2},
-            "4 v100",
-            {"tres_per_node": "gres/gpu:v100:2", "min_nodes": "2", "max_nodes": "2"},
+            "4 a100",
+            {"tres_per_node": "gres/gpu:a100:2", "min_nodes": "2", "max_nodes": "2"},
         ),
         ("2-16", {"tres_per_job": "gres/gpu:8"}, "8 v100", {"tres_per_job": "gres/gpu:v100:8"}),
         ("2-16", {"tres_per_job": "gres/gpu:4"}, "4", {"min_nodes": "1", "max_nodes": "1"}),
@@ -276,6 +252,8 @@ def test_start_without_shape(slurm, elastic, fields, expected):
             {"tres_per_job": "gres/gpu:a100:4"},
         ),
         ("2-16,types=a100", {"tres_per_node": "gres/gpu:a100:2"}, "2 a100", None),
+        ("1-8,sizes=1:2:4", {"tres_per_node": "gres/gpu:2"}, "2", None),
+        ("1-8,sizes=1:2:4", {"tres_per_task": "gres/gpu:1", "num_tasks": 4}, "4", None),
         ("1-16,types=a100", {"tres_per_node": "gres/gpu"}, "1 a100", None),
         ("1-16,types=a100", {"tres_per_node": "gres/gpu:a100"}, "1 a100", None),
         ("2-16", {"tres_per_socket": "gres/gpu:a100:2", "sockets_per_node": 2}, "4 a100", None),
@@ -310,6 +288,22 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"tres_per_job": "gres/gpu:1k"}, "asks for 1024 GPUs to start with"),
         ("2-16,types=a100", {"tres_per_job": "gres/gpu:v100:4"}, "asks for 4 v100 to start with"),
         ("4-16,unit=4", {"tres_per_job": "gres/gpu:6"}, "no multiple of its unit"),
+        (
+            "1-8,sizes=1:2:4",
+            {"tres_per_node": "gres/gpu:3"},
+            "asks for 3 GPUs to start with, not among its sizes: ask for 2 or 4 GPUs, or add 3 to",
+        ),
+        (
+            "1-8,sizes=1:2:4",
+            {"tres_per_job": "gres/gpu:8"},
+            "asks for 8 GPUs to start with, not among its sizes: ask for 4 GPUs, or add 8 to sizes",
+        ),
+        (
+            "1-8,sizes=2:4",
+            {"tres_per_task": "gres/gpu", "num_tasks": 1},
+            "asks for 1 GPU to start with, not among its sizes: ask for 2 GPUs, or add 1 to sizes",
+        ),
+        ("1-4,sizes=1:8", {}, "sizes: 8 is outside 1-4; remove it or widen MIN-MAX"),
         ("2-16", {"tres_per_node": "gres/gpu:a100:1,gres/gpu:v100:1"}, "two types of GPUs"),
         (
             "2-16",
@@ -364,6 +358,29 @@ def test_everything_given_is_recorded(slurm):
     assert text.isascii()
     assert text.isprintable()
     assert dict(parse_admin_comment(text).shape) == fields | {"nice": 10}
+
+
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        (
+            "srun python t.py",
+            "srun without esrun, so the job will not be resized; write esrun in the",
+        ),
+        ("  /opt/x/torchrun t.py", "torchrun without esrun, .*; write esrun before torchrun"),
+        ("esrun torchrun t.py\nsrun hostname", None),
+        ("# srun is not used\necho srun", None),
+        ("bash run.sh", None),
+    ],
+)
+def test_a_script_that_does_without_esrun_is_told(slurm, script, hint):
+    text = f"#!/bin/bash\n#SBATCH --elastic=2-4\n{script}\n"
+    rc, said, _ = slurm.submit("2-4", script=text)
+    assert rc == 0
+    lines = said.splitlines()
+    assert len(lines) == (2 if hint else 1)
+    assert hint is None or re.search(hint, lines[1])
+    assert "esrun" not in slurm.submit(None, script=text)[1], "no elastic job"
 
 
 def test_portable_form_moves_out_of_the_comment(slurm):
@@ -451,7 +468,6 @@ PARTITIONS = {
         ("large,small", "6", "1", "gres/gpu:v100:6"),
         ("all", "6", "1", "gres/gpu:v100:6"),
         ("unknown", "6", "1", "gres/gpu:v100:6"),
-        ("large", "16,types=a100:v100", "2", "gres/gpu:8"),
         ("large", "2,types=a100", "1", "gres/gpu:a100:2"),
     ],
 )
@@ -459,6 +475,197 @@ def test_partitions(slurm, partition, elastic, nodes, asked):
     rc, said, changes = slurm.submit(elastic, partition=partition, partitions=PARTITIONS)
     assert rc == 0, said
     assert (changes["min_nodes"], changes["tres_per_node"]) == (nodes, asked)
+
+
+#: Four nodes with an a100, three with eight v100, one with two h100.
+UNEQUAL = (
+    "NodeName=DEFAULT CPUs=16\nNodeName=a[1-4] Gres=gpu:a100:1\n"
+    "NodeName=v[1-3] Gres=gpu:v100:8\nNodeName=h1 Gres=gpu:h100:2\n"
+)
+GPU = {"all": {"nodes": "ALL", "flag_default": 1}}
+LISTED = {
+    "gpu": {"nodes": "a[1-4],v[1-3],h1", "flag_default": 1},
+    "part": {"nodes": "v[1-3],h1", "flag_default": 0},
+    "dynamic": {"nodes": "a[1-4],d[1-99]", "flag_default": 0},
+}
+FOUR_TASKS = {
+    "min_nodes": 4,
+    "max_nodes": 4,
+    "num_tasks": 4,
+    "tres_per_task": "cpu=1,gres/gpu=1",
+}
+
+
+FOUR_NODES = {"min_nodes": 4, "max_nodes": 4, "tres_per_node": "gres/gpu:1"}
+
+
+@pytest.mark.parametrize("partitions", [GPU, LISTED], ids=["ALL", "listed"])
+@pytest.mark.parametrize(
+    ("elastic", "fields", "starts"),
+    [
+        ("1-8", FOUR_TASKS, "4 a100"),
+        ("1-8,types=v100:a100", FOUR_TASKS, "4 a100"),
+        ("1-8,types=v100", FOUR_TASKS | {"min_nodes": 3, "max_nodes": 3}, "4 v100"),
+        ("1-8", FOUR_TASKS | {"min_nodes": 3, "max_nodes": 3}, "4 v100"),
+        ("1-8", {"min_nodes": 4, "max_nodes": 4, "tres_per_node": "gres/gpu:1"}, "4 a100"),
+        ("1-8", {"min_nodes": 3, "max_nodes": 3, "tres_per_node": "gres/gpu:2"}, "6 v100"),
+        ("1-8", {"min_nodes": 4, "max_nodes": 4, "tres_per_job": "gres/gpu:4"}, "4 a100"),
+        ("1-32", {"tres_per_job": "gres/gpu:24"}, "24 v100"),
+        ("1-8", {"num_tasks": 4, "ntasks_per_tres": 1, "min_nodes": 4, "max_nodes": 4}, "4 a100"),
+        (
+            "1-8",
+            {"num_tasks": 4, "ntasks_per_node": 2, "tres_per_task": "gres/gpu:1"},
+            "4 v100",
+        ),
+        ("4-8", {"min_nodes": 4, "max_nodes": 4}, "4 a100"),
+        ("2-8,types=h100:v100:a100", {"min_nodes": 2, "max_nodes": 2}, "2 v100"),
+        ("4-8,types=h100:v100:a100", {}, "4 v100"),
+        ("1-8", FOUR_TASKS | {"min_nodes": 3, "max_nodes": 3, "exc_nodes": "v1"}, "4 a100"),
+    ],
+)
+def test_a_type_that_has_the_nodes(tmp_path, partitions, elastic, fields, starts):
+    if "exc_nodes" in fields:  # a100 gives three GPUs on three nodes
+        fields = fields | {"num_tasks": 3}
+        starts = "3 a100"
+    slurm = Slurm(tmp_path, slurm_conf=UNEQUAL)
+    rc, said, changes = slurm.submit(elastic, partitions=partitions, **fields)
+    assert rc == 0, said
+    assert f"; starts at {starts}." in said
+    kind = starts.split()[1]
+    asked = [changes[n] for n in ("tres_per_task", "tres_per_node", "tres_per_job") if n in changes]
+    assert asked
+    assert all(kind in text for text in asked)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "fields", "message"),
+    [
+        (
+            "1-8,types=v100:h100",
+            FOUR_NODES,
+            "has 4 GPUs on 4 nodes in its partition (v100: 3 nodes of 8 GPUs; h100: 1 node of 2",
+        ),
+        (
+            "1-8",
+            FOUR_NODES | {"partition": "part"},
+            "4 GPUs on 4 nodes in its partition (v100: 3 nodes of 8 GPUs; h100: 1 node of 2 GPUs)",
+        ),
+        (
+            "1-8",
+            FOUR_NODES | {"exc_nodes": "a[1-2],v3"},
+            "(v100: 2 nodes of 8 GPUs; h100: 1 node of 2 GPUs; a100: 2 nodes of 1 GPU): ask for",
+        ),
+        (
+            "1-8,types=v100",
+            FOUR_TASKS | {"ntasks_per_node": 1},
+            "has 4 GPUs on 4 nodes in its partition (v100: 3 nodes of 8 GPUs)",
+        ),
+        (
+            "1-64,types=a100",
+            {"min_nodes": 6, "max_nodes": 6, "tres_per_job": "gres/gpu:6"},
+            "has 6 GPUs on 6 nodes in its partition (a100: 4 nodes of 1 GPU)",
+        ),
+        ("1-64", {"tres_per_job": "gres/gpu:a100:5"}, "has 5 GPUs in its partition (a100: 4 nodes"),
+        (
+            "1-64",
+            {"tres_per_node": "gres/gpu:9", "max_nodes": 1},
+            "has 9 GPUs on one node in its partition (v100: 3 nodes of 8 GPUs; h100",
+        ),
+        (
+            "1-8",
+            FOUR_TASKS | {"min_nodes": 4294967293, "max_nodes": 4294967293},
+            "has 4 GPUs on 4294967293 nodes in its partition",
+        ),
+        ("1-8", FOUR_TASKS | {"min_nodes": 5, "max_nodes": 5}, "has 4 GPUs on 5 nodes in its"),
+        ("25-64", {}, "has 25 GPUs in its partition (v100: 3 nodes of 8 GPUs; h100: 1 node of 2"),
+        ("16", {"min_nodes": 1, "max_nodes": 1}, "has 16 GPUs on one node in its partition"),
+    ],
+)
+def test_no_type_has_the_nodes(tmp_path, elastic, fields, message):
+    slurm = Slurm(tmp_path, slurm_conf=UNEQUAL)
+    rc, said, changes = slurm.submit(elastic, partitions=LISTED, **fields)
+    assert rc == -1
+    assert message in said
+    assert said.isprintable()
+    assert changes == {}
+
+
+@pytest.mark.parametrize(
+    ("elastic", "fields", "starts", "changed"),
+    [
+        (
+            "1-8,types=v100:h100",
+            FOUR_TASKS,
+            "4 v100 on 2 nodes, as no GPU type of the partition has 4",
+            {"tres_per_task": "cpu=1,gres/gpu:v100:1", "min_nodes": "2", "max_nodes": "2"},
+        ),
+        (
+            "1-8",
+            FOUR_TASKS | {"tres_per_task": "gres/gpu:v100:1"},
+            "4 v100 on 2 nodes, as no GPU type of the partition has 4",
+            {"min_nodes": "2", "max_nodes": "2"},
+        ),
+        (
+            "1-64,types=v100",
+            {"min_nodes": 8, "max_nodes": 8, "tres_per_job": "gres/gpu:24"},
+            "24 v100 on 3 nodes, as no GPU type of the partition has 8",
+            {"tres_per_job": "gres/gpu:v100:24", "min_nodes": "3", "max_nodes": "3"},
+        ),
+        (
+            "1-8,types=h100",
+            {"min_nodes": 2, "max_nodes": 2, "num_tasks": 2, "ntasks_per_tres": 1},
+            "2 h100 on 1 node, as no GPU type of the partition has 2",
+            {"tres_per_job": "gres/gpu:h100:2", "min_nodes": "1", "max_nodes": "1"},
+        ),
+        (
+            "4-8,types=v100",
+            {"min_nodes": 4, "max_nodes": 4},
+            "4 v100 on 2 nodes, as no GPU type of the partition has 4",
+            {"tres_per_node": "gres/gpu:v100:2", "min_nodes": "2", "max_nodes": "2"},
+        ),
+    ],
+)
+def test_fewer_nodes_where_no_type_has_as_many(tmp_path, elastic, fields, starts, changed):
+    slurm = Slurm(tmp_path, slurm_conf=UNEQUAL)
+    rc, said, changes = slurm.submit(elastic, partitions=LISTED, **fields)
+    assert rc == 0, said
+    assert f"; starts at {starts}. `selastic" in said
+    recorded = parse_admin_comment(changes.pop("admin_comment"))
+    assert recorded.shape["min_nodes"] == fields["min_nodes"]
+    assert changes == changed | {"requeue": "1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "partitions", "fields"),
+    [
+        ("{}", LISTED, {"partition": "dynamic"}),
+        ("{}", {}, {}),
+        ("{}", LISTED, {"partition": "unknown"}),
+        ("{}", GPU, {"features": "big"}),
+        ("{ gpus_per_node = { a100 = 1 } }", LISTED, {}),
+    ],
+)
+def test_slurm_decides_where_nodes_are_not_known(tmp_path, settings, partitions, fields):
+    slurm = Slurm(tmp_path, slurm_conf=UNEQUAL, conf=f"return {settings}")
+    asked = {"min_nodes": 50, "max_nodes": 50, "tres_per_node": "gres/gpu:1"}
+    rc, said, _ = slurm.submit("1-64", partitions=partitions, **(asked | fields))
+    assert rc == 0, said
+
+
+@pytest.mark.parametrize(
+    ("elastic", "sizes"),
+    [
+        ("1-8,sizes=1:2:4", "1, 2 or 4 GPUs"),
+        ("1-8,sizes=4", "4 GPUs"),
+        ("1-8,sizes=2:8", "2 or 8 GPUs"),
+        ("1-30,sizes=" + ":".join(str(i) for i in range(1, 31, 3)), "1-28 GPUs"),
+    ],
+)
+def test_listed_sizes_are_shown(slurm, elastic, sizes):
+    rc, said, changes = slurm.submit(elastic)
+    assert rc == 0
+    assert said.startswith(f"elastic: {sizes}; starts at ")
+    assert parse_admin_comment(changes["admin_comment"]).directive == Directive.parse(elastic)
 
 
 @pytest.mark.parametrize(

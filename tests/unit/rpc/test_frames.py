@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
 import socket
+import sys
 import threading
 import time
+import tomllib
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from slurm_elastic.job import supervisor
 from slurm_elastic.rpc import frames, munge_auth, protocol
 from tests.support.munge_daemon import MungeDaemon
 
@@ -66,6 +71,35 @@ def test_a_refusal_carries_its_reason(munge: MungeDaemon) -> None:
         pytest.raises(frames.RequestRejectedError, match="job 7 is not elastic"),
     ):
         frames.call(address, {}, timeout_s=5)
+
+
+def test_a_python_without_toml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration = tmp_path / "elastic.toml"
+    monkeypatch.setattr(frames, "CONFIGURATION", configuration)
+    python = types.SimpleNamespace(version_info=(3, 10, 13), executable="/conda/bin/python")
+    monkeypatch.setattr(frames, "sys", python)
+    monkeypatch.setitem(sys.modules, "tomli", None)
+    assert frames.controller_address() is None  # no configuration, nothing to read
+    configuration.write_text('[api]\nuser = "daemon"\ncontroller = "head:99"\n')
+    error = (
+        f"{configuration}: not read: Python 3.10 needs the package tomli;"
+        " /conda/bin/python -m pip install tomli"
+    )
+    with pytest.raises(frames.ConfigurationReadError, match=re.escape(error)):
+        frames.controller_address()
+    assert frames.trusted_uids() >= {0, os.getuid()}
+    assert supervisor._controller_address() is None
+    assert capsys.readouterr().err == (
+        f"esrun: {error}; the job continues without its controller\n"
+    )
+    monkeypatch.setenv(frames.ADDRESS_VARIABLE, "other")
+    assert frames.controller_address() == "other"
+    monkeypatch.delenv(frames.ADDRESS_VARIABLE)
+    monkeypatch.setitem(sys.modules, "tomli", tomllib)
+    assert frames.controller_address() == "head:99"
+    assert 1 in frames.trusted_uids()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
-from slurm_elastic.policies.policy_protocol import Capabilities
+from slurm_elastic.policies.policy_protocol import Capabilities, load
 from slurm_elastic.simulator import results, simulation
 from slurm_elastic.simulator.applications import describe, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
@@ -199,6 +199,24 @@ def test_directives_by_class():
     assert str(described(JobClass.RIGID).directive) == "6"
     assert str(described(JobClass.ADAPTIVE, most=3).directive) == "1-3"
     assert str(described(JobClass.ADAPTIVE, cluster="t4:1x4,k80:9x4").directive) == "1-4,types=t4"
+
+
+def test_directives_with_listed_sizes():
+    assert str(described(JobClass.ADAPTIVE, listed=(1, 2, 4, 16)).directive) == "1-4,sizes=1:2:4"
+    assert str(described(JobClass.STRONG_SCALING, listed=(2, 3, 7)).directive) == "2-3,sizes=2:3"
+    assert str(described(JobClass.RIGID, listed=(3, 6)).directive) == "6,sizes=6"
+    with pytest.raises(WorkloadError, match="net-0: none of sizes 2:3 is within 6, the GPUs"):
+        described(JobClass.RIGID, listed=(2, 3))
+
+
+@pytest.mark.parametrize("name", ["fair", "sia", "dally", "elastic_batch", "icefrog", "las"])
+def test_simulated_jobs_keep_to_their_sizes(name):
+    config = Config(controller=ControllerSettings(policy=name, queue="controller"))
+    jobs = [job(f"net-{i}", time_s=30.0 * i, gpus=4, listed=(1, 4, 6)) for i in range(4)]
+    result = run(*jobs, policy=load(config), config=config)
+    held = {segment.gpus for segment in result.segments}
+    assert held
+    assert held <= {1, 4, 6}
 
 
 def test_applications_state_what_is_known():

@@ -115,3 +115,23 @@ def test_what_makes_no_sense_is_never_taken_from_memory(parser):
     assert (bad.state, bad.managed) == (JobState.RUNNING, False)
     assert parser.job(Raw()) is good
     assert parser.job(Raw(state="RUNNING")).managed
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "code"),
+    [
+        ("COMPLETED", {"exit_code": 0}, 0),
+        ("FAILED", {"exit_code": 3}, 3),
+        ("FAILED", {"exit_code": 0, "exit_code_signal": 9}, 137),
+        ("TIMEOUT", {}, 0),
+        ("NODE_FAIL", {"exit_code": 1}, 1),
+    ],
+)
+def test_how_a_job_ended(parser, state, fields, code):
+    job = parser.job(Raw(state=state, end_time=200, **fields))
+    assert (job.state, job.end_state, job.exit_code) == (JobState.ENDED, state, code)
+    assert job.end_time == 200.0
+
+
+def test_a_job_that_has_not_ended_has_no_end(parser):
+    assert parser.job(Raw(state="RUNNING")).end_state == ""

@@ -68,3 +68,12 @@ def test_back_in_the_queue_the_users_own_constraints_hold_again():
 def test_a_min_wider_than_a_node_asks_for_one_type():
     fields = shape.queued(job("8"), Directive.parse("8,types=a100:v100"), gpus_per_node=TYPES)
     assert (fields["NumNodes"], fields["TresPerNode"]) == ("2-2", "gres/gpu:a100:4")
+
+
+def test_a_pending_job_is_queued_at_a_size_that_it_may_have():
+    listed = Directive.parse("1-8,sizes=2:4,types=a100")
+    assert shape.queued(job("8"), listed, gpus_per_node=TYPES)["TresPerNode"] == "gres/gpu:a100:2"
+    barred = listed.excluding([("a100", 2)])
+    assert shape.queued(job("8"), barred, gpus_per_node=TYPES)["TresPerNode"] == "gres/gpu:a100:4"
+    fixed = Directive.parse("2,types=a100").excluding([("", 2)])
+    assert shape.queued(job("8"), fixed, gpus_per_node=TYPES)["TresPerNode"] == "gres/gpu:2"

@@ -17,6 +17,7 @@ from slurm_elastic.core.report import Orders
 from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
 from tests.support import training_runs as harness
+from tests.support.fixed_criterion import FixedCriterion
 from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
@@ -237,22 +238,9 @@ def test_one_number_in_the_directive_fixes_the_batch(tmp_path, monkeypatch, capf
 def test_a_doubled_batch_thaws_all_layers(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=10-40,freeze=auto,max-penalty=100%")
 
-    class Certain:
-        plastic = False
-
-        def see(self, look: Any) -> int:
-            return max(1, look.frozen)
-
-        def thawed(self) -> None:
-            pass
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            pass
-
-    how = Freezing(criterion=Certain(), every=1, passes=1, begin=0.0, settled=1e9, alpha=1.0)
+    how = Freezing(
+        criterion=FixedCriterion(1), every=1, passes=1, begin=0.0, settled=1e9, alpha=1.0
+    )
     job = make(tmp_path, freeze=how, epochs=20)
     follow(job, {40: 15, 50: 30})
     frozen, batches = [], []

@@ -169,3 +169,26 @@ def test_an_emulated_step_takes_its_time(tmp_path: Path) -> None:
     assert time.monotonic() - begun > 8 * 0.11
     lines = (tmp_path / "out" / "losses.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 8
+
+
+def test_a_gan_continues_in_its_own_loop(tmp_path: Path) -> None:
+    for epochs in ("1", "2"):
+        run("train_gan.py", "--out", str(tmp_path), "--epochs", epochs)
+    lines = (tmp_path / "losses.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 33))
+
+
+def test_a_stream_gives_each_record_once_per_epoch(tmp_path: Path) -> None:
+    run("train_stream.py", "--out", str(tmp_path), "--epochs", "2", "--workers", "1")
+    lines = (tmp_path / "records-rank0.txt").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{e} {n}" for e in range(2) for n in range(1000))
+    assert lines[:1000] != [line.replace("1 ", "0 ", 1) for line in lines[1000:]]
+
+
+def test_steps_with_random_draws_continue(tmp_path: Path) -> None:
+    small = ("--global-batch", "8", "--out")
+    run("train_steps.py", "--steps", "4", *small, str(tmp_path / "whole"))
+    for steps in ("2", "4"):
+        # Another number of steps is another schedule, but not within the warm-up.
+        run("train_steps.py", "--steps", steps, *small, str(tmp_path / "parts"))
+    assert check_run.losses(tmp_path / "parts") == check_run.losses(tmp_path / "whole")

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from slurm_elastic.cli.reason_text import text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
-from slurm_elastic.core.cluster import JobState
+from slurm_elastic.controller.state.job_ending import EndedJob
+from slurm_elastic.core.cluster import Allocation, JobState
+from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.rpc.answers import ExplainAnswer
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.support import example_round as example
 from tests.support.typed_answers import mismatches
@@ -266,3 +269,63 @@ def test_answers_have_the_fields_and_types_of_their_schema(view, viewer):
     for op, args in requests:
         answer = ask(op, view, viewer, **args)
         assert mismatches(answer, OPERATIONS[op].answer_type(), op) == []
+
+
+ENDED = example.job(
+    4711, "gpt-small", "alice", "2-16,types=a100:v100",
+    state=JobState.ENDED, start_time=example.ago(13, 0), end_time=example.ago(14, 0),
+    run=2, end_state="FAILED", exit_code=137,
+)  # fmt: skip
+RECORDED = EndedJob(
+    job=ENDED,
+    record=JobRecord(job_id=4711, proven=True, resizes=3),
+    reported=True,
+    held=Allocation.of("a100", {"g01": 4, "g02": 4}),
+    runs=3,
+)
+
+
+def explained_end(*jobs, ended=None, viewer=EVERYBODY, job_id=4711):
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs), records={})
+    args = {"job_ids": (job_id,)}
+    answer = dispatch.answer("explain", view, viewer, args, history=[], ended=ended)
+    assert mismatches(json.loads(json.dumps(answer)), ExplainAnswer) == []
+    return answer
+
+
+@pytest.mark.parametrize("jobs", [(ENDED,), ()], ids=["slurm knows it", "slurm forgot it"])
+def test_explain_tells_how_a_job_ended(jobs):
+    answer = explained_end(*jobs, ended=RECORDED)
+    assert answer["ended"] == {
+        "state": "FAILED", "exit_code": 137, "time": example.ago(14, 0), "gpus": 8,
+        "gpu_type": "a100", "where": [{"switch": "rack1", "nodes": ["g01", "g02"]}], "runs": 3,
+        "changes": 3, "reported": True, "stopped": None,
+    }  # fmt: skip
+    assert answer["proven"]
+    assert answer["job"]["state"] == "ENDED"
+    assert answer["decision"] is answer["model"] is answer["batch"] is None
+
+
+def test_a_job_that_has_not_ended_has_no_end():
+    assert ask("explain", job_ids=(4711,))["ended"] is None
+    running = example.SNAPSHOT.job[4711]  # an id used again is the present job
+    assert explained_end(running, ended=RECORDED)["ended"] is None
+
+
+def test_an_ended_job_of_which_nothing_is_recorded():
+    answer = explained_end(ENDED)
+    assert (answer["ended"]["state"], answer["ended"]["gpus"]) == ("FAILED", 0)
+    assert not answer["ended"]["reported"]
+    assert answer["ended"]["runs"] == 3  # by Slurm's times and restart count
+    waited = replace(ENDED, start_time=ENDED.end_time, run=0)
+    assert explained_end(waited)["ended"]["runs"] == 0
+    with pytest.raises(NoAnswerError, match="selastic history 4711"):
+        explained_end()
+
+
+@pytest.mark.parametrize("jobs", [(ENDED,), ()])
+def test_ended_jobs_of_others_are_private(jobs):
+    with pytest.raises(NoAnswerError, match="neither running nor waiting"):
+        explained_end(*jobs, ended=RECORDED, viewer=ONLY_BOBS)
+    owner = Viewer(uid=example.ALICE, operator=False, private=True)
+    assert explained_end(*jobs, ended=RECORDED, viewer=owner)["ended"]["state"] == "FAILED"

@@ -198,6 +198,14 @@ def test_private_data_does_not_even_tell_that_a_job_exists(server, backend):
     assert ask(server, OPERATOR, "explain", jobs=["4711"])["job_ids"] == [4711]
 
 
+def test_private_data_shows_a_forgotten_job_to_its_owner(server, backend):
+    backend.is_private = True
+    backend.past_owners = {17: ALICE}
+    assert ask(server, ALICE, "explain", jobs=["17"])["job_ids"] == [17]
+    assert ask(server, BOB, "explain", jobs=["17"])["error"] == "job 17: Invalid job id specified"
+    assert ask(server, ALICE, "hold", jobs=["17"])["error"] == "job 17: Invalid job id specified"
+
+
 def test_past_jobs_keep_their_number(server):
     assert ask(server, BOB, "history", jobs=["17"])["job_ids"] == [17]
     assert ask(server, BOB, "history", jobs=["5000"])["job_ids"] == [5001, 5002]
@@ -461,15 +469,7 @@ def _until(condition, seconds=5.0):
 
 def test_who_stands_by_answers_pings_and_names_the_active_one(backend):
     role = [socket_server.Role("standby", "h1:7321")]
-    server = socket_server.Server(
-        schema.ApiSettings(listen="127.0.0.1:0"),
-        None,
-        FakeLog(),
-        PlainAuth(),
-        role=lambda: role[0],
-    )
-    server.start()
-    try:
+    with serving(None, seals=PlainAuth(), role=lambda: role[0]) as server:
         assert ask(server, ALICE, "ping")["active"] == "h1:7321"
         for op in ("status", "hold", "retire", "copy", "report", "orders"):
             refused = ask(server, ALICE, op, jobs=["4711"], job_id=4711, run=0)
@@ -480,27 +480,17 @@ def test_who_stands_by_answers_pings_and_names_the_active_one(backend):
         server.serve(backend)
         assert ask(server, ALICE, "status")["op"] == "status"
         assert ask(server, ALICE, "copy", since={})["code"] == "refused"
-    finally:
-        server.stop()
 
 
 def test_a_long_poll_ends_when_the_controller_is_no_longer_active(backend):
     role = [socket_server.Role("active", "h1:7321")]
-    server = socket_server.Server(
-        schema.ApiSettings(listen="127.0.0.1:0"),
-        backend,
-        FakeLog(),
-        PlainAuth(),
-        role=lambda: role[0],
-    )
-    server.start()
     answers = []
-    poll = threading.Thread(
-        target=lambda: answers.append(
-            ask(server, ALICE, "orders", job_id=4711, run=0, seen=0, wait_s=30)
+    with serving(backend, seals=PlainAuth(), role=lambda: role[0]) as server:
+        poll = threading.Thread(
+            target=lambda: answers.append(
+                ask(server, ALICE, "orders", job_id=4711, run=0, seen=0, wait_s=30)
+            )
         )
-    )
-    try:
         poll.start()
         while not server._waiting:
             time.sleep(0.01)
@@ -509,5 +499,3 @@ def test_a_long_poll_ends_when_the_controller_is_no_longer_active(backend):
             server.wake_all()
             poll.join(0.1)
         assert answers[0]["code"] == "standby"
-    finally:
-        server.stop()

@@ -1,5 +1,7 @@
 """What is remembered of a job, from whom it is believed, and for how long."""
 
+import time
+
 import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
@@ -49,6 +51,16 @@ def test_a_report_of_an_attempt_that_is_over_changes_nothing(store):
     store.record_report(report(run=2), running, 0.0)
     assert not store.record_report(report(run=1, proven=True), running, 1.0)
     assert not store.entry(running).proven
+
+
+def test_a_jump_in_the_training_is_kept_until_the_script_reports_none(store, ledger):
+    running = job({"n1": 4})
+    assert store.record_report(report(kind="script", jump="epoch 3, 9"), running, 0.0)
+    store.observe(snapshot(running))
+    again = JobStore(ledger)
+    assert again.records(snapshot(running), {})[7].jump == "epoch 3, 9"
+    assert again.record_report(report(kind="script"), running, 1.0)
+    assert again.records(snapshot(running), {})[7].jump == ""
 
 
 def test_a_silent_job_is_left_alone_after_three_minutes(store):
@@ -236,3 +248,83 @@ def test_a_job_that_has_not_run_knows_its_applications_gradients(store, ledger):
     assert store.records(both, {})[8].gradient_bytes == 500.0
     other = job(None, job_id=9, name="other", state=JobState.PENDING)
     assert store.records(on_racks(other), {})[9].gradient_bytes is None
+
+
+def ended_job(**fields):
+    values = {"state": JobState.ENDED, "end_state": "COMPLETED", "end_time": 2000.0}
+    return job(**(values | fields))
+
+
+def test_how_a_job_ended_is_kept_when_slurm_forgets_it(store, ledger):
+    running = job({"n1": 2, "n2": 2}, run=1, start_time=1000.0)
+    store.observe(snapshot(running))
+    store.record_report(report(run=1, proven=True), running, 1001.0)
+    store.observe(snapshot(running))
+    for _ in range(2):
+        store.observe(snapshot(ended_job(run=1), at=2001.0))
+    store.observe(snapshot(at=3000.0))
+    ended = JobStore(ledger).ended.of(7)
+    assert (ended.job.end_state, ended.job.end_time, ended.job.state) == (
+        "COMPLETED", 2000.0, JobState.ENDED,
+    )  # fmt: skip
+    assert (ended.job.name, ended.job.uid, ended.job.elastic) == (
+        running.name, running.uid, True,
+    )  # fmt: skip
+    assert (str(ended.held), ended.runs) == ("4 a100 on n1, n2", 1)
+    assert ended.reported
+    assert ended.record.proven
+    assert store.ended.of(8) is None
+
+
+def test_a_job_that_ended_while_no_controller_ran(ledger):
+    running = job({"n1": 4})
+    first = JobStore(ledger)
+    first.record_report(report(proven=True), running, 0.0)
+    first.observe(snapshot(running))
+    late = JobStore(ledger)
+    end = time.time() + 3600  # the ledger keeps nothing from before it was made
+    failed = ended_job(end_state="FAILED", exit_code=3, end_time=end)
+    late.observe(snapshot(failed, at=end + 60))
+    ended = late.ended.of(7)
+    assert (ended.job.end_state, ended.job.exit_code) == ("FAILED", 3)
+    assert ended.record.proven
+    assert str(ended.held) == "4 a100 on n1"
+
+
+def test_a_job_that_was_cancelled_before_it_ran(store):
+    store.observe(snapshot(job()))
+    store.observe(snapshot(ended_job(end_state="CANCELLED"), at=2001.0))
+    ended = store.ended.of(7)
+    assert (ended.runs, ended.held, ended.reported) == (0, None, False)
+
+
+def test_a_job_that_came_back_ends_again(store):
+    store.observe(snapshot(job({"n1": 4})))
+    store.observe(snapshot(ended_job(end_state="CANCELLED"), at=2001.0))
+    store.observe(snapshot(job({"n2": 1}, run=1, start_time=2100.0), at=2101.0))
+    store.observe(snapshot(ended_job(run=1, end_time=2200.0), at=2201.0))
+    ended = store.ended.of(7)
+    assert (ended.job.end_state, ended.job.end_time, ended.runs) == ("COMPLETED", 2200.0, 2)
+    assert str(ended.held) == "1 a100 on n2"
+
+
+def test_a_record_without_an_end_or_with_a_strange_one(store, ledger):
+    running = job({"n1": 4})
+    store.observe(snapshot(running))
+    assert store.ended.of(7) is None
+    body = ledger.get_job(running.key)
+    for strange in (7, {}, {"state": "FAILED", "later": 1}, [1]):
+        ledger.put_job(running.key, 7, {**body, "ending": strange})
+        assert store.ended.of(7) is None
+    shown = store.ended.of(7, ended_job())
+    assert (shown.job.end_state, str(shown.held)) == ("COMPLETED", "4 a100 on n1")
+
+
+def test_a_job_that_slurm_forgot_before_its_end_was_seen(store):
+    store.observe(snapshot(job({"n1": 4})))
+    store.observe(snapshot(at=9000.0))
+    ended = store.ended.of(7)
+    assert (ended.job.end_state, ended.job.end_time) == ("", 9000.0)
+    assert str(ended.held) == "4 a100 on n1"
+    store.observe(snapshot(ended_job(), at=9001.0))  # it was only not shown
+    assert store.ended.of(7).job.end_state == "COMPLETED"

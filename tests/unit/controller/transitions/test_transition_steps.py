@@ -317,3 +317,18 @@ def test_a_job_whose_owner_takes_its_nice_value_back_does_not_stay_in_transition
     stage = moving(TransitionState.CLEAR, nice=7)
     states = (stage.advance(job({"n2": 4}, run=1)) for _ in range(30))
     assert TransitionState.DONE in states
+
+
+def test_a_failed_job_is_not_asked_to_save_and_never_goes_back_to_where_it_failed():
+    taken = job({"n2": 1}, job_id=8, display_id="8")
+    stage = Stage(transition({"n2": 1}, {"n1": 4}, TransitionState.RESERVE, failed=True), taken)
+    running = job({"n1": 4}, time_limit_s=3600, start_time=time.time() - 600)
+    assert stage.advance(running) is TransitionState.REQUEUE
+    assert 2990 <= stage.t.limit_s <= 3000
+    stage.t.state = TransitionState.COOL
+    stage.t.entered["drained"] = 0.0
+    stage.others = (job({"n2": 4}, job_id=8, display_id="8"),)
+    waiting = job(run=1, gpus=1, gpu_type="a100", min_nodes=1)
+    assert stage.advance(waiting) is TransitionState.RESHAPE
+    assert stage.t.target is None
+    assert stage.advance(job(run=1)) is TransitionState.UNDONE

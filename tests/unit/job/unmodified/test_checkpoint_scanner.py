@@ -1,50 +1,42 @@
 """Detection of complete checkpoints."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.checkpoint_scanner import SETTLE_S, CheckpointScanner
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner
+from slurm_elastic.job.unmodified.settle_time import FIRST_S
+from tests.support.simulated_clock import SimulatedClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def scanner(tmp_path: Path, clock: Clock) -> CheckpointScanner:
-    return CheckpointScanner(f"{tmp_path}/*", clock=clock)
+def scanner(tmp_path: Path, clock: SimulatedClock) -> Iterator[CheckpointScanner]:
+    scanner = CheckpointScanner(f"{tmp_path}/*", clock=clock)
+    yield scanner
+    scanner.close()
 
 
 def names(scanner: CheckpointScanner) -> list[str]:
     return [Path(checkpoint.path).name for checkpoint in scanner.scan()]
 
 
-def later(clock: Clock, seconds: float = SETTLE_S) -> None:
+def later(clock: SimulatedClock, seconds: float = FIRST_S) -> None:
     clock.now += seconds
 
 
 def test_a_file_counts_when_it_has_been_still(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
 ) -> None:
     file = tmp_path / "a.pt"
     file.write_text("1")
     assert names(scanner) == []
     assert scanner.unsettled
-    later(clock, SETTLE_S / 2)
+    later(clock, FIRST_S / 2)
     file.write_text("12")
     assert names(scanner) == []
-    later(clock, SETTLE_S * 0.9)
+    later(clock, FIRST_S * 0.9)
     assert names(scanner) == []
     later(clock)
     assert names(scanner) == ["a.pt"]
@@ -54,7 +46,7 @@ def test_a_file_counts_when_it_has_been_still(
 
 
 def test_a_file_that_is_replaced_counts_again(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
 ) -> None:
     (tmp_path / "last.pt").write_text("1")
     scanner.accept_existing()
@@ -67,30 +59,61 @@ def test_a_file_that_is_replaced_counts_again(
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_is_renamed_into_place_can_be_complete_at_once(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock, directory: bool
+def test_what_is_renamed_into_place_is_complete_at_once_after_a_first_save(
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock, directory: bool
 ) -> None:
-    (tmp_path / "first.pt").write_text("1")
+    def save(name: str) -> list[str]:
+        source = tmp_path / f"{name}.tmp"
+        if directory:
+            source.mkdir()
+            (source / "shard").write_text("2")
+        else:
+            source.write_text("2")
+        assert names(scanner) == []
+        source.rename(tmp_path / name)
+        return names(scanner)
+
+    (tmp_path / "other").write_text("watch this directory")
     scanner.accept_existing()
-    scanner.trust_renames = True
-    source = tmp_path / "next.tmp"
-    if directory:
-        source.mkdir()
-        (source / "shard").write_text("2")
-    else:
-        source.write_text("2")
-    assert names(scanner) == []
-    source.rename(tmp_path / "next.pt")
-    assert names(scanner) == ["next.pt"]
+    assert save("step-1") == []
+    later(clock)
+    assert names(scanner) == ["step-1"]
+    assert save("step-2") == ["step-2"]
     later(clock)
     assert names(scanner) == []
 
 
+def test_a_renamed_file_that_is_written_to_again_is_not_trusted(
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
+) -> None:
+    (tmp_path / "other").write_text("watch this directory")
+    scanner.accept_existing()
+    (tmp_path / "a.tmp").write_text("1")
+    (tmp_path / "a.tmp").rename(tmp_path / "step-1")
+    scanner.scan()
+    later(clock)
+    assert names(scanner) == ["step-1"]
+    (tmp_path / "a.tmp").write_text("1")
+    (tmp_path / "a.tmp").rename(tmp_path / "step-2")
+    (tmp_path / "step-2").write_text("12")
+    assert names(scanner) == []
+
+
 @pytest.mark.parametrize(
-    "name", ["a.tmp", "A.PART", ".hidden", "tmp-7", "x.pt.incomplete", "a.lock", "b~"]
+    "name",
+    [
+        "a.tmp",
+        "A.PART",
+        ".hidden",
+        "tmp-7",
+        "x.pt.incomplete",
+        "a.lock",
+        "b~",
+        "7.orbax-checkpoint-tmp-1",
+    ],
 )
 def test_names_that_say_not_yet(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock, name: str
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock, name: str
 ) -> None:
     (tmp_path / name).write_text("1")
     scanner.scan()
@@ -99,7 +122,7 @@ def test_names_that_say_not_yet(
 
 
 def test_an_empty_file_or_directory_is_nothing(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
 ) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "b").mkdir()
@@ -109,23 +132,25 @@ def test_an_empty_file_or_directory_is_nothing(
 
 
 def test_a_directory_counts_when_all_in_it_is_still(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
 ) -> None:
     deep = tmp_path / "step-1" / "shards"
     deep.mkdir(parents=True)
     (deep / "0").write_text("1")
     assert names(scanner) == []
-    later(clock, SETTLE_S * 0.9)
+    later(clock, FIRST_S * 0.9)
     (deep / "0").write_text("12")
     assert names(scanner) == []
-    later(clock, SETTLE_S * 0.9)
+    later(clock, FIRST_S * 0.9)
     (deep / "1").write_text("")
     assert names(scanner) == []
     later(clock)
     assert names(scanner) == ["step-1"]
 
 
-def test_a_link_is_what_it_names(tmp_path: Path, scanner: CheckpointScanner, clock: Clock) -> None:
+def test_a_link_is_what_it_names(
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
+) -> None:
     (tmp_path / "step-1.pt").write_text("1")
     (tmp_path / "latest").symlink_to("step-1.pt")
     (tmp_path / "broken").symlink_to("nowhere")
@@ -143,7 +168,7 @@ def test_the_newest_comes_first(tmp_path: Path, scanner: CheckpointScanner) -> N
 
 
 def test_what_is_deleted_is_forgotten(
-    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: SimulatedClock
 ) -> None:
     (tmp_path / "a").write_text("1")
     scanner.accept_existing()
@@ -152,7 +177,7 @@ def test_what_is_deleted_is_forgotten(
     assert scanner.complete == []
 
 
-def test_subdirectories_by_two_stars(tmp_path: Path, clock: Clock) -> None:
+def test_subdirectories_by_two_stars(tmp_path: Path, clock: SimulatedClock) -> None:
     scanner = CheckpointScanner(f"{tmp_path}/**/*.pt", clock=clock)
     (tmp_path / "run" / "a").mkdir(parents=True)
     (tmp_path / "run" / "a" / "x.pt").write_text("1")

@@ -1,88 +1,14 @@
-"""Unmodified scripts: reports, notices, rehearsals and resumes at complete checkpoints."""
+"""Unmodified scripts: reports, notices and resumes at complete checkpoints."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.core.report import Orders, Report
-from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.unmodified.checkpoint_scanner import SETTLE_S
+from slurm_elastic.core.report import Report
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
-from slurm_elastic.job.unmodified.script_watch import ScriptWatch
-
-
-class Guard:
-    """Guard that records its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def guard(self) -> None:
-        self.calls.append("guard")
-
-    def arm(self) -> None:
-        self.calls.append("arm")
-
-    def unguard(self) -> None:
-        self.calls.append("unguard")
-
-
-class Job:
-    """One run of a job whose script is the test; a later run shares the files."""
-
-    def __init__(self, home: Path, *, run: int = 0, has_signal: bool = False) -> None:
-        self.home = home
-        self.now = 100.0 + 1000 * run
-        self.state = ReportState(
-            Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now
-        )
-        self.memory = ResumeStateFile("r-7", home / "memory")
-        self.signals = 0
-        self.restarts = 0
-        self.guard = Guard()
-        self.watch = ScriptWatch(
-            pattern=f"{home}/*.pt",
-            state=self.state,
-            resume_file=self.memory,
-            send_signal=self._send_signal if has_signal else None,
-            restart=self._restart,
-            guard=self.guard,
-            clock=lambda: self.now,
-        )
-        self.state.subscribe(self.watch.apply_orders)
-        self.watch.begin_attempt(restarted=run > 0)
-        self._seq = 0
-        self._saves = 0
-
-    def _send_signal(self) -> None:
-        self.signals += 1
-
-    def _restart(self) -> None:
-        self.restarts += 1
-        self.watch.begin_attempt(restarted=True)
-
-    def order(self, action: str, notice: int | None = None) -> None:
-        self._seq += 1
-        self.state.receive(Orders(seq=self._seq, action=action, notice=notice), authoritative=True)
-
-    def write(self, name: str = "") -> Path:
-        self._saves += 1
-        path = self.home / (name or f"s{self._saves}-{self.state.report().run}.pt")
-        path.write_text("x" * self._saves)
-        os.utime(path, (self.now, self.now))
-        return path
-
-    def settle(self) -> Report:
-        """Scan twice, with `SETTLE_S` between, and return the report."""
-        self.watch.check()
-        self.now += SETTLE_S + 0.1
-        self.watch.check()
-        return self.state.report()
-
-    def save(self, name: str = "") -> Report:
-        self.write(name)
-        return self.settle()
+from slurm_elastic.job.unmodified.settle_time import FIRST_S, LEAST_S
+from tests.support.script_job import ScriptJob as Job
 
 
 @pytest.fixture
@@ -98,11 +24,11 @@ def test_steps_are_complete_checkpoints(job: Job) -> None:
     assert job.state.report().kind == "script"
     report = job.save()
     assert (report.step, report.phase, report.proven) == (1, "training", False)
-    assert report.checkpoint_age_s == pytest.approx(SETTLE_S + 0.1)
+    assert report.checkpoint_age_s == pytest.approx(FIRST_S + 0.1)
     job.now += 10
     report = job.save()
     assert (report.step, report.steps_measured) == (2, 1)
-    assert report.step_time_s == pytest.approx(10 + SETTLE_S + 0.1)
+    assert report.step_time_s == pytest.approx(10 + FIRST_S + 0.1)
 
 
 def test_files_written_together_are_one_step(job: Job) -> None:
@@ -122,8 +48,8 @@ def test_a_notice_waits_for_the_next_checkpoint(job: Job) -> None:
     assert (report.phase, report.notice) == ("saved", 5)
     assert job.guard.calls == ["guard", "arm"]
     assert job.watch.has_answered_notice
-    job.now += 100
-    assert job.save().phase == "saved", "the script goes on until it is killed"
+    job.now += 10
+    assert job.save().phase == "saved", "a script that cannot be frozen goes on"
     assert job.guard.calls == ["guard", "arm"]
 
 
@@ -134,30 +60,73 @@ def rename(job: Job, name: str) -> Report:
 
 
 def test_a_script_with_one_file_per_save_answers_at_once(job: Job) -> None:
-    for name in ("a.pt", "b.pt"):
+    for name in ("a1.pt", "a2.pt"):
         rename(job, name)
         job.settle()
         job.now += 10
     job.order("notice", 5)
-    assert rename(job, "c.pt").phase == "saved"
+    assert rename(job, "a3.pt").phase == "saved"
 
 
 def test_a_script_with_several_files_per_save_is_waited_for(job: Job) -> None:
-    for names in (("a.pt", "b.pt"), ("c.pt", "d.pt")):
-        for name in names:
-            rename(job, name)
-        job.settle()
+    for number in (1, 2):
+        rename(job, f"model{number}.pt")
+        rename(job, f"optimizer{number}.pt")
+        assert job.settle().step == number
         job.now += 10
     job.order("notice", 5)
-    assert rename(job, "e.pt").phase == "saving"
-    job.now += SETTLE_S * 0.9
-    assert rename(job, "f.pt").phase == "saving"
-    job.now += SETTLE_S * 0.9
+    assert rename(job, "model3.pt").phase == "saving"
+    job.now += 100
     job.watch.check()
-    assert job.state.report().phase == "saving", "f.pt has not settled"
-    job.now += SETTLE_S
+    assert job.state.report().phase == "saving"
+    assert rename(job, "optimizer3.pt").phase == "saved"
+
+
+def test_nothing_is_answered_while_the_next_save_is_under_way(job: Job) -> None:
+    job.save()
+    job.order("notice", 5)
+    job.write("s8.pt")
+    job.watch.check()
+    job.now += LEAST_S - 1
+    job.watch.check()
+    job.write("model.pt")
+    job.now += 2
+    job.watch.check()
+    assert job.state.report().phase == "saving", "model.pt is still being written"
+    job.now += FIRST_S
     job.watch.check()
     assert job.state.report().phase == "saved"
+
+
+def test_a_save_that_was_under_way_at_the_signal_does_not_answer(tmp_path: Path) -> None:
+    job = Job(tmp_path, has_signal=True)
+    job.save()
+    job.now += 10
+    job.write("s8.pt")
+    job.now += 0.1
+    job.order("notice", 2)
+    job.now += 1
+    (tmp_path / "s8.pt").write_text("its last part is written after the signal")
+    assert job.settle().phase == "saving"
+    job.now += 1
+    assert job.save().phase == "saved"
+
+
+def test_what_esrun_itself_reads_is_no_resume(tmp_path: Path) -> None:
+    """A script that starts anew overwrites its checkpoint in place, and esrun looks at its end."""
+    first = Job(tmp_path)
+    first.write("ckpt.pt").write_bytes(b"PK\x03\x04 and so on")
+    first.watch.check()
+    first.write("ckpt.pt")
+    first.settle()
+    second = Job(tmp_path, run=1)
+    with (tmp_path / "ckpt.pt").open("r+b") as file:
+        file.write(b"PK\x03\x04 and so on")
+        file.flush()
+        second.watch.check()
+    second.write("ckpt.pt")
+    assert not second.settle().proven
+    assert second.memory.load().refuted
 
 
 def test_a_withdrawn_notice(job: Job) -> None:
@@ -168,6 +137,66 @@ def test_a_withdrawn_notice(job: Job) -> None:
     assert (report.phase, report.notice) == ("training", None)
     assert job.guard.calls == ["guard", "arm", "unguard"]
     assert not job.watch.has_answered_notice
+
+
+def test_the_ranks_stand_from_the_answer_until_the_notice_is_withdrawn(job: Job) -> None:
+    job.save()
+    job.order("notice", 5)
+    assert not job.guard.is_frozen
+    assert job.save().phase == "saved"
+    assert job.guard.is_frozen
+    job.order("resume", 5)
+    assert not job.guard.is_frozen
+    job.now += 500
+    job.watch.check()
+    assert job.guard.calls == ["guard", "arm", "unguard"]
+
+
+def test_a_save_that_begins_before_the_ranks_stand_is_waited_for(job: Job) -> None:
+    job.save("ckpt.pt")
+    job.order("notice", 5)
+    job.guard.on_freeze = lambda: job.write("ckpt.pt")
+    assert job.save("ckpt.pt").phase == "saving"
+    assert not job.guard.is_frozen
+    assert "arm" not in job.guard.calls
+    job.guard.on_freeze = lambda: None
+    assert job.settle().phase == "saved"
+    assert job.guard.is_frozen
+
+
+def test_ranks_that_cannot_be_frozen_do_not_prevent_the_answer(job: Job) -> None:
+    job.guard.can_freeze = False
+    job.order("notice", 5)
+    assert job.save().phase == "saved"
+
+
+def test_an_answer_that_the_controller_does_not_use_is_taken_back(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.order("notice", 5)
+    assert job.save().phase == "saved"
+    job.now += 119
+    job.watch.check()
+    assert job.guard.is_frozen
+    job.now += 1
+    job.watch.check()
+    assert not job.guard.is_frozen
+    assert job.state.report().phase == "saving"
+    assert capfd.readouterr().err.count("no requeue within 120 s") == 1
+    assert job.save().phase == "saved", "the next checkpoint answers again"
+    assert job.guard.is_frozen
+
+
+def test_a_script_whose_saves_have_no_visible_end_gets_the_remedy(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.order("notice", 5)
+    for _ in range(10):
+        job.write("ckpt.pt")
+        job.watch.check()
+        job.now += 5
+    job.order("resume", 5)
+    assert capfd.readouterr().err.count("esrun --complete") == 1
 
 
 def test_a_withdrawn_notice_that_was_never_answered(job: Job) -> None:
@@ -188,6 +217,17 @@ def test_the_signal_is_sent_once_and_not_before_the_first_checkpoint(tmp_path: P
     assert job.signals == 1
     assert job.save().phase == "saved"
     assert job.signals == 1
+
+
+def test_the_signal_is_sent_while_the_first_save_settles(tmp_path: Path) -> None:
+    job = Job(tmp_path, has_signal=True)
+    job.write("s1.pt")
+    job.watch.check()
+    job.now += 1
+    job.order("notice", 1)
+    assert job.signals == 1
+    assert job.settle().phase == "saving", "the first save has an older state"
+    assert job.save().phase == "saved"
 
 
 def test_what_was_written_before_the_signal_does_not_answer_it(tmp_path: Path) -> None:
@@ -213,66 +253,42 @@ def test_without_a_signal_what_becomes_complete_answers(job: Job) -> None:
     assert job.settle().phase == "saved"
 
 
-def test_a_rehearsal_proves_a_script_that_resumes(job: Job) -> None:
+def test_an_order_of_an_older_controller_to_rehearse_restarts_nothing(job: Job) -> None:
     job.order("rehearse")
-    job.save()
-    assert job.restarts == 1
-    newest(job.home).read_text()
-    job.now += 5
     report = job.save()
-    assert (report.proven, report.resumed_from, report.step) == (True, 1, 2)
-    job.now += 5
-    job.save()
-    assert job.restarts == 1
-    assert job.memory.load() == ResumeState(count=3, proven=True)
+    assert (report.phase, report.proven) == ("training", False)
+    assert not job.watch.has_answered_notice
 
 
-def test_a_rehearsal_finds_out_a_script_that_does_not(
-    job: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
-    job.order("rehearse")
-    job.save()
-    job.now += 5
-    assert not job.save().proven
-    for _ in range(3):
-        job.now += 5
-        job.save()
-    assert job.restarts == 1
-    assert capfd.readouterr().err.count("it does not resume") == 1
-    assert job.memory.load().refuted
-
-
-def test_looking_at_an_old_checkpoint_is_not_resuming(job: Job) -> None:
-    job.save("old.pt")
-    old = job.home / "old.pt"
+def test_looking_at_an_old_checkpoint_is_not_resuming(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    first.save("old.pt")
+    old = tmp_path / "old.pt"
     os.utime(old, (10, 10))
-    job.settle()
-    job.now += 5
-    job.order("rehearse")
-    job.save("new.pt")
+    first.settle()
+    first.now += 5
+    first.save("new.pt")
+    second = Job(tmp_path, run=1)
     old.read_text()
-    job.now += 5
-    assert not job.save().proven
+    assert not second.save().proven
 
 
-def test_one_of_several_files_of_the_last_save_is_enough(job: Job) -> None:
-    job.order("rehearse")
-    job.write("model.pt")
-    job.write("optimizer.pt")
-    job.settle()
-    (job.home / "model.pt").read_text()
-    job.now += 5
-    assert job.save().proven
+def test_one_of_several_files_of_the_last_save_is_enough(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    first.write("model.pt")
+    first.write("optimizer.pt")
+    first.settle()
+    second = Job(tmp_path, run=1)
+    (tmp_path / "model.pt").read_text()
+    assert second.save().proven
 
 
 def test_the_proof_survives_a_requeue_and_is_watched_again(tmp_path: Path) -> None:
-    first = Job(tmp_path)
-    first.order("rehearse")
-    first.save()
+    Job(tmp_path).save()
+    first = Job(tmp_path, run=1)
     newest(tmp_path).read_text()
-    first.now += 5
     assert first.save().proven
-    second = Job(tmp_path, run=1)
+    second = Job(tmp_path, run=2)
     assert second.state.report().proven
     assert second.state.report().step == 2
     newest(tmp_path).read_text()
@@ -310,8 +326,66 @@ def test_a_state_that_cannot_be_written_is_logged_once(
     assert memory.load() == ResumeState()
 
 
+def test_the_longest_pause_is_kept_over_a_requeue(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    first.write("s1.pt")
+    first.watch.check()
+    first.now += 7
+    first.write("s1-optimizer.pt")
+    first.settle()
+    assert first.memory.load().pause_s == pytest.approx(7)
+    first.memory.path.write_text('{"count": 3, "pause_s": "hostile"}')
+    assert first.memory.load() == ResumeState(count=3)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"count": "x", "proven": 1, "refuted": 0}', "{}"])
 def test_an_invalid_state_file_is_ignored(tmp_path: Path, text: str) -> None:
     memory = ResumeStateFile("r-7", tmp_path)
     memory.path.write_text(text)
     assert memory.load() == ResumeState()
+
+
+def test_the_start_world_is_that_of_the_first_checkpoint(tmp_path: Path) -> None:
+    Job(tmp_path, world=4)
+    Job(tmp_path, run=1, world=2).save()
+    assert Job(tmp_path, run=2, world=8).save().step == 2
+    text = (tmp_path / "memory" / "r-7.json").read_text()
+    assert ResumeStateFile("r-7", tmp_path / "memory").load().start_world == 2
+    assert '"start_world": 2' in text  # as `world_variables.read_start_world` reads it
+
+
+def test_a_state_of_the_release_before_is_read(tmp_path: Path) -> None:
+    memory = ResumeStateFile("r-7", tmp_path)
+    memory.path.write_text('{"count": 4, "proven": true, "refuted": false}')
+    assert memory.load() == ResumeState(count=4, proven=True)
+    memory.path.write_text('{"count": 4, "proven": true, "jump": 5}')
+    assert memory.load() == ResumeState()
+
+
+def test_a_jump_is_reported_by_all_later_attempts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Job(tmp_path).save("step_000500.pt").jump == ""
+    later = Job(tmp_path, run=1, world=4)
+    newest(tmp_path).read_text()
+    assert later.save("step_000010.pt").jump == "1 → 4 ranks: step 500 is followed by step 10"
+    assert "the training has jumped, 1 → 4 ranks" in capfd.readouterr().err
+    assert Job(tmp_path, run=2, world=1).state.report().jump.startswith("1 → 4 ranks")
+
+
+def test_steps_of_the_program_replace_the_count_of_checkpoints(job: Job) -> None:
+    fields = {"kind": "script", "step": 130, "checkpoint_step": 120}
+    job.watch.hear_program(fields)
+    assert "checkpoint_step" not in fields  # not before it is complete
+    job.state.update(fields)
+    report = job.save()
+    assert (report.step, report.checkpoint_step, report.steps_measured) == (130, 120, 0)
+    later = Job(job.home, run=1)
+    assert later.state.report().checkpoint_step == 120
+
+
+def test_until_the_first_checkpoint_it_looks_often(job: Job) -> None:
+    """Two saves that are found at once would be taken for one."""
+    assert job.watch._interval_s() <= 1.0
+    job.save()
+    assert job.watch._interval_s() == 10.0

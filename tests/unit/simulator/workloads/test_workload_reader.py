@@ -40,6 +40,22 @@ def test_classes(tmp_path):
     assert parsed.forced(None) is parsed
 
 
+def test_sizes_that_a_script_can_run_on(tmp_path):
+    head = HEAD + ",category,sizes"
+    parsed = read(tmp_path, "a-0,0,a,1,8,,4:1:2", "a-1,1,a,1,8,rigid,", head=head)
+    assert [j.listed for j in parsed.jobs] == [(1, 2, 4), ()]
+    for text, reason in (
+        ("1:x", 'sizes "x" is not a number of GPUs; write sizes=1:2:4'),
+        ("0", "sizes 0 is outside 1-65536; write a number in between"),
+        ("2:2", "sizes: 2 is listed twice; keep one"),
+        ("1;notice=3", 'sizes "1;notice=3" is not a number of GPUs'),
+    ):
+        with pytest.raises(WorkloadError, match=f"jobs.csv:2: {reason}"):
+            read(tmp_path, f"a-0,0,a,1,8,,{text}", head=head)
+    with pytest.raises(WorkloadError, match=r"jobs.csv:2: sizes '1,notice=3' is invalid"):
+        read(tmp_path, 'a-0,0,a,1,8,,"1,notice=3"', head=head)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -142,3 +142,25 @@ def test_only_the_first_save_is_early(make, monkeypatch: pytest.MonkeyPatch) -> 
     unproven.begin()
     unproven.hurry()
     assert unproven.due()
+
+
+@pytest.mark.parametrize(("save_s", "early_s"), [(0.1, module.FIRST_SAVE_S), (2.0, 40.0)])
+def test_the_first_save_after_a_restart_is_early(
+    make, restore_newest, monkeypatch: pytest.MonkeyPatch, save_s: float, early_s: float
+) -> None:
+    """Until then the change that restarted it is on trial."""
+    make().save(FIRST)
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.dcp_files, "prepare", lambda: None)
+    again = make()
+    restore_newest(again)
+    again._save_s = save_s
+    again.begin()
+    now += early_s - 0.1
+    assert not again.due()
+    now += 0.1
+    assert again.due()
+    again.save(SECOND)
+    now += 99.0
+    assert not again.due()

@@ -11,38 +11,17 @@ from torch import nn
 
 from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
-from slurm_elastic.training.freezing.criteria import CriterionInputs, Plasticity
+from slurm_elastic.training.freezing.criteria import Plasticity
 from slurm_elastic.training.freezing.front_layers import FrontLayers
+from tests.support.fixed_criterion import FixedCriterion
 
 SAMPLES, BATCH, EPOCHS = 120, 12, 5
 STEPS = EPOCHS * SAMPLES // BATCH
 
 
-class Certain:
-    """Criterion with a fixed answer."""
-
-    plastic = False
-
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
-        self.thaws = 0
-
-    def see(self, look: CriterionInputs) -> int:
-        return max(self.layers, look.frozen)
-
-    def thawed(self) -> None:
-        self.thaws += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
 def surely(layers: int, **options: Any) -> Freezing:
     """Return settings that freeze the layers after the bootstrap period, 10 of 50 steps."""
-    certain = {"criterion": Certain(layers), "max_penalty": 1.0, "every": 1, "passes": 1}
+    certain = {"criterion": FixedCriterion(layers), "max_penalty": 1.0, "every": 1, "passes": 1}
     return Freezing(**(certain | {"begin": 0.0, "settled": 1e9, "alpha": 1.0} | options))
 
 

@@ -12,28 +12,11 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
+from tests.support.fixed_criterion import FixedCriterion
 from tests.support.training_runs import PROCESSES, unused_port
 
 SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
 STEPS = EPOCHS * SAMPLES // BATCH
-
-
-class Certain:
-    """Criterion by which the first two layers have always converged."""
-
-    plastic = False
-
-    def see(self, look: Any) -> int:
-        return max(2, look.frozen)
-
-    def thawed(self) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def network(norm: bool) -> nn.Sequential:
@@ -59,7 +42,7 @@ def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any
         checkpoint_dir=out / "ckpt",
         checkpoint_every_s=0.0,
         freeze=Freezing(
-            criterion=Certain(), max_penalty=1.0, every=1, passes=1, begin=0.0, settled=1e9
+            criterion=FixedCriterion(2), max_penalty=1.0, every=1, passes=1, begin=0.0, settled=1e9
         ),
     )
     with (out / f"rank{rank}.jsonl").open("a", buffering=1) as log:

@@ -1,8 +1,10 @@
 """Gradients of any split of the batch add up to those of the whole batch."""
 
 import os
+import threading
 from pathlib import Path
 
+import pytest
 import torch
 
 from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
@@ -86,3 +88,66 @@ def test_gradients_of_uneven_shares_are_those_of_the_whole_batch(tmp_path: Path)
                 else:
                     assert found[name].dtype == gradient.dtype
                     torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize(("visible", "device"), [(4, "cuda:2"), (1, "cuda:0")])
+def test_the_device_of_a_rank_with_all_gpus_visible_and_with_one(
+    monkeypatch: pytest.MonkeyPatch, visible: int, device: str
+) -> None:
+    selected: list[int] = []
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    assert str(RankGroup().device) == device
+    assert selected == [torch.device(device).index], "also the device of programs' own calls"
+
+
+@pytest.mark.parametrize(("agent", "served"), [("True", False), ("False", True), (None, True)])
+def test_rank_0_serves_the_store_unless_torchruns_agent_does(
+    monkeypatch: pytest.MonkeyPatch, agent: str | None, served: bool
+) -> None:
+    opened: list[bool] = []
+
+    def store(*_: object, is_master: bool, **__: object) -> None:
+        opened.append(is_master)
+        raise OSError
+
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    if agent:
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    else:
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setattr(torch.distributed, "TCPStore", store)
+    world = RankGroup()
+    world.connect()
+    with pytest.raises(RuntimeError):
+        world.join()
+    assert opened == [served]
+
+
+def test_the_thread_that_connects_uses_the_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all GPUs visible a new thread would use GPU 0, and take memory there."""
+    selected: list[tuple[str, int]] = []
+
+    def select(device: torch.device | int) -> None:
+        index = device if isinstance(device, int) else device.index
+        selected.append((threading.current_thread().name, index))
+
+    def store(*_: object, **__: object) -> None:
+        raise OSError
+
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (variables | {"MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", select)
+    monkeypatch.setattr(torch.distributed, "TCPStore", store)
+    world = RankGroup()
+    world.connect()
+    with pytest.raises(RuntimeError):
+        world.join()
+    assert selected == [("MainThread", 3), ("rendezvous", 3)]

@@ -1,0 +1,359 @@
+"""Shapes that a job has trained in, and those in which it failed. Pure.
+
+Our definition (docs/reliability.md, "A change that fails"). A *shape* is a GPU type and a number
+of GPUs. An attempt of a job that had a checkpoint before is *on trial* until a checkpoint newer
+than all before exists: then its shape has *worked*. An attempt that fails on trial is a failed
+change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the
+job any more, and the job goes back.
+
+>>> trials = ShapeTrials()
+>>> trials.follow(0, Allocation.of("a100", {"n1": 1}), now=0.0)
+>>> _ = trials.record(Report(job_id=7, run=0, phase="training", checkpoint_step=40), now=60.0)
+>>> trials.follow(1, Allocation.of("a100", {"n1": 4}), now=70.0)
+>>> trials.on, trials.last_shape
+(True, ('a100', 1))
+>>> trials.fail(Reason("program-failed", exit_code=1), now=75.0)
+>>> [b.shape for b in trials.barred], trials.failures
+([('a100', 4)], 1)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.report import Report
+
+Shape = tuple[str, int]
+
+#: Multiple of the longest time between two checkpoints after which an attempt on trial has failed.
+_INTERVALS = 4.0
+#: The same for a GPU type on which the job has never trained: it may be slower by as much again.
+_UNKNOWN_TYPE = 4.0
+#: Where no two checkpoints of the job were seen: a generous time.
+_UNKNOWN_S = 7200.0
+#: Shapes that worked, and failed changes, that are remembered.
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BarredShape:
+    """A shape in which a job failed.
+
+    Attributes:
+        gpu_type, gpus: the shape.
+        reason: how it failed.
+        time: when (epoch s).
+    """
+
+    gpu_type: str
+    gpus: int
+    reason: Reason
+    time: float
+
+    @property
+    def shape(self) -> Shape:
+        """The shape."""
+        return self.gpu_type, self.gpus
+
+
+@dataclass(slots=True, kw_only=True)
+class ShapeTrials:
+    """Present attempt of a job, and the shapes of those before. Times are epoch seconds.
+
+    Attributes:
+        run: restart count of the attempt; -1: none is followed.
+        held: what it holds.
+        since: when it was first seen.
+        base: newest checkpoint before it; None: there is none.
+        learning: whether its first report is still to say `base`, as attempts before were not seen.
+        on: whether it is on trial.
+        failure: how it failed on trial; None: it has not.
+        step: its newest step.
+        moved: when that last rose, or a checkpoint was completed.
+        newest: newest checkpoint of all attempts.
+        saved: when that was completed.
+        interval_s: longest time between two checkpoints, or from a start to the first one.
+        interval_gpu_s: the same times the GPUs held.
+        last: allocation in which the newest checkpoint was completed.
+        worked: shapes that worked, the latest last.
+        barred: shapes in which it failed.
+        failures: attempts in a row that failed on trial, since the newest checkpoint.
+        ways_back: times that its way back was to be begun.
+        changed_run, transition: attempt that a transition began, and the id of that.
+        failed: transitions that failed on trial, and how.
+    """
+
+    run: int = -1
+    held: Allocation | None = None
+    since: float = 0.0
+    base: int | None = None
+    learning: bool = False
+    on: bool = False
+    failure: Reason | None = None
+    step: int | None = None
+    moved: float = 0.0
+    newest: int | None = None
+    saved: float | None = None
+    interval_s: float | None = None
+    interval_gpu_s: float = 0.0
+    last: Allocation | None = None
+    worked: list[Shape] = field(default_factory=list)
+    barred: list[BarredShape] = field(default_factory=list)
+    failures: int = 0
+    ways_back: int = 0
+    changed_run: int = -1
+    transition: int = 0
+    failed: dict[int, Reason] = field(default_factory=dict)
+
+    @property
+    def last_shape(self) -> Shape | None:
+        """The last shape that worked; None: none is known."""
+        return shape_of(self.last)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the attempt is in another shape than the last that worked, or begun by us."""
+        return self.changed_run == self.run or shape_of(self.held) != self.last_shape
+
+    @property
+    def excluded(self) -> frozenset[Shape]:
+        """Shapes that the job is not to get."""
+        return frozenset(b.shape for b in self.barred)
+
+    def begun(self, run: int, transition: int) -> None:
+        """Record the transition that began an attempt."""
+        self.changed_run, self.transition = run, transition
+
+    def follow(self, run: int, held: Allocation | None, *, now: float) -> None:
+        """Follow a running attempt, if it is another one than before."""
+        if run == self.run:
+            self.held = self.held or held
+            return
+        known = self.run >= 0 or run == 0
+        self.run, self.held, self.since, self.moved = run, held, now, now
+        self.base, self.learning = self.newest, not known
+        self.on = known and self.newest is not None
+        self.failure = self.step = None
+        self.ways_back, self.saved = 0, now
+
+    def record(self, report: Report, *, now: float) -> bool:
+        """Record what a report says of the present attempt; return whether a trial has ended."""
+        if report.run != self.run:
+            return False
+        if report.step is not None and (self.step is None or report.step > self.step):
+            self.step, self.moved = report.step, now
+        saved = report.checkpoint_step
+        self._learn_base(report)
+        if saved is None or (self.base is not None and saved <= self.base):
+            return False
+        if self.newest is None or saved > self.newest or self.on:
+            # A script counts its checkpoints: several, if reports were lost.
+            before = max(self.newest or 0, self.base or 0)
+            count = saved - before if report.kind == "script" else 1
+            self._checkpoint(saved, now, count=max(count, 1))
+        ended, self.on = self.on, False
+        return ended
+
+    def _learn_base(self, report: Report) -> None:
+        """Take up what the attempt itself says of the checkpoints before it."""
+        saved = report.checkpoint_step
+        starting = report.kind == "script" and report.phase == "starting"
+        starting = starting or report.failed_start is not None  # it has completed none
+        if self.learning:
+            self.learning = False
+            self.base = self.newest = saved
+        elif starting and (self.on or self.newest is None):
+            self.base = saved  # its own count, which begins anew where its file was lost
+        if self.on and report.kind == "library" and report.resumed_from is not None:
+            self.base = max(report.resumed_from, self.base or 0)
+
+    def _checkpoint(self, step: int, now: float, *, count: int) -> None:
+        self.newest, self.failures, self.failure = step, 0, None
+        held = self.held
+        if self.saved is not None and now > self.saved:
+            gap = (now - self.saved) / count
+            self.interval_s = max(gap, self.interval_s or 0.0)
+            self.interval_gpu_s = max(gap * (held.gpus if held else 0), self.interval_gpu_s)
+        self.saved = self.moved = now
+        shape = shape_of(held)
+        if shape is None:
+            return
+        self.last = held
+        self.worked = [*(s for s in self.worked if s != shape), shape][-_MOST:]
+        self.barred = [b for b in self.barred if b.shape != shape]
+
+    def limit_s(self, least_s: float) -> float:
+        """Return the seconds without progress after which an attempt on trial has failed."""
+        gpu_type, gpus = shape_of(self.held) or ("", 0)
+        if self.interval_s is None or not gpus:
+            return max(least_s, _UNKNOWN_S)
+        longest_s = max(self.interval_s, self.interval_gpu_s / gpus)
+        known = any(t == gpu_type for t, _ in self.worked)
+        return max(least_s, _INTERVALS * longest_s * (1.0 if known else _UNKNOWN_TYPE))
+
+    def overdue(self, now: float, least_s: float) -> bool:
+        """Return whether the attempt is on trial and has made no progress for too long.
+
+        Args:
+            now: epoch s; a clock that was set back begins the wait anew.
+            least_s: `[resize] trial_s`; 0: never.
+        """
+        if not self.on or self.failure is not None or not least_s:
+            return False
+        self.moved = min(self.moved, now)
+        return now - self.moved > self.limit_s(least_s)
+
+    def pause(self, now: float) -> None:
+        """Begin the wait for progress anew: the job is suspended."""
+        self.moved = now
+
+    def fail(self, reason: Reason, *, now: float) -> None:
+        """Record, once, that the present attempt has failed."""
+        if self.failure is not None:
+            return
+        self.failure, self.on = reason, False
+        self.failures += 1
+        if self.changed_run == self.run and self.transition:
+            self.failed[self.transition] = reason
+            self.failed = dict(list(self.failed.items())[-_MOST:])
+        shape = shape_of(self.held)
+        if shape is None or shape == self.last_shape:
+            return
+        self.worked = [s for s in self.worked if s != shape]
+        others = [b for b in self.barred if b.shape != shape]
+        self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
+
+    def excuse(self) -> None:
+        """Take back that the present attempt has failed: a node of it was lost."""
+        shape = shape_of(self.held)
+        self.barred = [b for b in self.barred if (b.shape, b.reason) != (shape, self.failure)]
+        self.failures -= self.failure is not None
+        self.failure, self.on = None, self.newest is not None
+        if self.changed_run == self.run:
+            self.failed.pop(self.transition, None)
+
+    def end(self) -> None:
+        """Record that the job has ended, perhaps on trial."""
+        if self.on and self.changed_run == self.run and self.transition:
+            self.failed[self.transition] = Reason("job-ended")
+        self.on = False
+
+    def clear(self) -> None:
+        """Forget what failed: the owner has changed something."""
+        self.barred, self.failures = [], 0
+
+    def outcome(self, transition: int) -> str | Reason:
+        """Return how a transition that was carried out has ended: `worked`, `trial`, or failed."""
+        if transition in self.failed:
+            return self.failed[transition]
+        present = transition == self.transition and self.changed_run >= self.run
+        return "trial" if present and (self.on or self.changed_run > self.run) else "worked"
+
+    def restricted(self, directive: Directive, types: Iterable[str]) -> Directive:
+        """Return a directive without the shapes that the job is not to get now.
+
+        After a failure these are all that have not worked, until the job has made progress again.
+        """
+        allowed = tuple(s for s in self.worked if directive.allows(s[1], s[0]))
+        if self.failures and allowed:
+            names = frozenset((*types, *(t for t, _ in allowed)))
+            return _only(directive, allowed, names, self.excluded)
+        return _without(directive, self.excluded) if self.barred else directive
+
+    def to_body(self) -> dict[str, Any]:
+        """Return JSON for the ledger."""
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in ("held", "last"):
+            held: Allocation | None = getattr(self, name)
+            body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
+        body["failure"] = self.failure.to_json() if self.failure else None
+        body["barred"] = [[b.gpu_type, b.gpus, b.reason.to_json(), b.time] for b in self.barred]
+        body["failed"] = [[i, r.to_json()] for i, r in self.failed.items()]
+        return body
+
+    @classmethod
+    def from_body(cls, body: object) -> ShapeTrials:
+        """Return it from the ledger's JSON; unknown fields are ignored, {} for what is unreadable.
+
+        A ledger of an older release has none.
+        """
+        names = {f.name for f in dataclasses.fields(cls)}
+        values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+        fields = {k: v for k, v in values.items() if k in names}
+        try:
+            for name in ("held", "last"):
+                held = fields.get(name)
+                fields[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+            fields["failure"] = Reason.from_json(fields.get("failure"))
+            fields["worked"] = [(str(t), int(g)) for t, g in fields.get("worked", ())]
+            fields["barred"] = [
+                BarredShape(str(t), int(g), Reason.from_json(r) or _unreadable(), float(at))
+                for t, g, r, at in fields.get("barred", ())
+            ]
+            fields["failed"] = {
+                int(i): Reason.from_json(r) or _unreadable() for i, r in fields.get("failed", ())
+            }
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return cls()
+
+
+def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
+    """Return how a program has failed for which esrun waits; None: its end is the job's end.
+
+    It is where the job never had a checkpoint, where the attempt is no change of the controller's
+    or its GPUs are not known, and for exit code 0 in a shape that worked: a script may have nothing
+    left to do.
+    """
+    if report.phase != "ended" or report.failed_start is None or report.exit_code is None:
+        return None
+    if trials.newest is None and report.checkpoint_step is None and report.resumed_from is None:
+        return None
+    if shape_of(trials.held) is None:
+        return None
+    code, changed = report.exit_code, shape_of(trials.held) != trials.last_shape
+    if code == 0:
+        return Reason("program-ended") if changed and trials.last else None
+    if trials.changed or trials.failures or report.failed_start > 1:
+        return Reason("program-failed", exit_code=code)
+    return None
+
+
+def shape_of(held: Allocation | None) -> Shape | None:
+    """Return the shape of an allocation; None without GPUs."""
+    return (held.gpu_type, held.gpus) if held and held.gpus else None
+
+
+@lru_cache(maxsize=1024)
+def _without(directive: Directive, excluded: frozenset[Shape]) -> Directive:
+    return directive.excluding(excluded)
+
+
+@lru_cache(maxsize=1024)
+def _only(
+    directive: Directive,
+    allowed: tuple[Shape, ...],
+    types: frozenset[str],
+    excluded: frozenset[Shape],
+) -> Directive:
+    """Return a directive with these shapes only."""
+    others = {
+        (name, gpus)
+        for name in types
+        for gpus in directive.sizes(name)
+        if (name, gpus) not in allowed
+    }
+    sizes = {gpus for _, gpus in others} - {gpus for _, gpus in allowed}
+    others.update(("", gpus) for gpus in sizes)  # also where no type is asked for
+    return directive.excluding(excluded.union(others))
+
+
+def _unreadable() -> Reason:
+    return Reason("text", text="not readable")

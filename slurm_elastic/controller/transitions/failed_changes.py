@@ -1,0 +1,199 @@
+"""Way back of jobs whose change has failed (docs/reliability.md, "A change that fails").
+
+The program of such a job has failed, or makes no progress, before it has completed a checkpoint
+in its new shape. It is not asked to save: the checkpoint of before counts. `ShapeTrials` decides
+what has failed; here it is noticed that an attempt makes no progress, and the way back is begun.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.shape_trials import ShapeTrials, shape_of
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.transitions.admission import more
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
+
+#: Multiple of the failures after which a job is held that never came back to where it worked.
+_STRAYS = 3
+#: Rounds that try to bring a job back to GPUs, as Slurm may refuse them; then it has to wait.
+_MOST_WAYS = 5
+
+
+class FailedChanges:
+    """Attempts that fail on trial, and where their jobs go then.
+
+    Args:
+        store: records of jobs.
+        engine: gives up changes of failed jobs that have not begun yet.
+        config: the site's.
+        log: structlog logger.
+    """
+
+    def __init__(self, store: JobStore, engine: TransitionEngine, config: Config, log: Any) -> None:
+        self._store, self._engine, self.config, self._log = store, engine, config, log
+        self._logged: dict[str, int] = {}
+
+    def review(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> None:
+        """Follow the attempts of all jobs: fail those that make no progress.
+
+        Args:
+            snapshot: read just now.
+            live: transitions under way, by job.
+        """
+        for job in snapshot.jobs:
+            if not job.elastic or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+                continue
+            trials = self._store.entry(job).trials
+            if trials.run != job.run:
+                continue
+            if job.state is JobState.SUSPENDED:
+                trials.pause(snapshot.time)
+            elif job.job_id not in live and self._stalled(job, trials):
+                limit_s = trials.limit_s(self.config.resize.trial_s)
+                reason = Reason("no-newer-checkpoint", waited_s=limit_s)
+                trials.fail(reason, now=snapshot.time)
+                self._store.touch(job)
+            if trials.failure is not None and self._store.lost_node(job):
+                trials.excuse()  # Slurm requeues it
+                self._store.touch(job)
+            elif trials.failure is not None:
+                self._fail(job, trials)
+        keys = {j.key for j in snapshot.jobs}
+        self._logged = {k: run for k, run in self._logged.items() if k in keys}
+
+    def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
+        """Return whether an attempt has said, after the time that it had, that it has done nothing.
+
+        What it does while its reports do not arrive is not known.
+        """
+        report, at = self._store.last_report(job.job_id), self._store.reported(job.job_id)
+        if report is None or at is None or report.run != job.run or report.phase == "ended":
+            return False
+        return trials.changed and trials.overdue(at, self.config.resize.trial_s)
+
+    def _fail(self, job: Job, trials: ShapeTrials) -> None:
+        if trials.failure is None:
+            return
+        self._engine.abandon(job, trials.failure)
+        if self._logged.get(job.key) != job.run:
+            self._logged[job.key] = job.run
+            self._log.warning(
+                f"JobId={job.display_id} Run={job.run} Change=failed "
+                f"Failures={trials.failures} Reason={failure(job, trials)}"
+            )
+
+    def due(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> list[tuple[Decision, Job]]:
+        """Return the ways back to begin now."""
+        taken = [*live.values()]
+        decisions = []
+        for job in snapshot.jobs:
+            if not job.elastic or job.state is not JobState.RUNNING or job.job_id in live:
+                continue
+            trials = self._store.entry(job).trials
+            if trials.run != job.run or trials.failure is None or not job.requeueable:
+                continue
+            target = None
+            trials.ways_back += 1
+            gives_up = exhausted(trials, self.config.limits.vain_attempts)
+            if not gives_up and trials.ways_back <= _MOST_WAYS:
+                target = way_back(job, trials, snapshot, taken)
+            decision = Decision(
+                job_id=job.job_id,
+                current=job.allocation,
+                target=target,
+                action=_action(job.allocation, target),
+                reason=failure(job, trials),
+            )
+            decisions.append((decision, job))
+        return decisions
+
+
+def exhausted(trials: ShapeTrials, most: int) -> bool:
+    """Return whether a job has failed too often, going back included, to be started once more.
+
+    Where it has not come back to a shape that worked, as Slurm has started it elsewhere, it gets
+    more attempts.
+
+    Args:
+        trials: of the job.
+        most: `[limits] vain_attempts`; 0: no limit.
+    """
+    enough = max(2, most)
+    returned = shape_of(trials.held) == trials.last_shape or not trials.worked
+    return most > 0 and trials.failures >= (enough if returned else _STRAYS * enough)
+
+
+def failure(job: Job, trials: ShapeTrials) -> Reason:
+    """Return why a job goes back."""
+    gpu_type, gpus = shape_of(job.allocation) or ("", 0)
+    because = trials.failure or Reason("job-ending")
+    return Reason("change-failed", gpus=gpus, gpu_type=gpu_type, reason=because)
+
+
+def way_back(
+    job: Job, trials: ShapeTrials, snapshot: Snapshot, live: Iterable[Transition]
+) -> Allocation | None:
+    """Return where a failed job goes: to the last place that worked, or to a part of the present.
+
+    Args:
+        job: running.
+        trials: its own.
+        snapshot: the cluster.
+        live: transitions that take GPUs.
+
+    Returns:
+        None: no shape that worked is free; the job waits for one.
+    """
+    taken = Counter[str]()
+    for transition in live:
+        taken.update(more(transition, snapshot.job))
+    if trials.last is not None and _free(job, trials.last, snapshot, taken):
+        return trials.last
+    held = job.allocation
+    for gpu_type, gpus in reversed(trials.worked):
+        if held is None or gpu_type != held.gpu_type or gpus > held.gpus:
+            continue
+        part = _part(held, gpus)
+        if _free(job, part, snapshot, Counter()):
+            return part
+    return None
+
+
+def _free(job: Job, target: Allocation, snapshot: Snapshot, taken: Mapping[str, int]) -> bool:
+    """Return whether a job may have these GPUs now, beside those that others are about to get."""
+    directive = job.directive
+    if directive is None or not directive.allows(target.gpus, target.gpu_type):
+        return False
+    for name, gpus in target.shares:
+        node = snapshot.node.get(name)
+        held = job.allocation.on(name) if job.allocation else 0
+        if node is None or not node.available or name in job.excluded_nodes:
+            return False
+        if gpus > held and gpus > held + node.free_gpus - taken.get(name, 0):
+            return False
+    return True
+
+
+def _part(held: Allocation, gpus: int) -> Allocation:
+    """Return so many GPUs of an allocation, on as few of its nodes as possible."""
+    shares: dict[str, int] = {}
+    for node, count in sorted(held.shares, key=lambda share: (-share[1], share[0])):
+        shares[node] = min(count, gpus - sum(shares.values()))
+    return Allocation.of(held.gpu_type, shares)
+
+
+def _action(held: Allocation | None, target: Allocation | None) -> Action:
+    if target is None:
+        return Action.PREEMPT
+    gpus = held.gpus if held else 0
+    if target.gpus == gpus:
+        return Action.MOVE
+    return Action.SHRINK if target.gpus < gpus else Action.GROW

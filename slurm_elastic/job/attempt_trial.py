@@ -1,0 +1,158 @@
+"""Trial of an attempt: whether a failing program ends the job (docs/esrun.md, "Exit code").
+
+A start of the program is *on trial* until it has completed a checkpoint, if the job had completed
+one in an earlier start. A program that fails on trial does not end the job: esrun stays, reports
+it, and waits for the controller, which takes the job back to the shape in which it worked last.
+Without a controller the program is started again in place, after longer and longer pauses.
+
+Whether earlier attempts had a checkpoint is kept in an empty file beside that of
+`unmodified.resume_state`. Where it could not be written the controller is asked, and decides.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_elastic.job.launch import log_line
+from slurm_elastic.job.report_state import ReportState
+
+#: Slurm ends the ranks of a job a moment before esrun: no failure of theirs.
+_GRACE_S = 3.0
+#: Seconds that an esrun waits for an answer which does not know itself whether it is on trial.
+_ASK_S = 30.0
+#: Seconds without an answer of the controller after which the program is started again in place;
+#: doubled each time, up to the second figure.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 120.0, 1800.0
+#: Seconds after which it is, although the controller answers.
+_PATIENCE_S = 1800.0
+#: Seconds without an answer after which a program that ended with exit code 0 is left at that.
+_ACCEPT_S = 900.0
+_REPORT_EVERY_S, _TICK_S = 5.0, 0.2
+
+
+class AttemptTrial:
+    """Trial of the starts in one run of a job.
+
+    Args:
+        state: its report, and the controller's orders.
+        run_id: name of the job's file.
+        run: restart count.
+        has_controller: whether one is configured.
+        directory: of the file; None: `.slurm-elastic` below the directory of submission.
+        clock: monotonic seconds, as that of `state`.
+    """
+
+    def __init__(
+        self,
+        state: ReportState,
+        *,
+        run_id: str,
+        run: int,
+        has_controller: bool,
+        directory: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        submitted_from = os.environ.get("SLURM_SUBMIT_DIR") or "."
+        self._marker = (directory or Path(submitted_from) / ".slurm-elastic") / f"{run_id}.trained"
+        self._state, self._run, self._clock = state, run, clock
+        self._has_controller = has_controller
+        self._trained = run > 0 and self._marker.exists()
+        self._marked = self._trained
+        self._base: int | None = None
+        self._start = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._stopped = threading.Event()
+        state.on_update = self.note
+
+    def begin(self) -> None:
+        """Begin the trial of another start of the program."""
+        self.note()
+        self._start += 1
+        self._base = self._state.report().checkpoint_step
+
+    def note(self) -> None:
+        """Keep that the job has completed a checkpoint, as soon as there is one."""
+        if self._marked or not self.has_checkpoint:
+            return
+        self._marked = True
+        try:
+            self._marker.parent.mkdir(parents=True, exist_ok=True)
+            self._marker.touch()
+        except OSError:
+            pass  # the controller is asked instead
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether this start has completed a checkpoint."""
+        report = self._state.report()
+        if report.checkpoint_step is None:
+            return False
+        before = [s for s in (self._base, report.resumed_from) if s is not None]
+        return report.checkpoint_step > max(before, default=-1)
+
+    @property
+    def on(self) -> bool:
+        """Whether this start is on trial, as far as can be said without the controller."""
+        return (self._trained or self._base is not None) and not self.has_checkpoint
+
+    def stop(self) -> None:
+        """End the wait: Slurm ends the job."""
+        self._stopped.set()
+
+    def goes_on(self, code: int, *, unmodified: bool) -> bool:
+        """Wait, after the end of a program on trial, for the controller.
+
+        Slurm ends this process when the controller sends the job back.
+
+        Args:
+            code: exit code of the program.
+            unmodified: whether its checkpoints are watched. Exit code 0 of others is their end: the
+                training library has saved the complete training.
+
+        Returns:
+            Whether to start the program again in place; else the job ends with the code.
+        """
+        self.note()
+        certain = self.on
+        asks = self._run > 0 and not self.has_checkpoint and code != 0
+        if not self._has_controller or not (certain or asks) or (code == 0 and not unmodified):
+            return False
+        if self._stopped.wait(_GRACE_S):
+            return False
+        self._state.update({"phase": "ended", "exit_code": code, "failed_start": self._start})
+        if certain:
+            log_line(
+                f"the program ended with exit code {code} before it completed a checkpoint in this"
+                " attempt: waiting for the controller, which takes the job back to where it worked"
+            )
+        again = self._wait(code, certain=certain)
+        if again:
+            self._state.begin_attempt()
+        return again
+
+    def _wait(self, code: int, *, certain: bool) -> bool:
+        """Wait for an answer; return whether to start the program again in place."""
+        begun = reported = self._clock()
+        while not self._stopped.wait(_TICK_S):
+            now = self._clock()
+            orders = self._state.orders()
+            answer = orders.on_failure if orders.failed_start == self._start else None
+            if answer == "end" or (answer is None and not certain and now > begun + _ASK_S):
+                return False
+            if answer is None and now > reported + _REPORT_EVERY_S:
+                reported = now
+                self._state.request_report()
+            # A controller that does not know the question is as good as none.
+            heard = self._state.heard if answer is not None else None
+            silent_s = now - max(begun, heard or begun)
+            if code == 0 and silent_s > _ACCEPT_S:
+                return False
+            if code and (silent_s > self._pause_s or now - begun > _PATIENCE_S):
+                self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+                log_line("the controller has not taken the job back: starting the program again")
+                return True
+        return False

@@ -1,0 +1,1 @@
+"""Launchers in the program that esrun starts: torchrun, `accelerate launch` and others."""

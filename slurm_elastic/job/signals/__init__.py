@@ -1,0 +1,1 @@
+"""Signals to the ranks of a step."""

@@ -1,0 +1,273 @@
+"""Check that a training goes on as before in another world, as far as its checkpoints tell.
+
+Read are Hugging Face's `trainer_state.json` and numbers in names (`step=500`, `checkpoint-500`,
+`global_step500`, `epoch=3`). Nothing is unpickled. Compared is only what a change of the world must
+not change, with room for rounding; docs/esrun.md, "Is the training still the same", lists the rules
+and what they take for a jump by mistake.
+
+>>> before = TrainingPoint(step=535, epoch=(66.7, 66.9), max_steps=800, epochs=100.0)
+>>> find_jump(before, TrainingPoint(step=545, epoch=(236.4, 236.6), max_steps=800, epochs=100.0))
+'epoch 66.8 at step 535, 236.5 at step 545: expected 68.0'
+>>> find_jump(before, TrainingPoint(step=545, epoch=(67.9, 68.1), max_steps=800, epochs=100.0))
+''
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.job.launch import log_line
+from slurm_elastic.job.unmodified.resume_state import ResumeState
+
+_HF_STATE = "trainer_state.json"
+#: A larger file (some 100,000 log entries) is not read: it would delay the watch for seconds.
+_MAX_BYTES = 32 << 20
+#: Only this many checkpoints of an attempt are compared: later ones say nothing about the change.
+_COMPARED = 5
+#: Part by which speed of epochs, and length of the schedule, may differ.
+_TOLERANCE = 0.1
+#: Learning rates that differ by less are equal; those kept of the time before a change.
+_RATE_TOLERANCE = 0.02
+_KEPT_RATES = 200
+
+_STEP_NAME = re.compile(r"(?<![a-z])(?:global_?step|step|checkpoint|iter)[=_-]?(\d{1,15})(?!\d)")
+_EPOCH_NAME = re.compile(r"(?<![a-z])epoch[=_-]?(\d{1,9})(?!\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPoint:
+    """State of a training in one checkpoint.
+
+    Attributes:
+        step: of the optimizer.
+        epoch: least and most epochs that are done; None: not known.
+        max_steps: steps of the whole training; None: not known.
+        epochs: of the whole training; None: not known.
+        rates: learning rates that were logged, oldest first, as (step, rate).
+        world: ranks that wrote it; 0: not known.
+        is_counter: False: numbers in names have fallen within an attempt, and do not count steps.
+    """
+
+    step: int
+    epoch: tuple[float, float] | None = None
+    max_steps: int | None = None
+    epochs: float | None = None
+    rates: tuple[tuple[int, float], ...] = ()
+    world: int = 0
+    is_counter: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> TrainingPoint | None:
+        """Return it from JSON, None if it is invalid."""
+        if not isinstance(data, Mapping):
+            return None
+        try:
+            epoch = data.get("epoch")
+            least, most = epoch or (0.0, 0.0)
+            return cls(
+                step=int(data["step"]),
+                epoch=(float(least), float(most)) if epoch else None,
+                max_steps=_count(data.get("max_steps")),
+                epochs=_positive(data.get("epochs")),
+                rates=tuple((int(s), float(r)) for s, r in data.get("rates", ())),
+                world=int(data.get("world", 0)),
+                is_counter=data.get("is_counter") is not False,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+def read_point(path: str) -> TrainingPoint | None:
+    """Return the state of the training in a checkpoint; None if it does not show any."""
+    own, parent = Path(path), Path(path).parent
+    for file in (own / _HF_STATE, own if own.name == _HF_STATE else parent / _HF_STATE):
+        point = _hugging_face(file)
+        if point:
+            return point
+    name = own.name.lower()
+    step, epoch = _STEP_NAME.search(name), _EPOCH_NAME.search(name)
+    if not step:
+        return None
+    # "epoch=3" is written in or after the fourth epoch.
+    done = (float(epoch[1]), float(epoch[1]) + 1) if epoch else None
+    return TrainingPoint(step=int(step[1]), epoch=done)
+
+
+def _hugging_face(file: Path) -> TrainingPoint | None:
+    try:
+        if os.stat(file).st_size > _MAX_BYTES:  # noqa: PTH116 - once per checkpoint
+            return None
+        state = json.loads(file.read_text(encoding="utf-8"))
+        step = _count(state.get("global_step"))
+        epoch = _positive(state.get("epoch"))
+        log = state.get("log_history")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    if not step:
+        return None
+    one_step = (epoch or 0.0) / step
+    return TrainingPoint(
+        step=step,
+        epoch=(epoch - one_step, epoch + one_step) if epoch else None,
+        max_steps=_count(state.get("max_steps")),
+        epochs=_positive(state.get("num_train_epochs")),
+        rates=_logged_rates(log)[-_KEPT_RATES:],
+    )
+
+
+def _logged_rates(log: object) -> tuple[tuple[int, float], ...]:
+    rates = []
+    for entry in log if isinstance(log, list) else ():
+        if isinstance(entry, dict):
+            step, rate = _count(entry.get("step")), _positive(entry.get("learning_rate"))
+            if step and rate is not None:
+                rates.append((step, rate))
+    return tuple(rates)
+
+
+def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool = False) -> str:
+    """Return what has jumped between two checkpoints of different attempts, or "".
+
+    Args:
+        before: the newest of the attempt before.
+        after: of this attempt.
+        only_steps: compare the step counter only.
+    """
+    if after.step < before.step and before.is_counter:
+        return f"step {before.step} is followed by step {after.step}"
+    if only_steps or after.step <= before.step:
+        return ""
+    return _epoch_jump(before, after) or _length_jump(before, after) or _rate_jump(before, after)
+
+
+def _epoch_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Compare the epochs per step with those since the start."""
+    if before.epoch is None or after.epoch is None or not before.step:
+        return ""
+    steps = after.step - before.step
+    slowest, fastest = (epoch / before.step for epoch in before.epoch)
+    # Steps per epoch are rounded up, in each world differently: one more or less.
+    room = _TOLERANCE + 1.5 * fastest
+    least = before.epoch[0] + steps * slowest * max(0.0, 1 - room)
+    most = before.epoch[1] + steps * fastest * (1 + room)
+    if least <= after.epoch[1] and after.epoch[0] <= most:
+        return ""
+    old, new = sum(before.epoch) / 2, sum(after.epoch) / 2
+    expected = old * after.step / before.step
+    return (
+        f"epoch {old:.1f} at step {before.step}, {new:.1f} at step {after.step}:"
+        f" expected {expected:.1f}"
+    )
+
+
+def _length_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Compare the steps that as many epochs take."""
+    if not before.max_steps or not after.max_steps or before.epochs != after.epochs:
+        return ""
+    room = max(_TOLERANCE * before.max_steps, 1.5 * (before.epochs or 0.0))
+    if abs(after.max_steps - before.max_steps) <= room:
+        return ""
+    epochs = f" for {before.epochs:g} epochs" if before.epochs else ""
+    return f"the whole training takes {after.max_steps} steps instead of {before.max_steps}{epochs}"
+
+
+def _rate_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Find a rise after a learning rate that only fell: the schedule has begun again."""
+    old = [rate for step, rate in before.rates if step <= before.step]
+    new = [(step, rate) for step, rate in after.rates if step > before.step]
+    if len(old) < 3 or not new or not _falls(old):
+        return ""
+    last = old[-1]
+    for step, rate in new:
+        if rate > last * (1 + _RATE_TOLERANCE):
+            return f"the learning rate had fallen to {old[-1]:.3g} and is {rate:.3g} at step {step}"
+        last = min(last, rate)
+    return ""
+
+
+def _falls(rates: Sequence[float]) -> bool:
+    """Return whether the rates rise at most at the beginning, and then have fallen."""
+    top = rates.index(max(rates))
+    falling = rates[top:]
+    never_rises = all(b <= a * (1 + _RATE_TOLERANCE) for a, b in zip(falling, falling[1:]))  # noqa: B905, RUF007
+    return never_rises and falling[-1] < falling[0] * (1 - _RATE_TOLERANCE)
+
+
+class TrainingStateCheck:
+    """Check of one job's checkpoints over all its attempts; its results are in a `ResumeState`.
+
+    Args:
+        state: of the job; to be saved after `add`.
+        world: ranks of this attempt.
+        batch_may_change: whether the directive lets the batch change: then only the step counter is
+            compared.
+    """
+
+    def __init__(self, state: ResumeState, world: int, *, batch_may_change: bool = False) -> None:
+        self._state = state
+        self._world = world
+        self._batch_may_change = batch_may_change
+        self._before: TrainingPoint | None = None
+        self._last_step = 0
+        self._compared = 0
+
+    def begin_attempt(self) -> None:
+        """Compare the next checkpoints with the newest so far."""
+        self._before = TrainingPoint.from_json(self._state.training)
+        self._last_step = 0
+        self._compared = 0
+
+    def add(self, path: str) -> None:
+        """Check a complete checkpoint."""
+        point = read_point(path)
+        if point is None:
+            return
+        if self._before is not None and self._compared < _COMPARED and not self._state.jump:
+            self._compared += 1
+            self._compare(self._before, point)
+        earlier = TrainingPoint.from_json(self._state.training)
+        rotates = point.step < self._last_step or not (earlier is None or earlier.is_counter)
+        self._last_step = point.step
+        point = dataclasses.replace(point, world=self._world, is_counter=not rotates)
+        self._state.training = point.to_json()
+
+    def _compare(self, before: TrainingPoint, point: TrainingPoint) -> None:
+        # Later attempts go on from a checkpoint that is known to be right.
+        only_steps = self._batch_may_change or before.world == self._world
+        jump = find_jump(before, point, only_steps=only_steps)
+        if not jump:
+            return
+        change = (
+            f"restarted on {self._world} ranks"
+            if before.world in (0, self._world)
+            else f"{before.world} → {self._world} ranks"
+        )
+        self._state.jump = f"{change}: {jump}"[:200]
+        log_line(
+            f"the training has jumped, {self._state.jump}; the job is not resized any more. Keep"
+            ' the global batch (docs/esrun.md, "The global batch") and submit it again'
+        )
+
+
+def _count(value: object) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < 1 << 62 else None  # type: ignore[operator,return-value]
+
+
+def _positive(value: object) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1e18 or not math.isfinite(value):  # type: ignore[operator,arg-type]
+        return None
+    return float(value)  # type: ignore[arg-type]

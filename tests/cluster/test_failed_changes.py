@@ -1,0 +1,137 @@
+"""Scripts that fail in some of the shapes that they are given: they go back, and lose nothing."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.selasticd import Daemon, eager_config, running
+from tests.support.slurm_cluster import SlurmCluster, until
+
+#: A script as people write it: rank 0 saves every eight seconds by rename, and reads the newest.
+#: Arguments: what it does on more than two ranks, and how many steps it trains.
+SCRIPT = """
+import glob, json, os, signal, sys, time
+how, last = sys.argv[1], int(sys.argv[2])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+old = sorted(glob.glob("ckpt/*.json"))
+step = json.load(open(old[-1]))["step"] if old else 0
+print(f"start world={world} step={step}", flush=True) if rank == 0 else None
+if world > 2:
+    if how == "assert":
+        assert world in (1, 2), "accumulation % world"
+    elif how == "signal":
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif how == "idle":
+        sys.exit(0)
+    time.sleep(3600)
+while step < last:
+    time.sleep(0.5)
+    step += 1
+    if rank == 0 and step % 16 == 0:
+        os.makedirs("ckpt", exist_ok=True)
+        with open("ckpt/.new", "w") as file:
+            json.dump({"step": step, "world": world}, file)
+        os.rename("ckpt/.new", f"ckpt/{step:05d}.json")
+"""
+JOB = """
+export SLURM_ELASTIC_CONTROLLER=ctld:7321
+d=/shared/scratch/failing-$SLURM_JOB_ID
+[ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] || rm -rf $d ~/.slurm-elastic/*-$SLURM_JOB_ID.*
+mkdir -p $d; cd $d
+esrun --checkpoint 'ckpt/*.json' python /shared/scratch/failing.py {how} {last}
+code=$?
+echo "script ends with $code"
+exit $code
+"""
+
+
+@pytest.fixture
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    text = eager_config().replace("[resize]", "[resize]\ntrial_s = 8")
+    text = text.replace("notice_s = 10", "notice_s = 60")
+    cluster.exec("cat >/shared/scratch/failing.py", user="alice", stdin=SCRIPT)
+    with running(cluster, text, reporters=()) as daemon:
+        yield daemon
+
+
+def submit(cluster: SlurmCluster, how: str, last: int, *, elastic: str = "1-4") -> int:
+    shape = ("-Jreal", f"--elastic={elastic}", "-Ca100&rack2", "--time=20", "--open-mode=append")
+    return cluster.sbatch(
+        JOB.format(how=how, last=last), *shape, "-o", "/shared/scratch/failing-%j.out"
+    )
+
+
+def written(cluster: SlurmCluster, job: int) -> str:
+    return cluster.exec(f"cat /shared/scratch/failing-{job}.out", check=False).stdout
+
+
+def history(daemon: Daemon, job: int) -> list[dict]:
+    return json.loads(daemon.selastic("history", str(job), "--json"))["changes"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "elastic", "fails"),
+    [("assert", "program-failed", "1-4", [4, 3]),
+     ("signal", "program-failed", "1-4,sizes=1:2:4", [4]),
+     ("idle", "program-ended", "1-4,sizes=1:2:4", [4]),
+     ("hang", "no-newer-checkpoint", "1-4,sizes=1:2:4", [4])],
+)  # fmt: skip
+def test_it_goes_back_trains_on_and_completes(
+    cluster: SlurmCluster, daemon: Daemon, how: str, code: str, elastic: str, fails: list[int]
+) -> None:
+    last = 176 + 48 * len(fails)
+    job = submit(cluster, how, last, elastic=elastic)
+
+    def barred() -> dict[int, str]:
+        answer = daemon.selastic("explain", str(job), "--json", check=False)
+        rows = json.loads(answer)["barred"] if answer.startswith("{") else []
+        return {row["gpus"]: row["reason"]["code"] for row in rows}
+
+    until(lambda: barred().keys() == {*fails}, seconds=150, what=lambda: daemon.log()[-5000:])
+    assert set(barred().values()) == {code}
+    assert f"`selastic release {job}`" in daemon.selastic("explain", str(job))
+    cluster.wait(job, "COMPLETED", timeout=180)
+    out = written(cluster, job)
+    starts = [line.split() for line in out.splitlines() if line.startswith("start ")]
+    steps = [(int(w.split("=")[1]), int(s.split("=")[1])) for _, w, s in starts]
+    assert [w for w, _ in steps if w > 2] == fails, out
+    assert [s for _, s in steps] == sorted(s for _, s in steps), "no step is lost: " + out
+    newest = cluster.exec(f"ls /shared/scratch/failing-{job}/ckpt | tail -1").stdout
+    assert newest.strip() == f"{last:05d}.json"
+    rows = history(daemon, job)
+    outcomes = {row["to"].split()[0]: row["outcome"] for row in rows if row["action"] == "grow"}
+    assert [outcomes[str(gpus)] for gpus in fails] == ["failed"] * len(fails), rows
+    assert outcomes["2"] == "done"
+    daemon.check_log()
+
+
+def test_a_job_that_fails_everywhere_is_held_not_ended(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    job = submit(cluster, "assert", 3200)
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=NOTIFY Action=grow", timeout=60)
+    cluster.exec("echo 'raise SystemExit(9)' >/shared/scratch/failing.py", user="alice")
+    daemon.wait_for(f"JobId={job} Action=hold Reason=trials-failed", timeout=90)
+    assert cluster.state(job) == "PENDING"
+    assert "exit code 9" in daemon.selastic("explain", str(job))
+    cluster.exec("cat >/shared/scratch/failing.py", user="alice", stdin=SCRIPT)
+    daemon.selastic("release", str(job))
+    cluster.wait(job, "RUNNING", timeout=60)
+    count = f"ls /shared/scratch/failing-{job}/ckpt | wc -l"
+    before = int(cluster.exec(count).stdout)
+    until(lambda: int(cluster.exec(count).stdout) > before, seconds=60)
+    daemon.check_log()
+
+
+def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    job = submit(cluster, "signal", 224, elastic="1-4,sizes=1:2:4")
+    daemon.when(job, "VERIFY", f"kill -9 {daemon.pid}", user="root")
+    until(lambda: "waiting for the controller" in written(cluster, job), seconds=60)
+    assert cluster.state(job) == "RUNNING"
+    daemon.start()
+    cluster.wait(job, "COMPLETED", timeout=180)
+    assert "script ends with 0" in written(cluster, job)

@@ -1,0 +1,224 @@
+"""Trainings of other frameworks, in a researcher's environment, grown and shrunk by a controller.
+
+Each is submitted as docs/integrations.md says, from an activated environment that has the
+framework and the library without the extra `controller`. They train at the same time; each is
+compared with the same training on one GPU from beginning to end.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.curves import steps_of
+from tests.support.selasticd import Daemon, eager_config
+from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
+
+ENVIRONMENT = "/opt/frameworks"
+STAGE = "/shared/scratch/frameworks"
+SCRIPTS = Path(__file__).parents[1] / "integrations"
+#: 192 samples, 32 of them in a step: four micro-batches of eight.
+MICRO_BATCHES, EPOCHS, STEPS = 4, 8, 48
+#: Seconds of a step: the resizes take place within the training.
+STEP_S = 1.0
+PATIENCE_S = 280.0
+#: Sums of the same samples in another order, fp32 (docs/integrations.md).
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Training:
+    """A script of tests/integrations.
+
+    Attributes:
+        script: its module there.
+        checkpoint: pattern of its checkpoints, in its folder.
+        saves: option for the steps between two of them.
+        undisturbed: its options on one rank without esrun.
+    """
+
+    script: str
+    checkpoint: str
+    saves: str
+    undisturbed: str = ""
+
+
+TRAININGS = {
+    "trainer": Training(
+        "hf_training", "checkpoint-*", "--save-steps 4", "--plain --accumulation 4"
+    ),
+    "lightning": Training("lightning_training", "*.ckpt", "--save-every 4"),
+}
+SBATCH = """#SBATCH --nodes=1 --gres=gpu:1 --elastic=1-2 --open-mode=append --time=60
+source {environment}/bin/activate
+export PYTHONPATH={stage} OMP_NUM_THREADS=1
+exec esrun --micro-batches {micro_batches} --checkpoint '{out}/ckpt/{checkpoint}' \\
+    python -m tests.integrations.{script} --out {out} --epochs {epochs} --sleep {step_s} {saves}"""
+
+
+class Trainings:
+    """Jobs of the trainings, and what they left behind."""
+
+    def __init__(self, cluster: SlurmCluster, daemon: Daemon, folder: Path) -> None:
+        self.cluster = cluster
+        self.daemon = daemon
+        self.folder = folder
+        self.jobs: dict[str, int] = {}
+        self.shrunk: set[str] = set()
+
+    def stage(self) -> None:
+        """Lay the scripts where all nodes see them."""
+        home = f"{STAGE}/tests/integrations"
+        self.cluster.exec(f"rm -rf {STAGE}; install -d -o alice -g alice {STAGE} {home}")
+        for file in [SCRIPTS.parent / "__init__.py", *SCRIPTS.glob("*.py")]:
+            if file.exists():
+                place = f"{STAGE}/{file.relative_to(SCRIPTS.parents[1])}"
+                self.cluster.exec(f"cat >{place}", stdin=file.read_text("utf-8"))
+
+    def submit(self) -> None:
+        """Submit each training as a job of one GPU that may have two."""
+        for name, training in TRAININGS.items():
+            script = SBATCH.format(
+                environment=ENVIRONMENT,
+                stage=STAGE,
+                micro_batches=MICRO_BATCHES,
+                out=f"{STAGE}/{name}",
+                checkpoint=training.checkpoint,
+                script=training.script,
+                epochs=EPOCHS,
+                step_s=STEP_S,
+                saves=training.saves,
+            )
+            self.cluster.exec(f"mkdir {STAGE}/{name}", user="alice")
+            options = (f"--job-name={name}", f"--output={STAGE}/{name}.log", "--chdir=/tmp")
+            self.jobs[name] = self.cluster.sbatch(script, *options)
+
+    def run_undisturbed(self) -> None:
+        """Run each script on one rank, without Slurm."""
+        scripts = {training.script: training for training in TRAININGS.values()}
+        for port, training in enumerate(scripts.values(), 29500):
+            out = f"{STAGE}/{training.script}"
+            world = (
+                "USE_LIBUV=0 RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1"
+                f" MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+                f" SLURM_ELASTIC_MICRO_BATCHES={MICRO_BATCHES}"
+            )
+            self.cluster.exec(
+                f"mkdir {out}; cd /tmp; export PYTHONPATH={STAGE} OMP_NUM_THREADS=1;"
+                f" export {world};"
+                f" {ENVIRONMENT}/bin/python -m tests.integrations.{training.script} --out {out}"
+                f" --epochs {EPOCHS} {training.saves} {training.undisturbed} >{out}.log 2>&1"
+                f" || {{ cat {out}.log >&2; exit 1; }}",
+                user="alice",
+            )
+
+    def watch(self) -> None:
+        """Wait until the jobs have ended; have each give its second GPU back once it uses it."""
+        end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
+        while running := self._running():
+            assert time.monotonic() < end, self.logs()
+            for name in running - self.shrunk:
+                if self._world(name) == 2:
+                    self.daemon.selastic("update", str(self.jobs[name]), "--elastic=1-1")
+                    self.shrunk.add(name)
+            time.sleep(1)
+
+    def _running(self) -> set[str]:
+        ids = ",".join(map(str, self.jobs.values()))
+        words = self.cluster.exec(f"squeue -h -j {ids} -o %j").stdout.split()
+        return set(words)
+
+    def _world(self, name: str) -> int:
+        text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/steps.0", check=False).stdout
+        return int(json.loads(text)["world"]) if text.endswith("\n") else 0
+
+    def steps(self, name: str) -> dict[int, dict[str, Any]]:
+        """Return what a training recorded of each step."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        names = self.cluster.exec(f"cd {STAGE}/{name}; ls steps.*").stdout.split()
+        for file in names:
+            text = self.cluster.exec(f"cat {STAGE}/{name}/{file}").stdout
+            (folder / file).write_text(text, encoding="utf-8")
+        return steps_of(folder)
+
+    def log(self, name: str) -> str:
+        return self.cluster.exec(f"cat {STAGE}/{name}.log", check=False).stdout
+
+    def logs(self) -> str:
+        """Return the logs of all jobs and of the controller."""
+        texts = [f"{name}:\n{self.log(name)[-4000:]}" for name in self.jobs]
+        return "\n".join([*texts, self.daemon.log()[-8000:]])
+
+    def runs(self, name: str) -> tuple[str, list[int]]:
+        """Return the final state of a job, and the GPUs of each of its runs."""
+        done = self.cluster.exec(
+            f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
+        ).stdout.splitlines()
+        gpus = [int(n) for line in done for n in re.findall(r"gres/gpu=(\d+)", line)]
+        return done[-1].partition("|")[0], gpus
+
+
+@pytest.fixture(scope="module")
+def trainings(
+    cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trainings]:
+    config = eager_config().replace("notice_s = 10", "notice_s = 60")
+    daemon = Daemon(cluster, config, reporters=())
+    trainings = Trainings(cluster, daemon, tmp_path_factory.mktemp("frameworks"))
+    try:
+        daemon.start()
+        trainings.stage()
+        trainings.run_undisturbed()
+        trainings.submit()
+        trainings.watch()
+        yield trainings
+    finally:
+        daemon.close()
+        cluster.exec(f"rm -rf {STAGE}")
+    daemon.check_log()
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_that_is_resized_is_the_undisturbed_one(trainings: Trainings, name: str) -> None:
+    state, gpus = trainings.runs(name)
+    assert state == "COMPLETED", trainings.logs()
+    assert [count for count, _ in groupby(gpus)] == [1, 2, 1], trainings.logs()
+    expected, actual = trainings.steps(TRAININGS[name].script), trainings.steps(name)
+    assert list(actual) == list(expected) == list(range(1, STEPS + 1))
+    assert {line["world"] for line in actual.values()} == {1, 2}
+    for step, line in actual.items():
+        assert line["samples"] == expected[step]["samples"], step
+        assert line["rate"] == pytest.approx(expected[step]["rate"], rel=1e-9), step
+        assert line["epoch"] == pytest.approx(expected[step]["epoch"]), step
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(expected[step]["loss"], abs=TOLERANCE), step
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_no_step_is_trained_twice_after_a_notice(trainings: Trainings, name: str) -> None:
+    """The rehearsal may repeat steps: it begins at the checkpoint of before."""
+    text = trainings.cluster.exec(f"cat {STAGE}/{name}/steps.0").stdout
+    lines = [json.loads(line) for line in text.splitlines()]
+    for before, after in pairwise(lines):
+        if before["world"] != after["world"]:
+            assert after["step"] == before["step"] + 1, trainings.log(name)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_environment_has_the_library_only_and_uses_the_esrun_of_the_site(
+    trainings: Trainings, name: str
+) -> None:
+    log = trainings.log(name)
+    assert "esrun: attempt 1: 1 ranks" in log or "esrun: attempt 1: 1 rank" in log
+    assert "not reached" not in log
+    missing = trainings.cluster.exec(
+        f"{ENVIRONMENT}/bin/python -c 'import highspy'", check=False
+    ).stderr
+    assert "No module named 'highspy'" in missing

@@ -1,0 +1,1 @@
+"""Trainings of other frameworks in changing worlds; needs requirements/integrations.txt."""

@@ -1,0 +1,228 @@
+"""Training runs whose loop belongs to the script, in several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, IterableDataset
+
+from slurm_elastic.training import ElasticLoop
+from tests.support.kill_points import write_pid
+from tests.support.training_runs import TrainingRuns, lines
+
+SAMPLES, BATCH, MICRO, EPOCHS, STEPS = 70, 12, 2, 3, 18
+WIDTH = 6
+
+
+class Points(Dataset):  # type: ignore[type-arg]
+    """Points with labels, as dictionaries."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self._points = torch.randn(SAMPLES, WIDTH, generator=generator)
+        self._labels = (self._points @ torch.randn(WIDTH, 4, generator=generator)).argmax(dim=1)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.randn(WIDTH) * 0.01  # augmentation
+        return {
+            "words": self._points[index] + noise,
+            "label": self._labels[index],
+            "index": index,
+        }
+
+
+class PointStream(IterableDataset):  # type: ignore[type-arg]
+    """The same points as a stream, in an order that the global random generator draws."""
+
+    def __init__(self) -> None:
+        self._points = Points()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for index in torch.randperm(SAMPLES).tolist():
+            yield self._points[index]
+
+
+class Parts:
+    """Model, optimizers and schedule of a run, wrapped as the script would."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        self.model: Any = nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)
+        )
+        if options.get("fully_shard"):
+            from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
+
+            fully_shard(self.model)
+        elif distributed.is_initialized() and not options.get("unwrapped"):
+            self.model = DistributedDataParallel(self.model)
+        first, second = self._halves()
+        self.optimizers = [
+            torch.optim.AdamW(first, lr=1e-2),
+            torch.optim.SGD(second, lr=0.1, momentum=0.9),
+        ]
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizers[0], 1, gamma=0.7)
+
+    def _halves(self) -> tuple[list[Any], list[Any]]:
+        parameters = list(self.model.parameters())
+        return parameters[:2], parameters[2:]
+
+    def loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.model(batch["words"]), batch["label"])
+
+    def update(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Record:
+    """What a rank has done, one line for each step; complete when its update is done."""
+
+    def __init__(self, out: Path, loop: ElasticLoop) -> None:
+        self._out, self._loop = out, loop
+        self._indices: list[int] = []
+        self._loss = 0.0
+
+    def add(self, indices: Any, loss: torch.Tensor, weight: float) -> None:
+        self._indices += [int(i) for i in indices] if weight else []
+        self._loss += float(loss.detach()) * weight / self._loop.world_size
+
+    def write(self, step: int, epoch: int) -> None:
+        loop, line = self._loop, {"step": step, "epoch": epoch}
+        total = torch.tensor(self._loss, dtype=torch.float64)
+        if loop.world_size > 1:
+            distributed.all_reduce(total)
+        with (self._out / f"samples-rank{loop.rank}.jsonl").open("a") as samples:
+            samples.write(json.dumps(line | {"indices": self._indices}) + "\n")
+        if loop.rank == 0:
+            with (self._out / "losses.jsonl").open("a") as losses:
+                where = {"world": loop.world_size, "layout": ""}
+                losses.write(json.dumps(line | {"loss": float(total)} | where) + "\n")
+        self._indices, self._loss = [], 0.0
+
+
+def loop_over_dataset(out: Path, options: dict[str, Any]) -> None:
+    """Train epoch by epoch on a dataset or a stream, with a schedule per epoch."""
+    parts = Parts(options)
+    loop = make_loop(out, parts, options)
+    loader = loop.loader(
+        PointStream() if options.get("stream") else Points(),
+        num_workers=options.get("workers", 0),
+        drop_last=options.get("drop_last", False),
+    )
+    record = Record(out, loop)
+    for epoch in loop.epochs(options.get("epochs", EPOCHS)):
+        for batch in loader:
+            loss = parts.loss(batch)
+            record.add(batch["index"], loss, loop.loss_weight)
+            (loss * loop.loss_weight).backward()
+            if loop.last_micro_batch:
+                parts.update()
+                record.write(loop.step + 1, epoch)
+                pause(loop, options)
+        loop.state["rates"] = [*loop.state.get("rates", []), parts.schedule.get_last_lr()[0]]
+        parts.schedule.step()
+    if loop.rank == 0:
+        (out / "rates.json").write_text(json.dumps(loop.state["rates"]))
+
+
+def loop_over_steps(out: Path, options: dict[str, Any]) -> None:
+    """Train on samples that the script draws at random itself, as nanoGPT does."""
+    parts = Parts(options)
+    loop = make_loop(out, parts, options)
+    if options.get("shard_late"):
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
+
+        fully_shard(parts.model)
+    points = Points()
+    record = Record(out, loop)
+    for step in loop.steps(options.get("steps", STEPS)):
+        for _ in loop.micro_batches():
+            indices = torch.randint(SAMPLES, (MICRO,)).tolist()
+            samples = [points[i] for i in indices]
+            batch = {k: torch.stack([s[k] for s in samples]) for k in ("words", "label")}
+            loss = parts.loss(batch)
+            record.add(indices, loss, loop.loss_weight)
+            (loss * loop.loss_weight).backward()
+        parts.update()
+        record.write(step + 1, 0)
+        pause(loop, options)
+        if step + 1 == options.get("break_at"):
+            break
+    if "break_at" in options:
+        loop.finish()
+
+
+SCRIPTS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "dataset": loop_over_dataset,
+    "steps": loop_over_steps,
+}
+
+
+def make_loop(out: Path, parts: Parts, options: dict[str, Any]) -> ElasticLoop:
+    return ElasticLoop(
+        out / "ckpt",
+        global_batch=BATCH,
+        micro_batch=options.get("micro_batch", MICRO),
+        seed=3,
+        checkpoint_every_s=options.get("every_s", 600.0),
+        background_saves=options.get("background", False),
+        model=parts.model,
+        adamw=parts.optimizers[0],
+        sgd=parts.optimizers[1],
+        schedule=parts.schedule,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+    )
+
+
+def pause(loop: ElasticLoop, options: dict[str, Any]) -> None:
+    time.sleep(options.get("step_s", 0.0))
+    if loop.step + 1 == options.get("signal_at") and loop.rank == 0:
+        os.kill(os.getpid(), options["signal"])
+
+
+def run_script(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
+    """Run one rank; `options` are those of `LoopRuns.start`."""
+    os.environ.update(environment)
+    multiprocessing.set_start_method("fork", force=True)
+    log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    write_pid(out, options.get("attempt", 0), rank)
+    torch.set_num_threads(1)
+    if "RANK" in os.environ and not options.get("unwrapped"):
+        distributed.init_process_group("gloo")
+    SCRIPTS[options.get("script", "dataset")](out, options)
+    with contextlib.suppress(Exception):
+        distributed.destroy_process_group()
+
+
+class LoopRuns(TrainingRuns):
+    """Attempts of one training run whose loop is the script's."""
+
+    target = staticmethod(run_script)
+
+    def samples(self) -> list[Counter[int]]:
+        """Return how often each sample was trained on, by epoch."""
+        counts: dict[int, Counter[int]] = {}
+        for path in self.out.glob("samples-rank*.jsonl"):
+            for line in lines(path):
+                counts.setdefault(line["epoch"], Counter()).update(line["indices"])
+        return [counts[epoch] for epoch in sorted(counts)]

@@ -1,0 +1,79 @@
+"""What is known of a job's rehearsal, and when another one may begin."""
+
+import pytest
+
+from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
+from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.core.report import Report
+from tests.support.reasons import words
+
+
+def report(**fields):
+    return Report(job_id=7, **({"run": 0, "phase": "training", "kind": "script"} | fields))
+
+
+def heard(**fields):
+    record = RehearsalRecord()
+    record.hear(report(**fields), now=0.0)
+    return record
+
+
+def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
+    record = RehearsalRecord()
+    assert not record.hear(report(), now=0.0)
+    assert record.hear(report(rehearsal="able", step=1), now=0.0)
+    assert not record.hear(report(rehearsal="able", step=1), now=0.0)
+    assert record.hear(report(rehearsal="able", step=2), now=0.0)
+    record.end(5, 10.0, moved=True)
+    assert not record.hear(report(rehearsal="able", step=3), now=11.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"rehearsal": "refuted", "kept_in": "/home/a/kept"}, "/home/a/kept"),
+        ({"rehearsal": "refuted"}, "option to resume"),
+        ({"rehearsal": "failed"}, "see the job's log"),
+        (
+            {"rehearsal": "no-room", "kept_in": "/data", "kept_bytes": 12_340_000_000},
+            "free 12.3 GB in /data",
+        ),
+        ({"rehearsal": "no-room"}, "free room in the directory"),
+        ({"rehearsal": "not-writable", "kept_in": "/data"}, "make /data writable"),
+        ({"rehearsal": "changes"}, "save less often"),
+        ({"rehearsal": "no-watch"}, "max_user_instances"),
+    ],
+)
+def test_why_a_job_is_not_proven_is_said_with_the_remedy(fields, why):
+    record = heard(**fields)
+    assert why in words(record.why)
+    assert not record.may_begin(0.0)
+    assert RehearsalRecord.from_body(record.to_body()) == record
+
+
+def test_it_is_made_once():
+    record = heard(rehearsal="able")
+    assert record.may_begin(0.0)
+    record.begin()
+    record.end(3, 100.0, moved=True)
+    assert not record.may_begin(1e9)
+    record.hear(report(rehearsal="", proven=True, run=1), now=0.0)
+    assert (record.result, record.why) == ("proven", None)
+
+
+def test_one_that_was_undone_is_begun_again_later_and_not_for_ever():
+    record = heard(rehearsal="able")
+    waits = []
+    for _ in range(5):
+        record.begin()
+        record.end(3, 100.0, moved=False)
+        waits.append(record.after - 100.0)
+        assert not record.may_begin(record.after - 1)
+    assert waits == [120.0, 240.0, 480.0, 960.0, 1920.0]
+    assert not record.may_begin(1e9)
+
+
+def test_a_ledger_of_an_older_release_has_none():
+    body = StoredJob(7).to_body()
+    del body["rehearsal"]
+    assert StoredJob.from_body(body).rehearsal == RehearsalRecord()

@@ -1,0 +1,233 @@
+"""When a change is done, when it has failed, and what its job may be given then."""
+
+import doctest
+import json
+
+import pytest
+
+from slurm_elastic.controller.state import shape_trials
+from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.report import Report
+
+ONE = Allocation.of("a100", {"n1": 1})
+FOUR = Allocation.of("a100", {"n1": 4})
+CRASH = Reason("program-failed", exit_code=1)
+
+
+def told(run, saved=None, *, phase="training", **fields):
+    return Report(job_id=7, run=run, phase=phase, checkpoint_step=saved, **fields)
+
+
+def trained(step=40):
+    """Return the trials of a job that has trained on one GPU."""
+    trials = ShapeTrials()
+    trials.follow(0, ONE, now=0.0)
+    trials.record(told(0, step // 2), now=60.0)
+    trials.record(told(0, step), now=180.0)
+    return trials
+
+
+def changed(held=FOUR, *, run=1, transition=3):
+    trials = trained()
+    trials.begun(run, transition)
+    trials.follow(run, held, now=200.0)
+    return trials
+
+
+def test_examples():
+    assert doctest.testmod(shape_trials).failed == 0
+
+
+def test_the_first_attempt_is_no_trial():
+    trials = ShapeTrials()
+    trials.follow(0, ONE, now=0.0)
+    assert not trials.on
+
+
+def test_a_change_is_done_when_a_newer_checkpoint_exists():
+    trials = changed()
+    assert trials.on
+    assert trials.outcome(3) == "trial"
+    for phase in ("starting", "training"):  # what it has loaded is not newer
+        assert not trials.record(told(1, 40, phase=phase, resumed_from=40), now=210.0)
+    assert trials.on
+    assert trials.record(told(1, 41), now=220.0)
+    assert not trials.on
+    assert trials.outcome(3) == "worked"
+    assert trials.last_shape == ("a100", 4)
+
+
+def test_a_script_counts_what_it_has_completed_itself():
+    """One was completed after the controller had heard the last; its own count says so."""
+    trials = changed()
+    trials.record(told(1, 41, phase="starting", kind="script"), now=201.0)
+    assert trials.on
+    assert trials.record(told(1, 42, kind="script"), now=210.0)
+
+
+def test_a_program_that_failed_has_completed_nothing_whatever_it_counts():
+    """Reports of the attempt before were lost: what they said is not of this one."""
+    trials = changed()
+    report = told(1, 47, phase="ended", kind="script", exit_code=1, failed_start=1)
+    assert not trials.record(report, now=210.0)
+    assert trials.on
+
+
+def test_a_script_whose_count_was_lost_begins_again():
+    trials = changed()
+    trials.record(told(1, None, phase="starting", kind="script"), now=201.0)
+    assert trials.record(told(1, 1, kind="script"), now=210.0)
+
+
+def test_a_failed_shape_is_barred_until_it_works():
+    trials = changed()
+    trials.fail(CRASH, now=205.0)
+    trials.fail(CRASH, now=206.0)  # told again
+    assert (trials.excluded, trials.failures) == ({("a100", 4)}, 1)
+    assert trials.outcome(3) == CRASH
+    trials.follow(2, FOUR, now=210.0)  # whoever started it there
+    trials.record(told(2, 41), now=260.0)
+    assert (trials.barred, trials.failures) == ([], 0)
+    assert trials.outcome(3) == CRASH, "that change had failed"
+
+
+@pytest.mark.parametrize("held", [ONE, Allocation.of("a100", {"n2": 1})])
+def test_the_last_shape_that_worked_is_never_barred(held):
+    trials = changed(held)
+    trials.fail(CRASH, now=205.0)
+    assert (trials.barred, trials.failures) == ([], 1)
+
+
+def test_after_a_failure_only_shapes_that_worked_are_left():
+    directive = Directive.parse("1-8")
+    trials = changed()
+    assert trials.restricted(directive, ["a100", "v100"]) is directive
+    trials.fail(CRASH, now=205.0)
+    left = trials.restricted(directive, ["a100", "v100"])
+    assert list(left.sizes("a100")) == [1]
+    assert list(left.sizes("v100")) == []
+    trials.follow(2, ONE, now=210.0)
+    trials.record(told(2, 41), now=260.0)
+    left = trials.restricted(directive, ["a100", "v100"])
+    assert list(left.sizes("a100")) == [1, 2, 3, 5, 6, 7, 8]
+    assert list(left.sizes("v100")) == list(range(1, 9))
+    assert str(left) == "1-8"
+
+
+def test_a_release_or_a_new_directive_allows_all_again():
+    trials = changed()
+    trials.fail(CRASH, now=205.0)
+    trials.clear()
+    directive = Directive.parse("1-8")
+    assert trials.restricted(directive, ["a100"]) is directive
+
+
+def test_no_progress_for_several_intervals_is_a_failure():
+    trials = changed(Allocation.of("a100", {"n1": 1, "n2": 1}))
+    least_s = 100.0
+    limit_s = trials.limit_s(least_s)
+    assert limit_s == 4 * 120
+    assert not trials.overdue(200 + limit_s, least_s)
+    assert trials.overdue(201 + limit_s, least_s)
+    assert not trials.overdue(1e6, 0), "0: never"
+    trials.record(told(1, None, step=7), now=600.0)
+    assert not trials.overdue(600 + limit_s, least_s), "its steps rise"
+    trials.record(told(1, None, step=7), now=700.0)
+    assert trials.overdue(601 + limit_s, least_s)
+
+
+def test_fewer_gpus_and_unknown_types_get_more_time():
+    trials = ShapeTrials()
+    trials.follow(0, FOUR, now=0.0)
+    trials.record(told(0, 1), now=100.0)
+    trials.follow(1, ONE, now=200.0)
+    assert trials.limit_s(0.1) == 4 * 4 * 100
+    trials.follow(2, Allocation.of("v100", {"n3": 4}), now=200.0)
+    assert trials.limit_s(0.1) == 4 * 4 * 100
+    assert ShapeTrials().limit_s(600.0) == 7200.0
+
+
+def test_checkpoints_whose_reports_were_lost_do_not_lengthen_the_wait():
+    trials = trained()
+    limit_s = trials.limit_s(1.0)
+    trials.record(told(0, 60, kind="script"), now=180.0 + 20 * 60)
+    assert trials.limit_s(1.0) == limit_s
+
+
+def test_a_suspended_job_and_a_clock_set_back_get_their_time_again():
+    trials = changed()
+    trials.pause(1e6)
+    assert not trials.overdue(1e6 + 10, 100.0)
+    assert not trials.overdue(500.0, 100.0)
+    assert trials.overdue(500.0 + 481, 100.0)
+
+
+def test_attempts_before_the_ledger_are_learned_from_the_first_report():
+    trials = ShapeTrials()
+    trials.follow(4, FOUR, now=0.0)
+    assert not trials.on
+    trials.record(told(4, 40), now=1.0)
+    assert (trials.last, trials.newest) == (None, 40)
+    trials.record(told(4, 41), now=2.0)
+    assert trials.last == FOUR
+
+
+@pytest.mark.parametrize(
+    ("held", "code", "start", "reason"),
+    [
+        (FOUR, 1, 1, CRASH),
+        (FOUR, 137, 1, Reason("program-failed", exit_code=137)),
+        (FOUR, 0, 1, Reason("program-ended")),
+        (ONE, 0, 1, None),
+        (ONE, 1, 1, CRASH),
+    ],
+)
+def test_how_a_program_fails(held, code, start, reason):
+    trials = changed(held)
+    report = told(1, phase="ended", exit_code=code, failed_start=start)
+    assert program_failure(report, trials) == reason
+    assert program_failure(told(1, phase="ended", exit_code=code), trials) is None, "it is over"
+
+
+def test_a_job_whose_gpus_are_not_known_ends_with_its_program():
+    trials = changed(None)
+    report = told(1, phase="ended", exit_code=1, failed_start=1)
+    assert program_failure(report, trials) is None
+
+
+def test_a_job_that_never_had_a_checkpoint_ends_with_its_program():
+    trials = ShapeTrials()
+    trials.follow(0, ONE, now=0.0)
+    trials.follow(1, ONE, now=60.0)  # its batch script has put it back into the queue
+    report = Report(job_id=7, run=1, phase="ended", exit_code=3, failed_start=1)
+    assert program_failure(report, trials) is None
+
+
+def test_an_attempt_that_others_began_ends_with_its_program():
+    trials = changed(ONE, run=1)
+    trials.record(told(1, 41), now=210.0)
+    trials.follow(2, ONE, now=300.0)  # after the loss of a node
+    report = told(2, phase="ended", exit_code=1, failed_start=1)
+    assert program_failure(report, trials) is None
+    in_place = told(2, phase="ended", exit_code=1, failed_start=2)
+    assert program_failure(in_place, trials) == CRASH
+
+
+def test_a_job_that_ends_on_trial():
+    trials = changed()
+    trials.end()
+    assert trials.outcome(3) == Reason("job-ended")
+    assert not trials.on
+    assert trials.failures == 0
+
+
+def test_it_survives_the_ledger():
+    trials = changed()
+    trials.fail(CRASH, now=205.0)
+    body = json.loads(json.dumps(trials.to_body()))
+    assert ShapeTrials.from_body({**body, "of a later release": 1}) == trials
+    assert ShapeTrials.from_body(None) == ShapeTrials()
+    assert ShapeTrials.from_body({**body, "held": 7}) == ShapeTrials()

@@ -1,0 +1,10 @@
+"""Fixtures of these tests."""
+
+import pytest
+
+from tests.support.simulated_clock import SimulatedClock
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()

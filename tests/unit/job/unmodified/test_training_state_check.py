@@ -1,0 +1,198 @@
+"""What jumps over a change, as far as checkpoints show it, and what must not be taken for it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.job.unmodified.resume_state import ResumeState
+from slurm_elastic.job.unmodified.training_state_check import (
+    TrainingPoint,
+    TrainingStateCheck,
+    find_jump,
+    read_point,
+)
+
+
+def hugging_face(
+    folder: Path,
+    *,
+    step: int,
+    batch: int,
+    samples: int = 1000,
+    epochs: int = 100,
+    rates: tuple[tuple[int, float], ...] = (),
+) -> str:
+    """Write trainer_state.json as transformers does for this global batch; return its folder."""
+    per_epoch = math.ceil(samples / batch)
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(exist_ok=True)
+    state = {
+        "global_step": step,
+        "epoch": step / per_epoch,
+        "max_steps": epochs * per_epoch,
+        "num_train_epochs": epochs,
+        "log_history": [{"step": s, "learning_rate": r, "loss": 1.0} for s, r in rates],
+    }
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    return str(path)
+
+
+def attempt(state: ResumeState, world: int, *paths: str) -> str:
+    check = TrainingStateCheck(state, world)
+    check.begin_attempt()
+    for path in paths:
+        check.add(path)
+    # As after a requeue: what is kept travels as JSON.
+    state.training = json.loads(json.dumps(state.training))
+    return state.jump
+
+
+def test_a_batch_that_grows_with_the_world_is_a_jump(tmp_path: Path) -> None:
+    state = ResumeState()
+    assert attempt(state, 1, hugging_face(tmp_path, step=535, batch=125)) == ""
+    jump = attempt(state, 4, hugging_face(tmp_path, step=545, batch=500))
+    assert jump.startswith("1 → 4 ranks: epoch 66.9 at step 535, 272.5 at step 545")
+
+
+def test_a_batch_that_shrinks_with_the_world_is_a_jump(tmp_path: Path) -> None:
+    state = ResumeState()
+    attempt(state, 4, hugging_face(tmp_path, step=100, batch=500))
+    assert "4 → 1 ranks: epoch" in attempt(state, 1, hugging_face(tmp_path, step=110, batch=125))
+
+
+@given(
+    batch=st.integers(8, 300),
+    samples=st.integers(300, 5000),
+    before=st.integers(1, 5000),
+    steps=st.integers(1, 500),
+    rounding=st.integers(-1, 1),
+)
+def test_a_kept_batch_is_none(
+    batch: int, samples: int, before: int, steps: int, rounding: int
+) -> None:
+    """The steps of an epoch are rounded: they may differ by one between two worlds."""
+    per_epoch = math.ceil(samples / batch)
+    other = max(1, per_epoch + rounding)
+
+    def point(step: int, per: int) -> TrainingPoint:
+        epoch = (step - 1) / per, (step + 1) / per
+        return TrainingPoint(step=step, epoch=epoch, max_steps=100 * per, epochs=100.0)
+
+    if per_epoch >= 20:  # with fewer, one step is more than 5 % of an epoch
+        old, new = point(before, per_epoch), point(before + steps, other)
+        if before <= 2 * per_epoch:  # later, the epoch is counted from the start anew
+            assert find_jump(old, new) == ""
+    assert find_jump(point(before, per_epoch), point(before + steps, per_epoch)) == ""
+
+
+def test_in_the_same_world_only_the_step_is_compared(tmp_path: Path) -> None:
+    state = ResumeState()
+    attempt(state, 2, hugging_face(tmp_path, step=100, batch=100))
+    assert attempt(state, 2, hugging_face(tmp_path, step=110, batch=200)) == ""
+    jump = attempt(state, 2, hugging_face(tmp_path, step=10, batch=200))
+    assert jump == "restarted on 2 ranks: step 110 is followed by step 10"
+
+
+def test_a_batch_that_may_change_is_no_jump(tmp_path: Path) -> None:
+    state = ResumeState()
+    attempt(state, 1, hugging_face(tmp_path, step=535, batch=125))
+    check = TrainingStateCheck(state, 4, batch_may_change=True)
+    check.begin_attempt()
+    check.add(hugging_face(tmp_path, step=545, batch=500))
+    assert state.jump == ""
+    check.begin_attempt()
+    check.add(hugging_face(tmp_path, step=5, batch=500))
+    assert state.jump.endswith("step 545 is followed by step 5")
+
+
+def test_a_longer_training_is_no_jump_if_it_has_more_epochs() -> None:
+    before = TrainingPoint(step=100, max_steps=1000, epochs=10.0)
+    assert find_jump(before, TrainingPoint(step=110, max_steps=2000, epochs=20.0)) == ""
+    jump = find_jump(before, TrainingPoint(step=110, max_steps=250, epochs=10.0))
+    assert jump == "the whole training takes 250 steps instead of 1000 for 10 epochs"
+
+
+def rates(*values: float) -> tuple[tuple[int, float], ...]:
+    return tuple((10 * (at + 1), value) for at, value in enumerate(values))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "jumps"),
+    [
+        ((0.5, 1.0, 0.9, 0.8), (0.7, 0.6), False),  # warm-up, then a fall that goes on
+        ((0.5, 1.0, 0.9, 0.8), (0.99, 0.98), True),  # the schedule begins anew
+        ((0.5, 1.0, 0.9, 0.8), (0.1, 0.2, 0.3), True),  # its warm-up too
+        ((1.0, 1.0, 1.0), (0.1, 0.1), False),  # a milestone
+        ((0.1, 0.2, 0.3), (0.4, 0.5), False),  # the warm-up goes on
+        ((1.0, 0.5, 1.0, 0.5), (1.0,), False),  # a cyclic schedule
+        ((1.0, 0.5), (1.0,), False),  # too few to know
+    ],
+)
+def test_learning_rates(old: tuple[float, ...], new: tuple[float, ...], jumps: bool) -> None:
+    before = TrainingPoint(step=10 * len(old), rates=rates(*old))
+    after = TrainingPoint(step=10 * len(old + new), rates=rates(*old, *new))
+    assert bool(find_jump(before, after)) == jumps
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "epoch"),
+    [
+        ("epoch=3-step=500.ckpt", 500, (3.0, 4.0)),
+        ("checkpoint-500", 500, None),
+        ("global_step500", 500, None),
+        ("step_000500.pt", 500, None),
+        ("ckpt.pt", None, None),
+        ("snapshot_epoch3.pt", None, None),
+        ("footstep", None, None),
+        (f"step={'9' * 400}.pt", None, None),
+    ],
+)
+def test_numbers_in_names(
+    tmp_path: Path, name: str, step: int | None, epoch: tuple[float, float] | None
+) -> None:
+    point = read_point(str(tmp_path / name))
+    assert (point and point.step) == step
+    assert (point and point.epoch) == epoch
+
+
+def test_lightning_that_runs_through_its_epochs_four_times_as_fast() -> None:
+    def ckpt(epoch: int, step: int) -> TrainingPoint:
+        point = read_point(f"/c/epoch={epoch}-step={step}.ckpt")
+        assert point is not None
+        return point
+
+    assert find_jump(ckpt(9, 640), ckpt(10, 704)) == ""
+    assert any(find_jump(ckpt(9, 640), ckpt(9 + n, 640 + 16 * n)) for n in range(1, 6))
+
+
+def test_names_that_rotate_are_not_steps() -> None:
+    state = ResumeState()
+    attempt(state, 1, "/c/checkpoint_1.pt", "/c/checkpoint_2.pt", "/c/checkpoint_1.pt")
+    attempt(state, 1, "/c/checkpoint_2.pt")
+    assert attempt(state, 4, "/c/checkpoint_1.pt") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"global_step": "5"}',
+        '{"global_step": -5}',
+        '{"global_step": 5, "epoch": NaN, "max_steps": [], "log_history": {"a": 1}}',
+        '{"global_step": 5, "log_history": [3, {"step": 1}, {"step": 1, "learning_rate": "x"}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_state_that_is_something_else_does_no_harm(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(text)
+    point = read_point(str(folder))
+    assert point is None or (point.step, point.epoch, point.rates) == (5, None, ())
+    assert attempt(ResumeState(training={"step": "x"}), 2, str(folder)) == ""
