@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
@@ -22,18 +23,20 @@ CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (
-    "test_icefrog.py", "test_chaos.py", "test_demo.py", "test_near_places.py", "test_frameworks.py",
-    "test_examples.py", "test_trouble.py", "test_people.py", "test_sia.py", "test_many.py",
-    "test_hybrid.py",
-    "test_debian_torch.py", "test_engine.py", "test_esrun.py", "test_life.py", "test_queue.py",
-    "test_controller.py", "test_standby.py", "test_training.py", "test_guard.py", "test_rights.py",
-    "test_hostile.py", "test_usage.py", "test_elastic_option.py",
+    "test_failed_changes.py", "test_icefrog_rounds.py", "test_frameworks.py", "test_demo.py",
+    "test_examples.py", "test_near_places.py", "test_people.py", "test_trouble.py",
+    "test_hybrid.py", "test_chaos.py", "test_rehearsal.py", "test_sizes.py", "test_many.py",
+    "test_debian_torch.py", "test_engine.py", "test_sia_rounds.py", "test_esrun.py", "test_life.py",
+    "test_queue.py", "test_controller.py", "test_standby.py", "test_training.py", "test_guard.py",
+    "test_rights.py", "test_hostile.py", "test_usage.py", "test_elastic_option.py",
 )  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
-    "test_demo.py", "test_near_places.py", "test_engine.py", "test_esrun.py", "test_guard.py",
-    "test_rights.py",
+    "test_demo.py", "test_engine.py", "test_esrun.py", "test_failed_changes.py", "test_guard.py",
+    "test_near_places.py", "test_rehearsal.py", "test_rights.py",
 )  # fmt: skip
+for _name in {*LONG, *SINGLE_TESTS}:
+    assert Path(__file__).with_name(_name).exists(), f"{_name} is no longer a file of tests"
 TIMEOUT_S = 300.0
 
 

@@ -128,9 +128,13 @@ def test_a_job_that_fails_everywhere_is_held_not_ended(
 def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
-    job = submit(cluster, "signal", 224, elastic="1-4,sizes=1:2:4")
-    daemon.when(job, "VERIFY", f"kill -9 {daemon.pid}", user="root")
-    until(lambda: "waiting for the controller" in written(cluster, job), seconds=60)
+    job = submit(cluster, "signal", 224, elastic="1-4,sizes=1:4")
+    daemon.when(job, "VERIFY", f"kill -9 {daemon.pid}", action="grow")
+    until(
+        lambda: "waiting for the controller" in written(cluster, job),
+        seconds=20,
+        what=lambda: written(cluster, job) + daemon.log(),
+    )
     assert cluster.state(job) == "RUNNING"
     daemon.start()
     cluster.wait(job, "COMPLETED", timeout=180)

@@ -146,9 +146,19 @@ class Daemon:
         return match
 
     def when(
-        self, job: int | str, state: str, command: str, *, user: str = "root", first: str = ":"
+        self,
+        job: int | str,
+        state: str,
+        command: str,
+        *,
+        action: str = "",
+        user: str = "root",
+        first: str = ":",
     ) -> None:
-        """Run `first`, then a command as soon as the job's next transition enters a state."""
+        """Run `first`, then a command as soon as the job's next transition enters a state.
+
+        With `action`, e.g. "grow", other transitions are left out.
+        """
         # One process reads the log continuously: a state lasts a third of a second.
         lines = f"tail -c +$((begun + 1)) -s 0.01 -f {self.log_path}"
         mark = f"JobId={job} Transition=.* State={state} "
