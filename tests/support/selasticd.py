@@ -161,7 +161,7 @@ class Daemon:
         """
         # One process reads the log continuously: a state lasts a third of a second.
         lines = f"tail -c +$((begun + 1)) -s 0.01 -f {self.log_path}"
-        mark = f"JobId={job} Transition=.* State={state} "
+        mark = f"JobId={job} Transition=.* State={state} Action={action}"
         quiet = "</dev/null 2>/dev/null"  # tail ends shortly after the script
         wait = f"grep -q -m1 '{mark}' < <(timeout {WAIT_FACTOR * 100:.0f} {lines} {quiet})"
         script = f"begun=$(stat -c %s {self.log_path}); {first}; {wait}; seen=$?"
