@@ -11,12 +11,13 @@ Whether earlier attempts had a checkpoint is kept in an empty file beside that o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
+from slurm_elastic.job.environment.state_directory import state_directories, versions, write_own
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 
@@ -42,7 +43,7 @@ class AttemptTrial:
         run_id: name of the job's file.
         run: restart count.
         has_controller: whether one is configured.
-        directory: of the file; None: `.slurm-elastic` below the directory of submission.
+        directories: for the file; None: those of `state_directory`.
         clock: monotonic seconds, as that of `state`.
     """
 
@@ -53,14 +54,14 @@ class AttemptTrial:
         run_id: str,
         run: int,
         has_controller: bool,
-        directory: Path | None = None,
+        directories: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        submitted_from = os.environ.get("SLURM_SUBMIT_DIR") or "."
-        self._marker = (directory or Path(submitted_from) / ".slurm-elastic") / f"{run_id}.trained"
+        self._directories = state_directories(os.environ) if directories is None else directories
+        self._marker = f"{run_id}.trained"
         self._state, self._run, self._clock = state, run, clock
         self._has_controller = has_controller
-        self._trained = run > 0 and self._marker.exists()
+        self._trained = run > 0 and bool(versions(self._directories, self._marker))
         self._marked = self._trained
         self._base: int | None = None
         self._start = 0
@@ -79,11 +80,11 @@ class AttemptTrial:
         if self._marked or not self.has_checkpoint:
             return
         self._marked = True
-        try:
-            self._marker.parent.mkdir(parents=True, exist_ok=True)
-            self._marker.touch()
-        except OSError:
-            pass  # the controller is asked instead
+        for directory in self._directories:
+            with contextlib.suppress(OSError):
+                write_own(f"{directory}/{self._marker}", "")
+                return
+        # The controller is asked instead.
 
     @property
     def has_checkpoint(self) -> bool:

@@ -16,9 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job import srun
+from slurm_elastic.job.environment.state_directory import state_directories, writable
+from slurm_elastic.job.environment.world_variables import (
+    inexact_line,
+    read_start_world,
+    world_variables,
+)
 from slurm_elastic.job.esrun_options import Options
 from slurm_elastic.job.slurm_env import SlurmAllocation, clean, following_ports, master_port
-from slurm_elastic.job.world_variables import inexact_line, read_start_world, world_variables
 
 _PROBE_S = 20.0
 
@@ -149,6 +154,8 @@ class RankLaunch:
             micro_batches=micro_batches,
         )
         command = self.command()
+        if any("$ESRUN_RENDEZVOUS" in word for word in command if word != srun.LAUNCHER_SCRIPT):
+            env["ESRUN_STATE"] = writable(state_directories(self._env)) or ""
         child = SrunProcess(command, env, mark)
         by_launcher = ", one launcher per node" if srun.LAUNCHER_SCRIPT in command else ""
         again = " in place" if self.attempt > 1 else ""

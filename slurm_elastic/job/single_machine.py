@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.core.report import Report
+from slurm_elastic.job.environment.world_variables import inexact_line, world_variables
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import free_port, log_line
 from slurm_elastic.job.launchers.adaptation import WorldShape, adapt, expand
@@ -24,7 +25,6 @@ from slurm_elastic.job.srun import (
     torch_environment,
     without_libuv,
 )
-from slurm_elastic.job.world_variables import inexact_line, world_variables
 
 _STOP_S = 10.0
 _POLL_S = 0.02

@@ -175,7 +175,7 @@ class Supervisor:
             fields.get("kind") == "script"
         ):  # slurm_elastic.integrations: its checkpoints are watched
             if self._script:
-                self._script.hear_program(fields)
+                self._script.record_program_step(fields)
             return
         if self._uses_library:
             return

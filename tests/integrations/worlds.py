@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job.environment.world_variables import world_variables
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.job.rank_socket import SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.world_variables import world_variables
 
 TIMEOUT_S = 240.0
 

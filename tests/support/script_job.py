@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -61,6 +61,8 @@ class ScriptJob:
         has_signal: bool = False,
         world: int = 1,
         pattern: str = "*.pt",
+        complete: str | None = None,
+        directories: Sequence[str] | None = None,
     ) -> None:
         self.runs.append(self)
         self.home = home
@@ -68,7 +70,7 @@ class ScriptJob:
         self.state = ReportState(
             Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now
         )
-        self.memory = ResumeStateFile("r-7", home / "memory")
+        self.memory = ResumeStateFile("r-7", directories or [str(home / "memory")])
         self.signals = 0
         self.guard = RecordingGuard()
         self.watch = ScriptWatch(
@@ -79,6 +81,7 @@ class ScriptJob:
             run_id="r-7",
             guard=self.guard,
             world=world,
+            complete=complete,
             clock=lambda: self.now,
         )
         self.state.subscribe(self.watch.apply_orders)
@@ -123,6 +126,6 @@ class ScriptJob:
     def close_all(cls) -> None:
         """Give back the inotify instances of this test's runs: a user has few of them."""
         for run in cls.runs:
-            run.watch._close_read_watch()
+            run.watch._reads.close()
             run.watch._scanner.close()
         cls.runs.clear()

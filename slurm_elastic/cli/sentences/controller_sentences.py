@@ -36,7 +36,8 @@ def _refused(p: Parameters) -> str:
         " the script replace its checkpoint by a rename",
         "not-writable": f"a copy of its checkpoint cannot be written: make {place} writable",
         "changes": "it saves faster than its checkpoint can be copied: save less often",
-        "no-watch": "reads cannot be seen on its node: raise fs.inotify.max_user_instances",
+        "no-watch": "reads cannot be seen on its node: raise fs.inotify.max_user_instances or"
+        " fs.inotify.max_user_watches; the job's log names the one that is too small",
     }
     return f"no rehearsal: {remedies[p['problem']]}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import struct
@@ -22,20 +23,26 @@ _MAX_WATCHES = 256
 
 
 class _Inotify:
-    """One inotify instance; `_paths` has the path of each watch."""
+    """One inotify instance; `_paths` has the path of each watch.
+
+    Attributes:
+        remedy: against the last refusal of the kernel; "" without one.
+    """
 
     def __init__(self) -> None:
         self._fd = -1
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._paths: dict[int, str] = {}
+        self.remedy = "" if self._fd >= 0 else _remedy(ctypes.get_errno(), opening=True)
 
     def _add(self, file: str, mask: int, path: str) -> None:
-        # Ignore refusals of the kernel (fs.inotify.max_user_watches).
         if self._fd >= 0 and len(self._paths) < _MAX_WATCHES:
             number = int(self._libc.inotify_add_watch(self._fd, os.fsencode(file), mask))
             if number >= 0:
                 self._paths[number] = path
+            else:
+                self.remedy = _remedy(ctypes.get_errno(), opening=False)
 
     def _events(self, timeout: float = 0.0) -> Iterator[tuple[str, int, str]]:
         """Yield the events so far: path of the watch, mask, name within it."""
@@ -72,7 +79,7 @@ class ReadWatch(_Inotify):
         paths: files, or directories with all files below them.
 
     Attributes:
-        works: False where the kernel gives no watch; then nothing is ever seen.
+        is_active: False where the kernel gives no watch; then nothing is ever seen.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
@@ -162,3 +169,12 @@ def _files(path: str) -> list[str]:
     if not Path(path).is_dir():
         return [path]
     return [str(Path(top, name)) for top, _, names in os.walk(path) for name in names]
+
+
+def _remedy(error: int, *, opening: bool) -> str:
+    """Return what helps against an error of the kernel (inotify(7), "/proc interfaces")."""
+    if opening and error == errno.EMFILE:
+        return "raise fs.inotify.max_user_instances on this node, or the limit of open files"
+    if not opening and error == errno.ENOSPC:
+        return "raise fs.inotify.max_user_watches on this node"
+    return f"inotify says: {os.strerror(error)}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.job.environment.state_directory import STATE_NAME, claim, is_own
 from slurm_elastic.job.unmodified.checkpoint_files import (
     NO_ROOM,
     Contents,
@@ -32,22 +33,25 @@ from slurm_elastic.job.unmodified.checkpoint_files import (
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 #: Names below the directory of the kept files: of before the restart, and what was replaced.
 BEFORE, AFTER = "before-rehearsal", "after-rehearsal"
-#: Name of the directory that holds all kept files.
-DIRECTORY = ".slurm-elastic"
 
 
 class KeepError(SlurmElasticError):
     """A checkpoint cannot be kept.
 
     Attributes:
-        problem: `no-room`, `not-writable`, or `changes`: it changed while it was copied.
+        problem: `no-room`, `not-writable`, `no-watch` (reads cannot be detected), or `changes`: it
+            changed while it was copied.
         directory: concerned.
         needed_bytes: to be freed there, if it is known.
+        remedy: for `no-watch`.
     """
 
-    def __init__(self, problem: str, directory: str = "", needed_bytes: int = 0) -> None:
+    def __init__(
+        self, problem: str, directory: str = "", needed_bytes: int = 0, *, remedy: str = ""
+    ) -> None:
         super().__init__(f"{problem} {directory}")
         self.problem, self.directory, self.needed_bytes = problem, directory, needed_bytes
+        self.remedy = remedy
 
 
 @dataclass(kw_only=True)
@@ -62,6 +66,7 @@ class KeptCheckpoint:
         size: bytes.
         at_start: contents of the originals when the restarted attempt began; {}: it has not.
         pattern: of the step's checkpoints; a batch script may run several steps.
+        markers: originals that are markers beside checkpoints → those checkpoints.
     """
 
     directory: str
@@ -71,6 +76,12 @@ class KeptCheckpoint:
     size: int = 0
     at_start: dict[str, Contents] = field(default_factory=dict)
     pattern: str = ""
+    markers: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The originals without the markers beside them."""
+        return [path for path in self.files if path not in self.markers]
 
     @property
     def place(self) -> str:
@@ -85,7 +96,7 @@ class KeptCheckpoint:
             values = {k: v for k, v in dict(body).items() if k in names}  # type: ignore[call-overload]
             kept = cls(**values)
             valid = [str(k) == k and str(v) == v for k, v in kept.files.items()]
-            shapes = [dict(kept.contents), dict(kept.at_start)]
+            shapes = [dict(kept.contents), dict(kept.at_start), dict(kept.markers)]
         except (TypeError, ValueError, AttributeError):
             return None
         return kept if all(valid) and kept.files and shapes and kept.directory else None
@@ -107,7 +118,8 @@ def keep(
     paths: Sequence[str],
     *,
     run_id: str,
-    home: Path,
+    directories: Sequence[str],
+    markers: Mapping[str, list[str]] | None = None,
     link: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> KeptCheckpoint:
@@ -116,20 +128,26 @@ def keep(
     Args:
         paths: complete files or directories.
         run_id: of the job.
-        home: directory below which they are kept, if it is on their file system.
-        link: make hard links, for files that are only ever replaced.
+        directories: for the state of the job; they are kept in the first that can be written and
+            is on their file system.
+        markers: files beside the checkpoints that show that these are complete → the checkpoints.
+        link: make hard links, for checkpoints that are only ever replaced.
         stopped: asked between chunks; the copy is then given up.
 
     Raises:
         KeepError: nothing is kept.
     """
+    markers = dict(markers or {})
     paths = [p for p in paths if not any(Path(other) in Path(p).parents for other in paths)]
+    if not paths:
+        raise KeepError("changes")
+    directory = _directory_for(_base(paths), run_id, directories)
+    paths += [path for path in markers if path not in paths]
     before = {path: contents(path) for path in paths}
-    if not paths or not all(before.values()):
+    if not all(before.values()):
         raise KeepError("changes")
     base = _base(paths)
     size = sum(row[1] for files in before.values() for row in files.values())
-    directory = _directory_for(base, run_id, home)
     target = directory / BEFORE
     kept = KeptCheckpoint(
         directory=str(directory),
@@ -137,13 +155,14 @@ def keep(
         contents=before,
         linked=link,
         size=size,
+        markers=markers,
     )
     try:
         delete(target)
         if not link and not shares_blocks(files_of(Path(paths[0])), directory):
             _check_room(directory, size)
         for path, copy in kept.files.items():
-            place(Path(path), Path(copy), link=link, stopped=stopped)
+            place(Path(path), Path(copy), link=link and path not in markers, stopped=stopped)
         sync(target)
     except (FileNotFoundError, CopyStoppedError):
         remove(kept)
@@ -164,8 +183,9 @@ def keep(
 def put_back(kept: KeptCheckpoint, *, only_missing: bool = False) -> list[tuple[str, str]]:
     """Put back the originals that have changed or are gone; nothing is deleted.
 
-    A file that is replaced is moved to `AFTER`. To be called while no rank runs; after an
-    interruption it may be called again.
+    A file that is replaced is moved to `AFTER`. A marker follows the checkpoints that it belongs
+    to: beside a later version of one it would show that this is complete. To be called while no
+    rank runs; after an interruption it may be called again.
 
     Args:
         kept: the files.
@@ -176,17 +196,22 @@ def put_back(kept: KeptCheckpoint, *, only_missing: bool = False) -> list[tuple[
 
     Raises:
         OSError: a file could not be put back; the kept one is where it was.
+        KeepError: the directory of the kept files belongs to another user.
     """
-    moved = []
-    for name, copy in kept.files.items():
+    _check_owner(kept)
+    moved, left = [], set[str]()
+    for name, copy in sorted(kept.files.items(), key=lambda item: item[0] in kept.markers):
         original, now = Path(name), contents(name)
-        is_old = now == kept.contents.get(name) or (now and _equal(now, contents(copy)))
-        if is_old or (only_missing and now) or not exists(Path(copy)):
+        if now == kept.contents.get(name) or (now and _equal(now, contents(copy))):
+            continue
+        is_marker_left = not left.isdisjoint(kept.markers.get(name, ()))
+        if is_marker_left or (only_missing and now) or not exists(Path(copy)):
+            left.add(name)
             continue
         original.parent.mkdir(parents=True, exist_ok=True)
         staged = original.with_name(f".{original.name}.selastic")
         delete(staged)
-        place(Path(copy), staged, link=True)
+        place(Path(copy), staged, link=name not in kept.markers)
         aside = None
         if exists(original):
             below = Path(copy).relative_to(kept.place)
@@ -239,51 +264,61 @@ def remove_below(directory: str) -> None:
     delete(Path(directory, "trial"))
 
 
-def room_missing(paths: Sequence[str], *, run_id: str, home: Path) -> int:
+def room_missing(paths: Sequence[str], *, run_id: str, directories: Sequence[str]) -> int:
     """Return how many bytes have to be freed before a copy of these fits; 0: it fits."""
     size = sum(row[1] for path in paths for row in contents(path).values())
     try:
-        return _missing(_directory_for(_base(paths), run_id, home), size)
+        return _missing(_directory_for(_base(paths), run_id, directories), size)
     except (OSError, KeepError):
         return 0
 
 
-def directory_of(paths: Sequence[str], *, run_id: str, home: Path) -> str:
+def directory_of(paths: Sequence[str], *, run_id: str, directories: Sequence[str]) -> str:
     """Return the directory in which `keep` would keep these.
 
     Raises:
         KeepError: there is none.
     """
-    return str(_directory_for(_base(paths), run_id, home))
+    return str(_directory_for(_base(paths), run_id, directories))
 
 
 def _base(paths: Sequence[str]) -> Path:
     return Path(os.path.commonpath([Path(path).parent for path in paths]))
 
 
-def _directory_for(base: Path, run_id: str, home: Path) -> Path:
+def _directory_for(base: Path, run_id: str, directories: Sequence[str]) -> Path:
     """Return a directory on the checkpoints' file system, created.
 
-    Below `home`, else beside the checkpoints' directory, else within it.
+    In one of the job's directories, else beside the checkpoints' directory, else within it.
     """
-    name = Path(DIRECTORY, "kept", run_id)
     try:
         device = base.stat().st_dev
     except OSError:
         raise KeepError("changes", str(base)) from None
-    for root in (home, base.parent, base):
-        folder = root / name
+    for root in (*map(Path, directories), base.parent / STATE_NAME, base / STATE_NAME):
         try:
-            created = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            if folder.stat().st_dev == device and os.access(folder, os.W_OK):
+            if root.parent.stat().st_dev != device:
+                continue
+            folder = Path(root, "kept", run_id)
+            for part in (root, folder.parent, folder):
+                claim(str(part))
+            if folder.stat().st_dev == device:
                 return folder
-            if created:
-                folder.rmdir()
         except OSError as error:
             if error.errno in NO_ROOM:
-                raise KeepError("no-room", str(root), LEAST_FREE_BYTES) from None
+                raise KeepError("no-room", str(root.parent), LEAST_FREE_BYTES) from None
     raise KeepError("not-writable", str(base))
+
+
+def _check_owner(kept: KeptCheckpoint) -> None:
+    """Check that nobody else has put another directory in the place of the kept files.
+
+    Raises:
+        KeepError: it belongs to another user.
+    """
+    with contextlib.suppress(OSError):
+        if not is_own(os.lstat(kept.place)):
+            raise KeepError("not-writable", kept.place)
 
 
 def _check_room(directory: Path, size: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified import kept_checkpoint
 from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
@@ -33,6 +34,7 @@ class Rehearsal:
         file: where it is written.
         run_id: of the job.
         pattern: of the checkpoints.
+        marker: shows that a checkpoint is complete; None: the script writes none.
         clock: monotonic seconds.
     """
 
@@ -43,11 +45,11 @@ class Rehearsal:
         run_id: str,
         *,
         pattern: str,
+        marker: CompleteMarker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resume, self._file, self._run_id = resume, file, run_id
-        self._pattern, self._clock = pattern, clock
-        self._home = file.path.parent.parent
+        self._pattern, self._marker, self._clock = pattern, marker, clock
         self._inodes: dict[str, int] = {}
         self._replaced: dict[str, bool] = {}
         self._problem = ""
@@ -82,7 +84,7 @@ class Rehearsal:
             )
         kept.at_start = kept.present()
         self._file.save(resume)
-        return frozenset(kept.files)
+        return frozenset(kept.checkpoints)
 
     def end_attempt(self, code: int | None, *, resumed: bool) -> dict[str, Any]:
         """Put back what an attempt has lost; to be called when its ranks have ended.
@@ -149,7 +151,8 @@ class Rehearsal:
         try:
             moved = kept_checkpoint.put_back(kept, only_missing=only_missing)
         except (OSError, KeepError) as error:
-            reason = getattr(error, "strerror", None) or "changed meanwhile"
+            owner = "its directory belongs to another user"
+            reason = owner if isinstance(error, KeepError) else error.strerror
             log_line(
                 f"rehearsal: the kept checkpoint could not be put back ({reason}):"
                 f" copy it from {kept.place}"
@@ -188,18 +191,35 @@ class Rehearsal:
         if earlier is not None and earlier.at_start:  # it is still needed
             raise KeepError("not-writable", earlier.place)
         self._resume.kept = None
+        directories = self._file.directories
         self._resume.copying = kept_checkpoint.directory_of(
-            paths, run_id=self._run_id, home=self._home
+            paths, run_id=self._run_id, directories=directories
         )
         if not self._file.save(self._resume):
-            raise KeepError("not-writable", str(self._file.path.parent))
+            raise self.no_place()
         return kept_checkpoint.keep(
             paths,
             run_id=self._run_id,
-            home=self._home,
+            directories=directories,
+            markers=self._markers(paths),
             link=self.replaces(paths),
             stopped=stopped,
         )
+
+    def _markers(self, paths: Sequence[str]) -> dict[str, list[str]]:
+        """Return the markers beside these checkpoints → the checkpoints that each belongs to."""
+        markers: dict[str, list[str]] = {}
+        if self._marker is None:
+            return markers
+        for checkpoint in paths:
+            for path in self._marker.paths(checkpoint, is_directory=Path(checkpoint).is_dir()):
+                if not any(Path(path).is_relative_to(other) for other in paths):
+                    markers.setdefault(path, []).append(checkpoint)
+        return markers
+
+    def no_place(self) -> KeepError:
+        """Return the error that the state of the job cannot be written."""
+        return KeepError("not-writable", " or ".join(self._file.directories))
 
     def commit(self, kept: KeptCheckpoint, seconds: float) -> bool:
         """Write down what is kept; return whether it is written."""
@@ -210,7 +230,7 @@ class Rehearsal:
             resume.kept = None
             kept_checkpoint.remove(kept)
             return False
-        names = ", ".join(sorted(Path(path).name for path in kept.files))
+        names = ", ".join(sorted(Path(path).name for path in kept.checkpoints))
         way = "linked" if kept.linked else f"copied in {seconds:.1f} s"
         log_line(
             f"rehearsal: {names} is kept in {kept.place} ({size_text(kept.size)}, {way});"
@@ -239,7 +259,7 @@ class Rehearsal:
             f" in {where}",
             "not-writable": f"no directory to keep the checkpoint in: make {where} writable",
             "changes": "the script writes checkpoints faster than one can be kept: save less often",
-            "no-watch": "inotify gives no watch on the checkpoints (fs.inotify.max_user_instances)",
+            "no-watch": f"reads of the checkpoints cannot be detected: {error.remedy}",
         }
         log_line(f"rehearsal: {texts[error.problem]}; until then the job is not resized")
         return {
@@ -265,7 +285,9 @@ class Rehearsal:
         if self._problem and self._clock() < self._declined_at + _AGAIN_S:
             return {}
         if self._problem == "no-room" and not self.replaces(paths):
-            missing = kept_checkpoint.room_missing(paths, run_id=self._run_id, home=self._home)
+            missing = kept_checkpoint.room_missing(
+                paths, run_id=self._run_id, directories=self._file.directories
+            )
             if missing:
                 return {}
         self._problem = ""

@@ -1,19 +1,27 @@
 """State of a script that is kept over the restarts of its job.
 
-A small JSON file in `.slurm-elastic/` below the directory of submission. Without it (a read-only
-directory) the count of checkpoints begins at 0 and the script has to resume once more before the
-job can be resized.
+A small JSON file in one of the directories of `state_directory`. Without it (none can be written)
+the count of checkpoints begins at 0 and the script has to resume once more before the job can be
+resized.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from slurm_elastic.job.environment.state_directory import (
+    REVISION,
+    revision,
+    state_directories,
+    versions,
+    write_own,
+)
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
@@ -75,37 +83,49 @@ class ResumeState:
 
 
 class ResumeStateFile:
-    """File of one job's `ResumeState`."""
+    """File of one job's `ResumeState`.
 
-    def __init__(self, run_id: str, directory: Path | None = None) -> None:
-        submitted_from = os.environ.get("SLURM_SUBMIT_DIR") or "."
-        self.path = (directory or Path(submitted_from) / ".slurm-elastic") / f"{run_id}.json"
+    Args:
+        run_id: of the job.
+        directories: in which it may lie, the preferred one first; None: those of `state_directory`.
+    """
+
+    def __init__(self, run_id: str, directories: Sequence[str] | None = None) -> None:
+        self.directories = state_directories(os.environ) if directories is None else directories
+        self._name = f"{run_id}.json"
+        self._revision = 0
         self._complained = False
 
     def load(self) -> ResumeState:
-        """Read the state; return a new one if the file is missing or invalid."""
-        try:
-            return ResumeState.of(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return ResumeState()
+        """Read the newest valid state; return a new one if there is none."""
+        loaded: ResumeState | None = None
+        for directory, text in versions(self.directories, self._name):
+            self._revision = max(self._revision, revision(text))
+            if loaded is None:
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
+                    loaded = ResumeState.of(json.loads(text))
+                    # It stays where it is, as long as that can be written.
+                    others = (other for other in self.directories if other != directory)
+                    self.directories = (directory, *others)
+        return loaded or ResumeState()
 
     def save(self, state: ResumeState) -> bool:
         """Write the state; return whether it is written. Log the first failure only."""
-        temporary = self.path.with_suffix(".tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(state.to_body(), file)
-                if state.kept is not None:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(self.path)
-        except OSError as error:
-            if not self._complained:
-                self._complained = True
-                log_line(
-                    f"{self.path}: not written ({error.strerror}); after a requeue the script has"
-                    " to show again that it resumes"
-                )
-            return False
-        return True
+        self._revision += 1
+        text = json.dumps({REVISION: self._revision, **state.to_body()})
+        failures = []
+        for directory in self.directories:
+            try:
+                write_own(f"{directory}/{self._name}", text, durable=state.kept is not None)
+            except OSError as error:
+                failures.append(f"{directory} ({error.strerror})")
+            else:
+                return True
+        if not self._complained:
+            self._complained = True
+            log_line(
+                f"no place for the state of the job: {', '.join(failures)}; until one of them can"
+                " be written the script is not shown to resume, and the job is not resized: make"
+                " one writable, or submit from a directory of your own"
+            )
+        return False

@@ -11,7 +11,6 @@ Reports and orders of such scripts (defined in docs/esrun.md):
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -21,16 +20,16 @@ from typing import Any, Protocol
 
 from slurm_elastic.core.report import Orders
 from slurm_elastic.job.complete_marker import CompleteMarker
+from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
-from slurm_elastic.job.unmodified.inotify import ReadWatch
-from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
+from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
+from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
-from slurm_elastic.job.world_variables import batch_may_change
 
 #: Seconds between scans without events: by default, while a checkpoint is incomplete, and while the
 #: controller waits for one.
@@ -39,15 +38,6 @@ _BURST_S = 0.1
 #: The same until there is a checkpoint: its directory is not watched yet, and two saves that are
 #: found at once would be taken for one.
 _FIRST_TICK_S = 1.0
-#: A read of any checkpoint written so many seconds before the newest one is a resume.
-_SAME_READ_S = 60.0
-#: A rehearsal may begin at a checkpoint that was shown to be complete so many seconds before its
-#: notice: what was trained since its last change is lost (our choice).
-_FRESH_S = 120.0
-#: Times that a checkpoint is kept which the script replaces meanwhile.
-_MOST_COPIES = 3
-#: Seconds that the end of an attempt waits for a copy under way to be removed.
-_END_COPY_S = 5.0
 #: Longest time for which ranks are frozen (our choice: the controller requeues the job within
 #: seconds; NCCL's watchdog ends ranks after 8 or 10 minutes).
 _FROZEN_S = 120.0
@@ -111,14 +101,16 @@ class ScriptWatch:
         self._guard = guard
         self._clock = clock
         self._settle = SettleTime(self._resume.pause_s, least_s=least_settle_s(pattern, hosts))
+        marker = CompleteMarker(complete) if complete else None
         self._scanner = CheckpointScanner(
             pattern,
             settle=self._settle,
-            marker=CompleteMarker(complete) if complete else None,
+            marker=marker,
             ranks=world,
             clock=clock,
         )
-        self._scanner.before_read = self._ignore_own_read
+        self._reads = ResumeDetection()
+        self._scanner.before_read = self._reads.ignore
         self._lock = threading.Lock()
         self._orders = Orders()
         self._notice_at = 0.0
@@ -128,15 +120,10 @@ class ScriptWatch:
         self._answered_notice: int | None = None
         self._due: ScriptCheckpoint | None = None
         self._frozen_at: float | None = None
-        self._rehearsal = Rehearsal(self._resume, resume_file, run_id, pattern=pattern, clock=clock)
-        self._keeping = self._has_ended = False
-        self._keeper: threading.Thread | None = None
-        self._copies = 0
-        self._declined: int | None = None
-        self._save: list[ScriptCheckpoint] = []
-        self._saved_at = -math.inf
-        self._read_watch: ReadWatch | None = None
-        self._candidates: frozenset[str] = frozenset()
+        self._rehearsal = Rehearsal(
+            self._resume, resume_file, run_id, pattern=pattern, marker=marker, clock=clock
+        )
+        self._copy = RehearsalCopy(self._rehearsal, self, state, lock=self._lock, clock=clock)
         self._written = 0
         self._last_complete: float | None = None
         self._last_save = 0
@@ -152,22 +139,16 @@ class ScriptWatch:
             originals = self._rehearsal.begin_attempt()
             self._scanner.accept_existing()
             self._written = 0
-            self._save, self._has_ended = [], False
+            self._copy.begin_attempt()
             self._program_step = None
             self._due = self._frozen_at = None
             self._begun_at_start = self._scanner.begun
             self._training.begin_attempt()
             self._last_complete = None
-            self._close_read_watch()
+            self._reads.close()
             existing = self._scanner.complete
             if restarted and existing and self._resume.count:
-                newest = existing[0].written
-                candidates = {c.path for c in existing if c.written >= newest - _SAME_READ_S}
-                self._candidates = frozenset(candidates | originals)
-                self._read_watch = ReadWatch(self._candidates)
-                if not self._read_watch.is_active:
-                    log_line("inotify: no watch on the checkpoints: a resume cannot be detected")
-                    self._close_read_watch()
+                self._reads.begin(existing, originals)
         self._state.update(
             {
                 "kind": "script",
@@ -179,7 +160,7 @@ class ScriptWatch:
             }
         )
 
-    def hear_program(self, fields: dict[str, Any]) -> None:
+    def record_program_step(self, fields: dict[str, Any]) -> None:
         """Take the step of a save from a report of `slurm_elastic.integrations`.
 
         A checkpoint is reported when it is complete, not when the program says so: the field is
@@ -198,11 +179,9 @@ class ScriptWatch:
         """
         if code == 0:
             self.count_last()
-        self._has_ended = True
-        if self._keeper is not None:
-            self._keeper.join(_END_COPY_S)
+        self._copy.end_attempt()
         with self._lock:
-            resumed = self._has_resumed()
+            resumed = self._reads.has_resumed()
             fields = self._rehearsal.end_attempt(code, resumed=resumed)
         self._state.update(fields)
 
@@ -223,8 +202,7 @@ class ScriptWatch:
         with self._lock:
             is_new_notice = orders.action == "notice" and orders.notice != self._orders.notice
             if is_new_notice and self._send_signal:
-                for checkpoint in self._scanner.scan():
-                    self._count(checkpoint)
+                self.count_new()
                 self._begun_before = self._scanner.begun
             old_orders, self._orders = self._orders, orders
             if is_new_notice:
@@ -234,7 +212,7 @@ class ScriptWatch:
                 request = "requesting a" if self._can_signal() else "waiting for the next"
                 reason = orders.reason or "a resize"
                 log_line(f"notice {orders.notice}: {reason}; {request} checkpoint")
-                self._copies = 0
+                self._copy.begin_notice()
                 self._due = None
             elif orders.action != "notice" and old_orders.action == "notice":
                 self._guard.unguard()
@@ -294,25 +272,33 @@ class ScriptWatch:
     def check(self) -> None:
         """Scan the checkpoints once, and report."""
         with self._lock:
-            for checkpoint in self._scanner.scan():
-                self._count(checkpoint)
+            self.count_new()
             self._keep_if_due()
             self._answer_if_due()
             self._thaw_if_late()
+
+    @property
+    def orders(self) -> Orders:
+        """The present orders; none, once the watch has stopped."""
+        return Orders() if self._is_stopped else self._orders
+
+    def count_new(self) -> bool:
+        """Scan and count what has become complete; return whether no save is under way."""
+        for checkpoint in self._scanner.scan():
+            self._count(checkpoint)
+        return not self._scanner.unsettled
 
     def _count(self, checkpoint: ScriptCheckpoint) -> None:
         """Count and report a complete checkpoint."""
         self._rehearsal.observe(checkpoint)
         if self._orders.action != "notice":
             self._rehearsal.withdraw()
-        self._saved_at = self._clock()
         same_save = checkpoint.save == self._last_save != 0
         self._last_save = checkpoint.save
+        self._copy.add(checkpoint, same_save=same_save)
         if same_save:
-            self._save.append(checkpoint)
             self._state.update(self._notice_fields(checkpoint))
             return
-        self._save = [checkpoint]
         self._written += 1
         earlier_count = self._resume.count
         self._resume.count = max(earlier_count + 1, self._program_step or 0)
@@ -341,102 +327,24 @@ class ScriptWatch:
         self._state.update(fields | self._notice_fields(checkpoint))
 
     def _keep_if_due(self) -> None:
-        """Begin to keep the newest save, if a rehearsal is asked for and the save is due."""
+        """Begin to copy the newest save, if a rehearsal is asked for."""
         orders = self._orders
         if orders.action != "notice" or not orders.rehearsal or self._resume.proven:
             return
-        if (
-            self._keeping
-            or self._has_ended
-            or orders.notice in (self._answered_notice, self._declined)
-        ):
-            return
-        if self._scanner.unsettled or not self._save:
-            return
-        if self._signalled_notice == orders.notice:
-            is_due = self._save[-1].changed_at >= self._notice_at
-        else:
-            is_due = self._saved_at >= self._notice_at - _FRESH_S
-        if not is_due:
-            return
-        self._keeping = True
-        arguments = (orders.notice, list(self._save))
-        self._keeper = threading.Thread(target=self._keep, args=arguments, name="keep")
-        self._keeper.daemon = True
-        self._keeper.start()
+        if orders.notice != self._answered_notice and not self._scanner.unsettled:
+            is_signalled = self._signalled_notice == orders.notice
+            self._copy.start_if_due(orders.notice, self._notice_at, is_signalled=is_signalled)
 
-    def _keep(self, notice: int | None, save: list[ScriptCheckpoint]) -> None:
-        """Keep a save, and answer the notice. Runs in a thread of its own: a copy takes time."""
-        started = time.monotonic()
-        kept: KeptCheckpoint | None = None
-        problem: KeepError | None = None
-        paths = [checkpoint.path for checkpoint in save]
-        try:
-            self._check_read_watch(paths)
-            kept = self._rehearsal.keep(paths, lambda: not self._asks(notice))
-        except KeepError as error:
-            problem = error
+    def copy_ended(self) -> None:
+        """Look whether another copy is due."""
         with self._lock:
-            self._keeping = False
-            for checkpoint in self._scanner.scan():
-                self._count(checkpoint)
-            # The scan and the copy have seen the same version, or the copy is of no use.
-            if kept is not None and (
-                self._save != save or self._scanner.unsettled or not kept.intact()
-            ):
-                problem = KeepError("changes")
-            if problem is not None and self._save == save:
-                self._save = []  # the next one is tried
-            self._record_kept(notice, kept, problem, time.monotonic() - started)
             self._keep_if_due()
         self._scanner.wake()
-
-    @staticmethod
-    def _check_read_watch(paths: list[str]) -> None:
-        watch = ReadWatch(paths)
-        watch.close()
-        if not watch.is_active:
-            raise KeepError("no-watch")
-
-    def _asks(self, notice: int | None) -> bool:
-        orders = self._orders
-        over = self._is_stopped or self._has_ended
-        return orders.action == "notice" and orders.notice == notice and not over
-
-    def _record_kept(
-        self,
-        notice: int | None,
-        kept: KeptCheckpoint | None,
-        problem: KeepError | None,
-        seconds: float,
-    ) -> None:
-        if not self._asks(notice):
-            self._rehearsal.discard(kept)
-            return
-        if problem is None and kept is not None and not (self._freeze() and kept.intact()):
-            self._thaw()
-            problem = KeepError("changes")
-        if problem is not None:
-            self._rehearsal.discard(kept)
-            self._copies += 1
-            if problem.problem != "changes" or self._copies >= _MOST_COPIES:
-                self._decline(notice, problem)
-            return
-        if kept is None or not self._rehearsal.commit(kept, seconds):
-            self._thaw()
-            self._decline(notice, KeepError("not-writable", str(self._file.path.parent)))
-            return
-        self._answer(self._save[0])
-
-    def _decline(self, notice: int | None, problem: KeepError) -> None:
-        self._declined = notice
-        fields = self._rehearsal.decline(problem)
-        self._state.update({**fields, "phase": "training", "notice": None})
 
     def _notice_fields(self, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """Return the fields of a report that a complete checkpoint changes under a notice."""
         orders = self._orders
-        if orders.action != "notice" or orders.notice == self._declined:
+        if orders.action != "notice" or orders.notice == self._copy.declined:
             return {}
         kept_first = orders.rehearsal and not self._resume.proven
         if kept_first and self._answered_notice != orders.notice:
@@ -455,16 +363,17 @@ class ScriptWatch:
         """Answer the notice, unless the next save has begun."""
         checkpoint, self._due = self._due, None
         asked = self._orders.action == "notice" and not self.has_answered_notice
-        if checkpoint is not None and asked and not self._scanner.unsettled and self._freeze():
-            self._answer(checkpoint)
+        if checkpoint is not None and asked and not self._scanner.unsettled and self.freeze():
+            self.answer(checkpoint)
 
-    def _answer(self, checkpoint: ScriptCheckpoint) -> None:
+    def answer(self, checkpoint: ScriptCheckpoint) -> None:
+        """Answer the notice: all is saved, in this checkpoint."""
         self._answered_notice, self._due = self._orders.notice, None
         self._guard.arm()
         log_line(f"notice {self._orders.notice}: {Path(checkpoint.path).name} is complete")
         self._state.update({"phase": "saved", "notice": self._orders.notice})
 
-    def _freeze(self) -> bool:
+    def freeze(self) -> bool:
         """Freeze the ranks, so that none begins a save that the requeue would cut.
 
         Where they cannot be frozen the notice is answered all the same.
@@ -474,14 +383,12 @@ class ScriptWatch:
         """
         if self._guard.freeze():
             self._frozen_at = self._clock()
-        for checkpoint in self._scanner.scan():
-            self._count(checkpoint)
-        if self._scanner.unsettled:
-            self._thaw()
+        if not self.count_new():
+            self.thaw()
             return False
         return True
 
-    def _thaw(self) -> None:
+    def thaw(self) -> None:
         """Let the ranks go on; the guards begin anew."""
         self._frozen_at = None
         self._guard.unguard()
@@ -491,7 +398,7 @@ class ScriptWatch:
         """Take back the answer if the job is not requeued."""
         if self._frozen_at is None or self._clock() - self._frozen_at < _FROZEN_S:
             return
-        self._thaw()
+        self.thaw()
         self._answered_notice = None
         log_line(
             f"notice {self._orders.notice}: no requeue within {_FROZEN_S:.0f} s: the ranks go on"
@@ -500,27 +407,13 @@ class ScriptWatch:
 
     def _record_resume(self, earlier_count: int) -> None:
         """Decide at the first new checkpoint of a restart whether the script has resumed."""
-        if self._read_watch is None:
+        if not self._reads.is_active:
             return
-        resumed = self._has_resumed()
-        self._close_read_watch()
+        resumed = self._reads.has_resumed()
+        self._reads.close()
         self._resume.proven = self._resume.proven or resumed
         self._resume.refuted = not resumed
         if resumed:
             self._state.update({"resumed_from": earlier_count})
             log_line("resumed: the script has read its newest checkpoint and written a newer one")
         self._state.update(self._rehearsal.decide(resumed=resumed))
-
-    def _has_resumed(self) -> bool:
-        if self._read_watch is None:
-            return False
-        return bool(self._read_watch.paths_read() & self._candidates)
-
-    def _ignore_own_read(self, path: str) -> None:
-        if self._read_watch is not None:
-            self._read_watch.ignore(path)
-
-    def _close_read_watch(self) -> None:
-        if self._read_watch is not None:
-            self._read_watch.close()
-            self._read_watch = None

@@ -23,7 +23,7 @@ class Attempt:
             run_id="slurm-7",
             run=run,
             has_controller=has_controller,
-            directory=directory,
+            directories=[str(directory)],
             clock=lambda: self.now,
         )
         self.answers = {}

@@ -1,5 +1,7 @@
 """Detection of reads; writes and stats do not count."""
 
+import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.job.unmodified import inotify
 from slurm_elastic.job.unmodified.inotify import DirectoryWatch, ReadWatch
 
 
@@ -94,3 +97,29 @@ def test_events_in_a_directory_end_the_wait(tmp_path: Path) -> None:
     assert watch.renamed() == {str(tmp_path / "b")}
     assert watch.renamed() == set()
     watch.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "remedy"),
+    [
+        ("inotify_init1", errno.EMFILE, "raise fs.inotify.max_user_instances"),
+        ("inotify_add_watch", errno.ENOSPC, "raise fs.inotify.max_user_watches"),
+        ("inotify_add_watch", errno.EACCES, "Permission denied"),
+    ],
+)
+def test_what_the_kernel_refuses_is_named(
+    monkeypatch: pytest.MonkeyPatch, file: Path, call: str, error: int, remedy: str
+) -> None:
+    """The two limits of inotify(7): of instances and of watches."""
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(error)
+        return -1
+
+    library = ctypes.CDLL(None, use_errno=True)
+    monkeypatch.setattr(library, call, refuse)
+    monkeypatch.setattr(inotify.ctypes, "CDLL", lambda *_, **__: library)
+    watch = ReadWatch([str(file)])
+    watch.close()
+    assert not watch.is_active
+    assert remedy in watch.remedy

@@ -16,8 +16,8 @@ from slurm_elastic.job.unmodified import kept_checkpoint
 from slurm_elastic.job.unmodified.resume_state import ResumeState
 from tests.support.script_job import ScriptJob
 
-KEPT = ".slurm-elastic/kept/r-7/before-rehearsal"
-AFTER = ".slurm-elastic/kept/r-7/after-rehearsal"
+KEPT = "memory/kept/r-7/before-rehearsal"
+AFTER = "memory/kept/r-7/after-rehearsal"
 
 Saver = Callable[[ScriptJob, str], None]
 
@@ -78,7 +78,7 @@ def test_a_script_that_resumes_is_proven_and_the_copy_removed(
     content(tmp_path / "ckpt.pt")
     report = save(second, saver, "newer")
     assert (report.proven, report.rehearsal, report.resumed_from) == (True, "", 1)
-    assert not (tmp_path / ".slurm-elastic").exists()
+    assert not (tmp_path / "memory" / "kept").exists()
     assert second.memory.load() == ResumeState(
         count=2, proven=True, kept_saves=1, saves=1, start_world=1, pause_s=0.0
     )
@@ -202,7 +202,7 @@ def test_a_restart_that_had_only_to_finish_leaves_no_copy(tmp_path: Path) -> Non
     content(tmp_path / "ckpt.pt")
     second.watch.end_attempt(0)
     second.finish_copies()
-    assert not (tmp_path / ".slurm-elastic").exists()
+    assert not (tmp_path / "memory" / "kept").exists()
 
 
 def test_what_is_replaced_by_each_save_is_linked_and_all_else_copied(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_notice_that_is_withdrawn_leaves_no_copy(tmp_path: Path) -> None:
     assert job.finish_copies().phase == "saved"
     job.order("resume", 1)
     assert save(job, in_place, "2").rehearsal == "able"
-    assert not (tmp_path / ".slurm-elastic").exists()
+    assert not (tmp_path / "memory" / "kept").exists()
     assert job.memory.load().kept is None
 
 
@@ -373,8 +373,10 @@ def test_a_checkpoint_on_another_file_system_is_kept_beside_it(tmp_path: Path) -
     file = folder / "out" / "a.pt"
     file.write_text("1")
     try:
-        kept = kept_checkpoint.keep([str(file)], run_id="r-7", home=tmp_path)
-        assert kept.place == str(folder / KEPT)
+        kept = kept_checkpoint.keep(
+            [str(file)], run_id="r-7", directories=[str(tmp_path / "memory")]
+        )
+        assert kept.place == str(folder / ".slurm-elastic/kept/r-7/before-rehearsal")
         assert [p.name for p in (folder / "out").iterdir()] == ["a.pt"]
         kept_checkpoint.remove(kept)
     finally:
@@ -390,7 +392,7 @@ def test_links_and_times_within_a_directory_are_kept(tmp_path: Path) -> None:
     (folder / "latest").symlink_to("shards/0")
     (folder / "shards" / "0").chmod(0o440)
     os.utime(folder / "shards" / "0", ns=(1, 123456789))
-    kept = kept_checkpoint.keep([str(folder)], run_id="r", home=tmp_path)
+    kept = kept_checkpoint.keep([str(folder)], run_id="r", directories=[str(tmp_path / "memory")])
     copy = Path(kept.place, "checkpoint-5")
     assert (copy / "latest").readlink() == Path("shards/0")
     assert (copy / "shards" / "0").stat().st_mtime_ns == 123456789
@@ -405,14 +407,14 @@ def test_links_and_times_within_a_directory_are_kept(tmp_path: Path) -> None:
 )
 def test_states_of_older_versions_and_invalid_copies_are_read(tmp_path: Path, body: str) -> None:
     job = ScriptJob(tmp_path)
-    job.memory.path.parent.mkdir(exist_ok=True)
-    job.memory.path.write_text(body)
+    (tmp_path / "memory").mkdir(exist_ok=True)
+    (tmp_path / "memory" / "r-7.json").write_text(body)
     assert job.memory.load() == ResumeState(count=3, proven=True)
 
 
 def test_an_older_esrun_reads_the_state(tmp_path: Path) -> None:
-    job = rehearsed(tmp_path, in_place)
-    body = json.loads(job.memory.path.read_text())
+    rehearsed(tmp_path, in_place)
+    body = json.loads((tmp_path / "memory" / "r-7.json").read_text())
     assert {"count", "proven", "refuted"} <= body.keys()
     assert body["count"] == 1
 
@@ -497,3 +499,67 @@ def test_a_copy_that_replaces_an_unused_one_is_not_taken_for_whole(
     ScriptJob(tmp_path, run=1).watch.end_attempt(1)
     assert content(tmp_path / "ckpt.pt") == "22"
     assert not (tmp_path / KEPT).exists()
+
+
+def save_marked(job: ScriptJob, text: str) -> Report:
+    job.now += 100
+    (job.home / "ckpt.pt").write_text(text)
+    (job.home / "ckpt.pt.done").write_text(text)
+    for name in ("ckpt.pt", "ckpt.pt.done"):
+        os.utime(job.home / name, (job.now, job.now))
+    job.watch.check()
+    return job.finish_copies()
+
+
+def rehearsed_with_marker(home: Path) -> None:
+    job = ScriptJob(home, complete="{}.done")
+    save_marked(job, "old")
+    job.order("notice", 5, rehearsal=True)
+    assert job.finish_copies().phase == "saved"
+    job.watch.end_attempt(None)
+
+
+def test_a_marker_beside_the_checkpoint_is_kept_and_put_back_with_it(tmp_path: Path) -> None:
+    rehearsed_with_marker(tmp_path)
+    second = ScriptJob(tmp_path, run=1, complete="{}.done")
+    (tmp_path / "ckpt.pt.done").unlink()
+    (tmp_path / "ckpt.pt").write_text("torn")
+    second.watch.end_attempt(1)
+    assert content(tmp_path / "ckpt.pt") == content(tmp_path / "ckpt.pt.done") == "old"
+    assert content(tmp_path / AFTER / "ckpt.pt") == "torn"
+    third = ScriptJob(tmp_path, run=2, complete="{}.done")
+    content(tmp_path / "ckpt.pt")
+    assert save_marked(third, "resumed").proven
+
+
+def test_a_script_that_has_read_the_marker_only_has_not_resumed(tmp_path: Path) -> None:
+    rehearsed_with_marker(tmp_path)
+    second = ScriptJob(tmp_path, run=1, complete="{}.done")
+    content(tmp_path / "ckpt.pt.done")
+    assert save_marked(second, "anew").rehearsal == "refuted"
+
+
+def test_an_old_marker_is_not_put_beside_a_newer_checkpoint(tmp_path: Path) -> None:
+    rehearsed_with_marker(tmp_path)
+    second = ScriptJob(tmp_path, run=1, complete="{}.done")
+    save_marked(second, "anew")
+    (tmp_path / "ckpt.pt.done").unlink()
+    (tmp_path / "ckpt.pt").write_text("torn")
+    second.watch.end_attempt(1)
+    assert content(tmp_path / "ckpt.pt") == "torn", "it has as much progress"
+    assert not (tmp_path / "ckpt.pt.done").exists()
+    (tmp_path / "ckpt.pt").unlink()
+    second.watch.end_attempt(1)
+    assert content(tmp_path / "ckpt.pt") == content(tmp_path / "ckpt.pt.done") == "old"
+
+
+def test_a_checkpoint_is_not_put_back_from_a_directory_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rehearsed(tmp_path, in_place)
+    second = ScriptJob(tmp_path, run=1)
+    in_place(second, "torn")
+    monkeypatch.setattr(kept_checkpoint, "is_own", lambda _: False)
+    second.watch.end_attempt(1)
+    assert content(tmp_path / "ckpt.pt") == "torn"
+    assert "belongs to another user" in capfd.readouterr().err

@@ -319,10 +319,10 @@ def test_a_state_that_cannot_be_written_is_logged_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    memory = ResumeStateFile("r-7", tmp_path / "file")
+    memory = ResumeStateFile("r-7", [str(tmp_path / "file" / "state")])
     memory.save(ResumeState(count=1))
     memory.save(ResumeState(count=2))
-    assert capfd.readouterr().err.count("has to show again") == 1
+    assert capfd.readouterr().err.count("no place for the state") == 1
     assert memory.load() == ResumeState()
 
 
@@ -334,14 +334,14 @@ def test_the_longest_pause_is_kept_over_a_requeue(tmp_path: Path) -> None:
     first.write("s1-optimizer.pt")
     first.settle()
     assert first.memory.load().pause_s == pytest.approx(7)
-    first.memory.path.write_text('{"count": 3, "pause_s": "hostile"}')
+    (tmp_path / "memory" / "r-7.json").write_text('{"count": 3, "pause_s": "hostile"}')
     assert first.memory.load() == ResumeState(count=3)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"count": "x", "proven": 1, "refuted": 0}', "{}"])
 def test_an_invalid_state_file_is_ignored(tmp_path: Path, text: str) -> None:
-    memory = ResumeStateFile("r-7", tmp_path)
-    memory.path.write_text(text)
+    memory = ResumeStateFile("r-7", [str(tmp_path)])
+    (tmp_path / "r-7.json").write_text(text)
     assert memory.load() == ResumeState()
 
 
@@ -350,15 +350,15 @@ def test_the_start_world_is_that_of_the_first_checkpoint(tmp_path: Path) -> None
     Job(tmp_path, run=1, world=2).save()
     assert Job(tmp_path, run=2, world=8).save().step == 2
     text = (tmp_path / "memory" / "r-7.json").read_text()
-    assert ResumeStateFile("r-7", tmp_path / "memory").load().start_world == 2
+    assert ResumeStateFile("r-7", [str(tmp_path / "memory")]).load().start_world == 2
     assert '"start_world": 2' in text  # as `world_variables.read_start_world` reads it
 
 
 def test_a_state_of_the_release_before_is_read(tmp_path: Path) -> None:
-    memory = ResumeStateFile("r-7", tmp_path)
-    memory.path.write_text('{"count": 4, "proven": true, "refuted": false}')
+    memory = ResumeStateFile("r-7", [str(tmp_path)])
+    (tmp_path / "r-7.json").write_text('{"count": 4, "proven": true, "refuted": false}')
     assert memory.load() == ResumeState(count=4, proven=True)
-    memory.path.write_text('{"count": 4, "proven": true, "jump": 5}')
+    (tmp_path / "r-7.json").write_text('{"count": 4, "proven": true, "jump": 5}')
     assert memory.load() == ResumeState()
 
 
@@ -375,7 +375,7 @@ def test_a_jump_is_reported_by_all_later_attempts(
 
 def test_steps_of_the_program_replace_the_count_of_checkpoints(job: Job) -> None:
     fields = {"kind": "script", "step": 130, "checkpoint_step": 120}
-    job.watch.hear_program(fields)
+    job.watch.record_program_step(fields)
     assert "checkpoint_step" not in fields  # not before it is complete
     job.state.update(fields)
     report = job.save()

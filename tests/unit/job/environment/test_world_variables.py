@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.job.esrun_options import UsageError, parse
-from slurm_elastic.job.world_variables import (
+from slurm_elastic.job.environment.world_variables import (
     accumulation,
     batch_may_change,
     fixed_batch,
@@ -15,6 +14,7 @@ from slurm_elastic.job.world_variables import (
     read_start_world,
     world_variables,
 )
+from slurm_elastic.job.esrun_options import UsageError, parse
 
 
 @given(st.integers(1, 5000), st.integers(1, 600))

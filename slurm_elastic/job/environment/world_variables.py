@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_elastic.job.environment.state_directory import number_after, state_directories, versions
+
 #: Set by slurmd in jobs submitted with --elastic.
 _DIRECTIVE = "SLURM_SPANK_ELASTIC"
 _KEY = '"start_world":'
@@ -110,16 +112,10 @@ def _batch_limits(directive: str) -> tuple[int | None, int | None]:
 
 def read_start_world(env: Mapping[str, str], run_id: str) -> int | None:
     """Return the start world from the job's file; None if it has none or cannot be read."""
-    folder = env.get("SLURM_SUBMIT_DIR") or "."
-    try:
-        with open(f"{folder}/.slurm-elastic/{run_id}.json", "rb") as file:  # noqa: PTH123 - as above
-            text = file.read(65536).decode("utf-8", "replace")
-    except OSError:
-        return None
-    # esrun wrote it with json.dumps; importing json would delay each start by some milliseconds.
-    digits = text.partition(_KEY)[2].lstrip()
-    end = next((at for at, char in enumerate(digits) if not char.isdecimal()), len(digits))
-    return int(digits[:end]) if _is_count(digits[:end]) else None
+    for _, text in versions(state_directories(env), f"{run_id}.json"):
+        world = number_after(text, _KEY)
+        return world if world and world < 10**_MAX_DIGITS else None
+    return None
 
 
 def _is_count(text: str) -> bool:

@@ -1,0 +1,1 @@
+"""What the environment of a batch script says of its job."""
