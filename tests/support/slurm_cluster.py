@@ -10,7 +10,9 @@ from pathlib import Path
 CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
 sys.path.insert(0, str(CLUSTER_DIR))
 
-from clusterlib.lifecycle import exec_command  # noqa: E402
+from clusterlib.lifecycle import exec_command, home_of  # noqa: E402
+
+from tests.support.node_sessions import NodeSessions  # noqa: E402
 
 #: By how much waits may be longer than on a calm machine: several clusters share it. They bound
 #: a test that hangs; no test asserts a time.
@@ -62,6 +64,7 @@ class SlurmCluster:
     def __init__(self, name: str) -> None:
         self.name = name
         self.jobs: list[int] = []
+        self._sessions: dict[str, NodeSessions] = {}
 
     def exec(
         self,
@@ -75,13 +78,14 @@ class SlurmCluster:
     ) -> subprocess.CompletedProcess[str]:
         """Run `command` (a string: by bash) on a node; with `check`, a failure fails the test."""
         words = ["bash", "-c", command] if isinstance(command, str) else command
-        done = subprocess.run(
-            [*exec_command(self.name, node, user), *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_FACTOR * timeout,
-            check=False,
+        if node not in self._sessions:
+            self._sessions[node] = NodeSessions(exec_command(self.name, node, "root"))
+        done = self._sessions[node].run(
+            words,
+            user=user,
+            home=home_of(user),
+            stdin=stdin,
+            timeout_s=WAIT_FACTOR * timeout,
         )
         if check:
             assert done.returncode == 0, f"{command}: rc {done.returncode}: {done.stderr}"

@@ -101,9 +101,14 @@ def container(name: str, host: str) -> str:
     raise ClusterError(f"there is no {host} in cluster {name}; it has {hosts}")
 
 
+def home_of(user: str) -> str:
+    """Return a user's home on the nodes."""
+    return "/root" if user == "root" else f"/shared/home/{user}"
+
+
 def exec_command(name: str, host: str, user: str, *, terminal: bool = False) -> list[str]:
     """Return the beginning of a `docker exec` as this user, in the user's home."""
-    home = "/root" if user == "root" else f"/shared/home/{user}"
+    home = home_of(user)
     user_variables = {"HOME": home, "USER": user, "LOGNAME": user}
     environment = [f"--env={key}={value}" for key, value in user_variables.items()]
     flags = ["-it"] if terminal else ["-i"]
