@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -40,27 +41,56 @@ export SLURM_ELASTIC_CONTROLLER=ctld:7321
 d=/shared/scratch/failing-$SLURM_JOB_ID
 [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] || rm -rf $d ~/.slurm-elastic/*-$SLURM_JOB_ID.*
 mkdir -p $d; cd $d
-esrun --checkpoint 'ckpt/*.json' python /shared/scratch/failing.py {how} {last}
+esrun --checkpoint 'ckpt/*.json' python /shared/scratch/{script} {how} {last}
 code=$?
 echo "script ends with $code"
 exit $code
 """
 
 
-@pytest.fixture
-def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    text = eager_config().replace("[resize]", "[resize]\ntrial_s = 8")
-    text = text.replace("notice_s = 10", "notice_s = 60")
-    cluster.exec("cat >/shared/scratch/failing.py", user="alice", stdin=SCRIPT)
-    with running(cluster, text, reporters=()) as daemon:
-        yield daemon
+#: A job that has no newer checkpoint eight seconds after its start in a new shape has failed.
+CONFIG = (
+    eager_config()
+    .replace("[resize]", "[resize]\ntrial_s = 8")
+    .replace("notice_s = 10", "notice_s = 60")
+)
 
 
-def submit(cluster: SlurmCluster, how: str, last: int, *, elastic: str = "1-4") -> int:
-    shape = ("-Jreal", f"--elastic={elastic}", "-Ca100&rack2", "--time=20", "--open-mode=append")
-    return cluster.sbatch(
-        JOB.format(how=how, last=last), *shape, "-o", "/shared/scratch/failing-%j.out"
-    )
+class Case(NamedTuple):
+    """A job that fails on more than two GPUs."""
+
+    how: str
+    code: str  # of the reason that bars the sizes
+    directive: str
+    fails: list[int]  # sizes, in the order in which they are tried
+    place: str  # nodes for this job, of four GPUs
+
+
+CASES = (
+    Case("assert", "program-failed", "1-4", [4, 3], "a100&rack2"),
+    Case("signal", "program-failed", "1-4,sizes=1:2:4", [4], "v100&rack1"),
+    Case("idle", "program-ended", "1-4,sizes=1:2:4", [4], "v100&rack2"),
+    Case("hang", "no-newer-checkpoint", "1-4,sizes=1:2:4", [4], "v100&rack2"),
+)
+
+
+def steps(case: Case) -> int:
+    """Return for how many steps a job trains: some after it has failed everywhere."""
+    return 176 + 48 * len(case.fails)
+
+
+def submit(
+    cluster: SlurmCluster,
+    how: str,
+    last: int,
+    directive: str,
+    place: str = "a100&rack1",
+    script: str = "failing.py",
+) -> int:
+    cluster.exec(f"cat >/shared/scratch/{script}", user="alice", stdin=SCRIPT)
+    shape = ("-Jreal", f"--elastic={directive}", f"-C{place}", "--time=20", "--open-mode=append")
+    job = JOB.format(script=script, how=how, last=last)
+    return cluster.sbatch(job, *shape, "-o", "/shared/scratch/failing-%j.out")
 
 
 def written(cluster: SlurmCluster, job: int) -> str:
@@ -71,52 +101,55 @@ def history(daemon: Daemon, job: int) -> list[dict]:
     return json.loads(daemon.selastic("history", str(job), "--json"))["changes"]
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "elastic", "fails"),
-    [("assert", "program-failed", "1-4", [4, 3]),
-     ("signal", "program-failed", "1-4,sizes=1:2:4", [4]),
-     ("idle", "program-ended", "1-4,sizes=1:2:4", [4]),
-     ("hang", "no-newer-checkpoint", "1-4,sizes=1:2:4", [4])],
-)  # fmt: skip
-def test_it_goes_back_trains_on_and_completes(
-    cluster: SlurmCluster, daemon: Daemon, how: str, code: str, elastic: str, fails: list[int]
-) -> None:
-    last = 176 + 48 * len(fails)
-    job = submit(cluster, how, last, elastic=elastic)
+@pytest.fixture(scope="module")
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    with running(cluster, CONFIG, reporters=()) as daemon:
+        yield daemon
 
-    def barred() -> dict[int, str]:
-        answer = daemon.selastic("explain", str(job), "--json", check=False)
-        rows = json.loads(answer)["barred"] if answer.startswith("{") else []
-        return {row["gpus"]: row["reason"]["code"] for row in rows}
 
-    until(lambda: barred().keys() == {*fails}, seconds=150, what=lambda: daemon.log()[-5000:])
-    assert set(barred().values()) == {code}
-    assert f"`selastic release {job}`" in daemon.selastic("explain", str(job))
-    cluster.wait(job, "COMPLETED", timeout=180)
-    out = written(cluster, job)
-    starts = [line.split() for line in out.splitlines() if line.startswith("start ")]
-    steps = [(int(w.split("=")[1]), int(s.split("=")[1])) for _, w, s in starts]
-    assert [w for w, _ in steps if w > 2] == fails, out
-    assert [s for _, s in steps] == sorted(s for _, s in steps), "no step is lost: " + out
-    newest = cluster.exec(f"ls /shared/scratch/failing-{job}/ckpt | tail -1").stdout
-    assert newest.strip() == f"{last:05d}.json"
-    rows = history(daemon, job)
-    outcomes = {row["to"].split()[0]: row["outcome"] for row in rows if row["action"] == "grow"}
-    assert [outcomes[str(gpus)] for gpus in fails] == ["failed"] * len(fails), rows
-    assert outcomes["2"] == "done"
-    daemon.check_log()
+def barred(daemon: Daemon, job: int) -> dict[int, str]:
+    """Return the sizes on which a job may not run, each with the code of the reason."""
+    answer = daemon.selastic("explain", str(job), "--json", check=False)
+    rows = json.loads(answer)["barred"] if answer.startswith("{") else []
+    return {row["gpus"]: row["reason"]["code"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: SlurmCluster, daemon: Daemon) -> Iterator[dict[str, int]]:
+    """Submit the jobs of all cases: they fail side by side, as they mostly wait.
+
+    Checks of each, while it runs, which sizes are barred.
+    """
+    jobs = {c.how: submit(cluster, c.how, steps(c), c.directive, c.place) for c in CASES}
+    cluster.jobs.clear()  # which the end of a test would cancel
+    left = {case.how: case for case in CASES}
+
+    def all_barred() -> bool:
+        for how, case in list(left.items()):
+            shapes = barred(daemon, jobs[how])
+            if shapes.keys() == {*case.fails}:
+                assert set(shapes.values()) == {case.code}, how
+                assert f"`selastic release {jobs[how]}`" in daemon.selastic(
+                    "explain", str(jobs[how])
+                )
+                del left[how]
+        return not left
+
+    until(all_barred, seconds=150, what=lambda: f"{left}: {daemon.log()[-5000:]}")
+    yield jobs
+    cluster.jobs += jobs.values()
 
 
 def test_a_job_that_fails_everywhere_is_held_not_ended(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
-    job = submit(cluster, "assert", 3200)
+    job = submit(cluster, "assert", 3200, "1-4", script="everywhere.py")
     daemon.wait_for(rf"JobId={job} Transition=\d+ State=NOTIFY Action=grow", timeout=60)
-    cluster.exec("echo 'raise SystemExit(9)' >/shared/scratch/failing.py", user="alice")
+    cluster.exec("echo 'raise SystemExit(9)' >/shared/scratch/everywhere.py", user="alice")
     daemon.wait_for(f"JobId={job} Action=hold Reason=trials-failed", timeout=90)
     assert cluster.state(job) == "PENDING"
     assert "exit code 9" in daemon.selastic("explain", str(job))
-    cluster.exec("cat >/shared/scratch/failing.py", user="alice", stdin=SCRIPT)
+    cluster.exec("cat >/shared/scratch/everywhere.py", user="alice", stdin=SCRIPT)
     daemon.selastic("release", str(job))
     cluster.wait(job, "RUNNING", timeout=60)
     count = f"ls /shared/scratch/failing-{job}/ckpt | wc -l"
@@ -125,10 +158,32 @@ def test_a_job_that_fails_everywhere_is_held_not_ended(
     daemon.check_log()
 
 
-def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
-    cluster: SlurmCluster, daemon: Daemon
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.how)
+def test_it_goes_back_trains_on_and_completes(
+    cluster: SlurmCluster, daemon: Daemon, jobs: dict[str, int], case: Case
 ) -> None:
-    job = submit(cluster, "signal", 224, elastic="1-4,sizes=1:4")
+    job, fails = jobs[case.how], case.fails
+    cluster.wait(job, "COMPLETED", timeout=180)
+    out = written(cluster, job)
+    starts = [line.split() for line in out.splitlines() if line.startswith("start ")]
+    starts_at = [(int(w.split("=")[1]), int(s.split("=")[1])) for _, w, s in starts]
+    assert [w for w, _ in starts_at if w > 2] == fails, out
+    assert [s for _, s in starts_at] == sorted(s for _, s in starts_at), "no step is lost: " + out
+    newest = cluster.exec(f"ls /shared/scratch/failing-{job}/ckpt | tail -1").stdout
+    assert newest.strip() == f"{steps(case):05d}.json"
+    rows = history(daemon, job)
+    outcomes = {row["to"].split()[0]: row["outcome"] for row in rows if row["action"] == "grow"}
+    assert [outcomes[str(gpus)] for gpus in fails] == ["failed"] * len(fails), rows
+    assert outcomes["2"] == "done"
+    daemon.check_log()
+
+
+def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
+    cluster: SlurmCluster, daemon: Daemon, jobs: dict[str, int]
+) -> None:
+    for job in jobs.values():  # which need a controller
+        cluster.wait(job, "COMPLETED", "FAILED", timeout=180)
+    job = submit(cluster, "signal", 224, "1-4,sizes=1:4")
     daemon.when(job, "VERIFY", f"kill -9 {daemon.pid}", action="grow")
     until(
         lambda: "waiting for the controller" in written(cluster, job),
