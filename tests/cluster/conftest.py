@@ -32,7 +32,7 @@ LONG = (
 )  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
-    "test_demo.py", "test_engine.py", "test_esrun.py", "test_failed_changes.py", "test_guard.py",
+    "test_demo.py", "test_engine.py", "test_esrun.py", "test_guard.py",
     "test_near_places.py", "test_rehearsal.py", "test_rights.py",
 )  # fmt: skip
 for _name in {*LONG, *SINGLE_TESTS}:

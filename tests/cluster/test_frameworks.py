@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.curves import steps_of
-from tests.support.selasticd import Daemon, eager_config
+from tests.support.selasticd import Daemon, eager_config, run_concurrently
 from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
 
 ENVIRONMENT = "/opt/frameworks"
@@ -175,9 +175,8 @@ def trainings(
     try:
         daemon.start()
         trainings.stage()
-        trainings.run_undisturbed()
         trainings.submit()
-        trainings.watch()
+        run_concurrently(trainings.run_undisturbed, trainings.watch)
         yield trainings
     finally:
         daemon.close()

@@ -152,7 +152,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
             for line in daemon.selastic("explain", str(frozen), check=False).splitlines()
             if "frozen" in line and line not in said
         ]
-        time.sleep(1)
+        time.sleep(3)
     print(seen, *said, sep="\n")
     assert seen["A", "v100"][-1] < 8
     assert seen["B", "v100"] == [4, 8]

@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,10 +138,17 @@ class Daemon:
 
     def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 60) -> re.Match[str]:
         """Wait for a match in the log, after so many characters, and return it."""
-        end = time.monotonic() + WAIT_FACTOR * timeout
-        while not (match := re.compile(pattern).search(log := self.log(), after)):
-            assert time.monotonic() < end, f"no {pattern!r} in time in\n{log[after:]}"
-            time.sleep(0.2)
+        log = ""
+        match = None
+
+        def there() -> re.Match[str] | None:
+            nonlocal log, match
+            log = self.log()
+            match = re.compile(pattern).search(log, after)
+            return match
+
+        until(there, seconds=timeout, what=lambda: f"no {pattern!r} in\n{log[after:]}")
+        assert match
         return match
 
     def when(
