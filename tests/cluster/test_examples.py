@@ -3,7 +3,6 @@
 They train at the same time; the tests look at what they have left behind.
 """
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.selasticd import Daemon, eager_config
 from tests.support.slurm_cluster import SlurmCluster
+from tests.support.staged_jobs import StagedJobs
 
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"
@@ -58,18 +58,14 @@ SUBMITTED = {
 }
 
 
-class Examples:
+class Examples(StagedJobs):
     """Jobs of the examples.
 
     Attributes:
-        explained: what `selastic explain` said of the one without checkpoints.
+        explained: the answer of `selastic explain` for the one without checkpoints.
     """
 
-    def __init__(self, cluster: SlurmCluster, daemon: Daemon) -> None:
-        self.cluster = cluster
-        self.daemon = daemon
-        self.jobs: dict[str, int] = {}
-        self.explained = ""
+    explained = ""
 
     def submit(self, names: list[str]) -> None:
         for name in names:
@@ -87,7 +83,7 @@ class Examples:
         """Wait until the last job has ended; order stages for the GPT once it has two GPUs."""
         end = time.monotonic() + PATIENCE_S
         ordered = False
-        while running := self._running():
+        while running := self.running():
             assert time.monotonic() < end, f"{running}\n{self.daemon.log()}"
             if "unmodified" in running and "Not yet" not in self.explained:
                 job = str(self.jobs["unmodified"])
@@ -97,35 +93,12 @@ class Examples:
                 ordered = True
             time.sleep(1)
 
-    def _running(self) -> dict[str, str]:
-        """Return state and GPUs per node of jobs that have not ended, as squeue writes them."""
-        ids = ",".join(map(str, self.jobs.values()))
-        text = self.cluster.exec(f"squeue -h -j {ids} -o '%i %T,%b'").stdout
-        found = dict(line.split() for line in text.splitlines())
-        return {name: found[str(job)] for name, job in self.jobs.items() if str(job) in found}
-
-    def runs(self, name: str) -> tuple[str, list[int]]:
-        """Return the final state of a job, and the GPUs of each of its runs."""
-        done = self.cluster.exec(
-            f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
-        ).stdout.splitlines()
-        gpus = [int(n) for line in done for n in re.findall(r"gres/gpu=(\d+)", line)]
-        return done[-1].partition("|")[0], gpus
-
     def grew(self, name: str) -> None:
         """Check that a job was resized and completed."""
         state, gpus = self.runs(name)
         assert state == "COMPLETED", self.log(name)
         assert 1 in gpus, gpus
         assert 2 in gpus, f"{gpus}\n{self.log(name)}\n{self.daemon.log()}"
-
-    def lines(self, name: str, file: str) -> list[dict[str, Any]]:
-        """Return the records that an example has written, one per line."""
-        text = self.cluster.exec(f"cat {STAGE}/{name}/{file}").stdout
-        return [json.loads(line) for line in text.splitlines()]
-
-    def log(self, name: str) -> str:
-        return self.cluster.exec(f"cat {STAGE}/{name}.log", check=False).stdout
 
 
 def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
@@ -141,7 +114,7 @@ def examples(cluster: SlurmCluster) -> Iterator[Examples]:
     for name in names:
         cluster.exec(f"cat >{STAGE}/paced/train_{name}.py", stdin=PACED.read_text(), user="alice")
     daemon = Daemon(cluster, eager_config().replace("notice_s = 10", "notice_s = 30"), reporters=())
-    examples = Examples(cluster, daemon)
+    examples = Examples(cluster, daemon, STAGE)
     try:
         daemon.start()
         examples.submit(names)
@@ -162,12 +135,12 @@ def examples(cluster: SlurmCluster) -> Iterator[Examples]:
 
 def test_the_gpt_learns_in_any_layout_what_an_undisturbed_one_does(examples: Examples) -> None:
     examples.grew("gpt")
-    lines = examples.lines("gpt", "losses.jsonl")
+    lines = examples.records("gpt", "losses.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 101))
     # Begun alone, resized by the controller, cut into stages by its owner's order.
     layouts = [layout for layout, _ in groupby(line["layout"] for line in lines)]
     assert layouts in (["1x1", "2x1", "1x2"], ["1x1", "1x2"])
-    found, expected = losses(lines), losses(examples.lines("reference", "losses.jsonl"))
+    found, expected = losses(lines), losses(examples.records("reference", "losses.jsonl"))
     assert found == pytest.approx(expected, rel=1e-4)
     assert found[100] < found[1] / 2
 
@@ -175,7 +148,7 @@ def test_the_gpt_learns_in_any_layout_what_an_undisturbed_one_does(examples: Exa
 def test_the_cnn_learns_although_it_is_resized(examples: Examples) -> None:
     """Batch-norm makes its losses depend on the number of ranks a little."""
     examples.grew("cnn")
-    lines = examples.lines("cnn", "epochs.jsonl")
+    lines = examples.records("cnn", "epochs.jsonl")
     assert [line["epoch"] for line in lines] == list(range(6))
     assert lines[-1]["validation_loss"] < lines[0]["validation_loss"]
     assert lines[-1]["accuracy"] > 0.2
@@ -185,7 +158,7 @@ def test_the_cnn_learns_although_it_is_resized(examples: Examples) -> None:
 def test_the_plain_loop_is_resized_by_its_own_checkpoints(examples: Examples) -> None:
     examples.grew("plain")
     assert "resumed: the script has read its newest checkpoint" in examples.log("plain")
-    found = losses(examples.lines("plain", "losses.jsonl"))
+    found = losses(examples.records("plain", "losses.jsonl"))
     assert sorted(found) == list(range(1, 257))
     assert found[256] < found[1] / 2
 
@@ -203,7 +176,7 @@ def test_lightning_is_resized_between_epochs(examples: Examples) -> None:
         pytest.skip("PyTorch Lightning is not installed on the cluster")
     examples.grew("lightning")
     # What comes after the checkpoint that the controller waited for is trained on again.
-    last = {line["epoch"]: line for line in examples.lines("lightning", "epochs.jsonl")}
+    last = {line["epoch"]: line for line in examples.records("lightning", "epochs.jsonl")}
     assert sorted(last) == list(range(8))
     assert {line["world"] for line in last.values()} == {1, 2}
     assert last[7]["loss"] < last[0]["loss"] / 2

@@ -6,7 +6,6 @@ compared with the same training on one GPU from beginning to end.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,15 +15,18 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.curves import steps_of
+from tests.integrations.recorded_steps import assert_same_steps, steps_of
 from tests.support.selasticd import Daemon, eager_config, run_concurrently
 from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
+from tests.support.staged_jobs import StagedJobs
 
 ENVIRONMENT = "/opt/frameworks"
 STAGE = "/shared/scratch/frameworks"
 SCRIPTS = Path(__file__).parents[1] / "integrations"
 #: 192 samples, 32 of them in a step: four micro-batches of eight.
 MICRO_BATCHES, EPOCHS, STEPS = 4, 8, 48
+#: Steps between two checkpoints.
+SAVE_EVERY = 4
 #: Seconds of a step: the resizes take place within the training.
 STEP_S = 1.0
 PATIENCE_S = 280.0
@@ -39,41 +41,36 @@ class Training:
     Attributes:
         script: its module there.
         checkpoint: pattern of its checkpoints, in its folder.
-        saves: option for the steps between two of them.
         undisturbed: its options on one rank without esrun.
     """
 
     script: str
     checkpoint: str
-    saves: str
     undisturbed: str = ""
 
 
 TRAININGS = {
-    "trainer": Training(
-        "hf_training", "checkpoint-*", "--save-steps 4", "--plain --accumulation 4"
-    ),
-    "lightning": Training("lightning_training", "*.ckpt", "--save-every 4"),
+    "trainer": Training("hf_training", "checkpoint-*", "--plain --accumulation 4"),
+    "lightning": Training("lightning_training", "*.ckpt"),
 }
 SBATCH = """#SBATCH --nodes=1 --gres=gpu:1 --elastic=1-2 --open-mode=append --time=60
 source {environment}/bin/activate
 export PYTHONPATH={stage} OMP_NUM_THREADS=1
 exec esrun --micro-batches {micro_batches} --checkpoint '{out}/ckpt/{checkpoint}' \\
-    python -m tests.integrations.{script} --out {out} --epochs {epochs} --sleep {step_s} {saves}"""
+    python -m tests.integrations.{script} --out {out} --epochs {epochs} \\
+    --save-every {save_every} --sleep {step_s}"""
 
 
-class Trainings:
-    """Jobs of the trainings, and what they left behind."""
+class Trainings(StagedJobs):
+    """Jobs of the trainings."""
 
     def __init__(self, cluster: SlurmCluster, daemon: Daemon, folder: Path) -> None:
-        self.cluster = cluster
-        self.daemon = daemon
+        super().__init__(cluster, daemon, STAGE)
         self.folder = folder
-        self.jobs: dict[str, int] = {}
         self.shrunk: set[str] = set()
 
-    def stage(self) -> None:
-        """Lay the scripts where all nodes see them."""
+    def copy_scripts(self) -> None:
+        """Copy the scripts to a directory that all nodes see."""
         home = f"{STAGE}/tests/integrations"
         self.cluster.exec(f"rm -rf {STAGE}; install -d -o alice -g alice {STAGE} {home}")
         for file in [SCRIPTS.parent / "__init__.py", *SCRIPTS.glob("*.py")]:
@@ -92,8 +89,8 @@ class Trainings:
                 checkpoint=training.checkpoint,
                 script=training.script,
                 epochs=EPOCHS,
+                save_every=SAVE_EVERY,
                 step_s=STEP_S,
-                saves=training.saves,
             )
             self.cluster.exec(f"mkdir {STAGE}/{name}", user="alice")
             options = (f"--job-name={name}", f"--output={STAGE}/{name}.log", "--chdir=/tmp")
@@ -113,7 +110,8 @@ class Trainings:
                 f"mkdir {out}; cd /tmp; export PYTHONPATH={STAGE} OMP_NUM_THREADS=1;"
                 f" export {world};"
                 f" {ENVIRONMENT}/bin/python -m tests.integrations.{training.script} --out {out}"
-                f" --epochs {EPOCHS} {training.saves} {training.undisturbed} >{out}.log 2>&1"
+                f" --epochs {EPOCHS} --save-every {SAVE_EVERY} {training.undisturbed}"
+                f" >{out}.log 2>&1"
                 f" || {{ cat {out}.log >&2; exit 1; }}",
                 user="alice",
             )
@@ -121,18 +119,13 @@ class Trainings:
     def watch(self) -> None:
         """Wait until the jobs have ended; have each give its second GPU back once it uses it."""
         end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
-        while running := self._running():
+        while running := self.running():
             assert time.monotonic() < end, self.logs()
-            for name in running - self.shrunk:
+            for name in running.keys() - self.shrunk:
                 if self._world(name) == 2:
                     self.daemon.selastic("update", str(self.jobs[name]), "--elastic=1-1")
                     self.shrunk.add(name)
             time.sleep(1)
-
-    def _running(self) -> set[str]:
-        ids = ",".join(map(str, self.jobs.values()))
-        words = self.cluster.exec(f"squeue -h -j {ids} -o %j").stdout.split()
-        return set(words)
 
     def _world(self, name: str) -> int:
         text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/steps.0", check=False).stdout
@@ -148,22 +141,6 @@ class Trainings:
             (folder / file).write_text(text, encoding="utf-8")
         return steps_of(folder)
 
-    def log(self, name: str) -> str:
-        return self.cluster.exec(f"cat {STAGE}/{name}.log", check=False).stdout
-
-    def logs(self) -> str:
-        """Return the logs of all jobs and of the controller."""
-        texts = [f"{name}:\n{self.log(name)[-4000:]}" for name in self.jobs]
-        return "\n".join([*texts, self.daemon.log()[-8000:]])
-
-    def runs(self, name: str) -> tuple[str, list[int]]:
-        """Return the final state of a job, and the GPUs of each of its runs."""
-        done = self.cluster.exec(
-            f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
-        ).stdout.splitlines()
-        gpus = [int(n) for line in done for n in re.findall(r"gres/gpu=(\d+)", line)]
-        return done[-1].partition("|")[0], gpus
-
 
 @pytest.fixture(scope="module")
 def trainings(
@@ -174,7 +151,7 @@ def trainings(
     trainings = Trainings(cluster, daemon, tmp_path_factory.mktemp("frameworks"))
     try:
         daemon.start()
-        trainings.stage()
+        trainings.copy_scripts()
         trainings.submit()
         run_concurrently(trainings.run_undisturbed, trainings.watch)
         yield trainings
@@ -190,22 +167,14 @@ def test_a_training_that_is_resized_is_the_undisturbed_one(trainings: Trainings,
     assert state == "COMPLETED", trainings.logs()
     assert [count for count, _ in groupby(gpus)] == [1, 2, 1], trainings.logs()
     expected, actual = trainings.steps(TRAININGS[name].script), trainings.steps(name)
-    assert list(actual) == list(expected) == list(range(1, STEPS + 1))
+    assert_same_steps(actual, expected, steps=STEPS, tolerance=TOLERANCE)
     assert {line["world"] for line in actual.values()} == {1, 2}
-    for step, line in actual.items():
-        assert line["samples"] == expected[step]["samples"], step
-        assert line["rate"] == pytest.approx(expected[step]["rate"], rel=1e-9), step
-        assert line["epoch"] == pytest.approx(expected[step]["epoch"]), step
-        if "loss" in line:
-            assert line["loss"] == pytest.approx(expected[step]["loss"], abs=TOLERANCE), step
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_no_step_is_trained_twice_after_a_notice(trainings: Trainings, name: str) -> None:
     """The rehearsal may repeat steps: it begins at the checkpoint of before."""
-    text = trainings.cluster.exec(f"cat {STAGE}/{name}/steps.0").stdout
-    lines = [json.loads(line) for line in text.splitlines()]
-    for before, after in pairwise(lines):
+    for before, after in pairwise(trainings.records(name, "steps.0")):
         if before["world"] != after["world"]:
             assert after["step"] == before["step"] + 1, trainings.log(name)
 

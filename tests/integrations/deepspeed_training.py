@@ -1,11 +1,7 @@
 """A loop on DeepSpeed that records each step; run by test_deepspeed.py."""
 
-import argparse
-import json
 import os
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -20,17 +16,17 @@ from slurm_elastic.integrations.deepspeed import (
     kept_global_batch,
     share,
 )
-from tests.integrations.regression_samples import RegressionSamples
+from tests.integrations.regression_task import (
+    RegressionSamples,
+    optimizer_and_schedule,
+    regression_network,
+)
+from tests.integrations.step_recorder import StepRecorder, recording_options
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
+    parser = recording_options()
     parser.add_argument("--stage", type=int, default=0, help="of ZeRO")
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--save-every", type=int)
-    parser.add_argument("--stop-at", type=int, default=0, help="end after this step")
-    parser.add_argument("--sleep", type=float, default=0.0, help="seconds per step")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -47,41 +43,31 @@ def main(words: Sequence[str] | None = None) -> None:
         folder,
         backend="gloo",
     )
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
+    model = regression_network()
+    optimizer, schedule = optimizer_and_schedule(model.parameters())
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
     )
-    data = RegressionSamples(192)
+    data = RegressionSamples(options.samples)
     sampler = ElasticSampler(len(data), planned)
     progress = EngineProgress(
         engine, folder, planned, sampler, epochs=options.epochs, save_every=options.save_every
     )
     loader = torch.utils.data.DataLoader(data, planned.per_rank, sampler=sampler)
-    samples, losses = [], []
+    recorder = StepRecorder(options)
     for batch in progress.batches(loader):
         loss = nn.functional.mse_loss(engine(batch["x"]).squeeze(1), batch["y"])
         engine.backward(loss)
         engine.step()
-        samples += batch["number"].tolist()
-        losses.append(float(loss.detach()))
+        recorder.add(batch["number"], loss)
         if engine.global_steps > progress.steps:
-            time.sleep(options.sleep)
-            total = torch.tensor(losses).mean()
-            torch.distributed.all_reduce(total)
-            line = {
-                "step": engine.global_steps,
-                "epoch": progress.epoch,
-                "rate": engine.get_lr()[0],
-                "loss": float(total) / planned.world,
-                "samples": samples,
-                "rank": engine.global_rank,
-                "world": planned.world,
-            }
-            with (options.out / f"steps.{engine.global_rank}").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            samples, losses = [], []
+            recorder.write(
+                rank=engine.global_rank,
+                world=planned.world,
+                step=engine.global_steps,
+                epoch=progress.epoch,
+                rate=engine.get_lr()[0],
+            )
         progress.step()
         if options.stop_at and progress.steps >= options.stop_at:
             os._exit(0)

@@ -1,11 +1,7 @@
 """A Lightning training that records each step; run by test_lightning.py."""
 
-import argparse
-import json
 import os
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import lightning
 import torch
@@ -19,93 +15,78 @@ from slurm_elastic.integrations.lightning import (
     share,
     trainer_settings,
 )
-from tests.integrations.regression_samples import RegressionSamples
+from tests.integrations.regression_task import (
+    RegressionSamples,
+    optimizer_and_schedule,
+    regression_network,
+)
+from tests.integrations.step_recorder import StepRecorder, recording_options
 
 
 class Regression(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.samples: list[int] = []
-        self.losses: list[float] = []
+        self.network = regression_network()
+        self.recorder = recorder
 
     def training_step(self, batch: dict, _: int) -> torch.Tensor:
-        self.samples += batch["number"].tolist()
         loss = nn.functional.mse_loss(self.network(batch["x"]).squeeze(1), batch["y"])
-        self.losses.append(float(loss.detach()))
+        self.recorder.add(batch["number"], loss)
         return loss
 
     def configure_optimizers(self) -> dict:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
+        optimizer, schedule = optimizer_and_schedule(self.parameters())
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
 
-class Recorder(Callback):
-    """Writes what each step did; ends the process when told to."""
+class RecordSteps(Callback):
+    """Records each step; ends the process after the step `stop_at`."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.step = None
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+
+    def on_train_start(self, trainer, module):
+        self.step = trainer.global_step
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if not module.losses or trainer.global_step == self.step:
-            return
-        if trainer.fit_loop.epoch_loop._should_accumulate():
+        if trainer.global_step == self.step:
             return
         self.step = trainer.global_step
-        losses = module.all_gather(torch.tensor(module.losses))
-        time.sleep(self.options.sleep)
-        line = {
-            "step": trainer.global_step,
-            "epoch": trainer.current_epoch,
-            "rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "loss": float(losses.mean()),
-            "samples": module.samples,
-            "rank": trainer.global_rank,
-            "world": trainer.world_size,
-        }
-        with (self.options.out / f"steps.{trainer.global_rank}").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        module.samples, module.losses = [], []
+        module.recorder.write(
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            step=trainer.global_step,
+            epoch=trainer.current_epoch,
+            rate=trainer.optimizers[0].param_groups[0]["lr"],
+        )
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         # After the saves of the step before.
-        if self.options.stop_at and trainer.global_step >= self.options.stop_at:
+        if self.stop_at and trainer.global_step >= self.stop_at:
             os._exit(0)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--save-every", type=int, default=0, help="steps")
+    parser = recording_options()
     parser.add_argument("--save-epochs", action="store_true")
-    parser.add_argument("--stop-at", type=int, default=0, help="end after this step")
-    parser.add_argument("--sleep", type=float, default=0.0, help="seconds per step")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     planned = share(kept_global_batch(per_rank=8), per_rank=8)
-    data = RegressionSamples(192)
+    data = RegressionSamples(options.samples)
     sampler = ElasticSampler(len(data), planned)
     loader = torch.utils.data.DataLoader(data, planned.per_rank, sampler=sampler)
-    saves = []
+    folder, saves = options.out / "ckpt", []
     if options.save_every:
-        saves = [
-            ModelCheckpoint(
-                options.out / "ckpt", every_n_train_steps=options.save_every, save_top_k=-1
-            )
-        ]
+        saves = [ModelCheckpoint(folder, every_n_train_steps=options.save_every, save_top_k=-1)]
     elif options.save_epochs:
-        saves = [ModelCheckpoint(options.out / "ckpt", every_n_epochs=1, save_top_k=-1)]
+        saves = [ModelCheckpoint(folder, every_n_epochs=1, save_top_k=-1)]
+    callbacks = [RecordSteps(options.stop_at), *saves]
     trainer = lightning.Trainer(
-        **trainer_settings(
-            planned, sampler, options.out / "ckpt", callbacks=[Recorder(options), *saves]
-        ),
+        **trainer_settings(planned, sampler, folder, callbacks=callbacks),
         max_epochs=options.epochs,
         default_root_dir=options.out,
         accelerator="cpu",
@@ -114,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> None:
         enable_model_summary=False,
         enable_checkpointing=bool(saves),
     )
-    trainer.fit(Regression(), loader, ckpt_path=newest_file(options.out / "ckpt"))
+    trainer.fit(Regression(StepRecorder(options)), loader, ckpt_path=newest_file(folder))
 
 
 if __name__ == "__main__":

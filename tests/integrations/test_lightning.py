@@ -1,5 +1,6 @@
 """Lightning in changing worlds: batches, schedule and losses stay the same."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -8,24 +9,11 @@ pytest.importorskip("lightning", reason="needs requirements/integrations.txt")
 
 from slurm_elastic.integrations.batch_share import share
 from slurm_elastic.integrations.lightning import ElasticSampler, convert_counts, newest_file
-from tests.integrations import lightning_training
-from tests.integrations.curves import steps_of
-from tests.integrations.worlds import FakeEsrun, World, run
+from tests.integrations import lightning_training, training_attempts
+from tests.integrations.recorded_steps import worlds_of
+from tests.integrations.training_attempts import assert_same_training, run_until_saved
 
-#: 192 samples, 4 epochs, 32 samples per step.
-STEPS = 24
-#: Sums of the same samples in another order, fp32; measured: below 1e-6.
-TOLERANCE = 1e-5
-
-
-def attempt(out: Path, *words: str, ranks: int, **options) -> None:
-    out.mkdir(exist_ok=True)
-    log = out.with_suffix(".log")
-    words = ("--out", str(out), *words)
-    codes = run(
-        lambda: lightning_training.main(words), log, ranks=ranks, micro_batches=4, **options
-    )
-    assert not any(codes), log.read_text()[-3000:]
+attempt = functools.partial(training_attempts.attempt, lightning_training)
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +23,12 @@ def undisturbed(tmp_path_factory) -> Path:
     return out
 
 
-def assert_same_training(out: Path, undisturbed: Path) -> None:
-    expected, actual = steps_of(undisturbed), steps_of(out)
-    assert list(actual) == list(expected) == list(range(1, STEPS + 1))
-    for step, line in actual.items():
-        assert line["samples"] == expected[step]["samples"], step
-        assert line["epoch"] == expected[step]["epoch"], step
-        assert line["rate"] == pytest.approx(expected[step]["rate"], rel=1e-9), step
-        assert line["loss"] == pytest.approx(expected[step]["loss"], abs=TOLERANCE), step
-
-
 def test_a_training_that_is_cut_within_epochs_is_the_undisturbed_one(tmp_path, undisturbed):
     """1 → 2 → 4 → 1 ranks; the second cut is after the last step of an epoch."""
     out = tmp_path / "run"
     for ranks, stop in ((1, 5), (2, 12), (4, 16), (1, 0)):
         attempt(out, "--save-every", "4", "--stop-at", str(stop), ranks=ranks)
-    worlds = [line["world"] for line in steps_of(out).values()]
-    assert worlds == [1] * 4 + [2] * 8 + [4] * 4 + [1] * 8
+    assert worlds_of(out) == [1] * 4 + [2] * 8 + [4] * 4 + [1] * 8
     assert_same_training(out, undisturbed)
 
 
@@ -59,26 +36,13 @@ def test_a_training_that_is_cut_between_epochs_is_the_undisturbed_one(tmp_path, 
     out = tmp_path / "run"
     for ranks, stop in ((4, 8), (1, 15), (2, 0)):
         attempt(out, "--save-epochs", "--stop-at", str(stop), ranks=ranks)
-    worlds = [line["world"] for line in steps_of(out).values()]
-    assert worlds == [4] * 6 + [1] * 6 + [2] * 12
+    assert worlds_of(out) == [4] * 6 + [1] * 6 + [2] * 12
     assert_same_training(out, undisturbed)
 
 
 def test_a_notice_is_answered_by_a_save_and_no_step_is_lost(tmp_path, undisturbed):
-    out, log = tmp_path / "run", tmp_path / "log"
-    out.mkdir()
-    esrun = FakeEsrun()
-    esrun.order("run")
-    words = ["--out", str(out), "--sleep", "0.05"]
-    world = World(
-        lambda: lightning_training.main(words), ranks=2, micro_batches=4, esrun=esrun, log=log
-    )
-    esrun.wait_for("step", 3)
-    esrun.order("notice", 5)
-    esrun.wait_for("checkpoint_step", 3)
-    saved = max(r["checkpoint_step"] for r in esrun.reports if "checkpoint_step" in r)
-    world.kill()
-    assert list(steps_of(out)) == list(range(1, saved + 1)), "it trained on after its save"
+    out = tmp_path / "run"
+    run_until_saved(lightning_training, out, ranks=2)
     attempt(out, ranks=4)
     assert_same_training(out, undisturbed)
 

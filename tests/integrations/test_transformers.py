@@ -1,6 +1,6 @@
 """Hugging Face's Trainer in changing worlds: batches, epochs, schedule and losses stay the same."""
 
-import json
+import functools
 import os
 from pathlib import Path
 
@@ -11,14 +11,12 @@ transformers = pytest.importorskip("transformers", reason="needs requirements/in
 from slurm_elastic.integrations.transformers import keep_global_batch
 from slurm_elastic.job.unmodified.resume_state import ResumeState
 from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
-from tests.integrations import hf_training
-from tests.integrations.curves import steps_of
+from tests.integrations import hf_training, training_attempts
+from tests.integrations.recorded_steps import steps_of, worlds_of
+from tests.integrations.training_attempts import STEPS, run_until_saved
 from tests.integrations.worlds import FakeEsrun, World, run
 
-#: 192 samples, 4 epochs, 32 samples per step.
-STEPS = 24
-#: Sums of the same samples in another order, fp32; measured: below 1e-6.
-TOLERANCE = 1e-5
+attempt = functools.partial(training_attempts.attempt, hf_training)
 
 
 def jump_of(out: Path, *attempts: tuple[int, tuple[int, ...]]) -> str:
@@ -32,41 +30,24 @@ def jump_of(out: Path, *attempts: tuple[int, tuple[int, ...]]) -> str:
     return state.jump
 
 
-def attempt(out: Path, *words: str, ranks: int, **options) -> None:
-    log = out.with_suffix(".log")
-    codes = run(lambda: hf_training.main(["--out", str(out), *words]), log, ranks=ranks, **options)
-    assert not any(codes), log.read_text()[-3000:]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("hf") / "undisturbed"
-    attempt(out, "--accumulation", "4", "--plain", ranks=1)
+    attempt(out, "--accumulation", "4", "--plain", ranks=1, micro_batches=None)
     return out
 
 
 def assert_same_training(out: Path, undisturbed: Path) -> None:
-    expected, actual = steps_of(undisturbed), steps_of(out)
-    assert list(actual) == list(expected) == list(range(1, STEPS + 1))
-    for step, line in actual.items():
-        assert line["samples"] == expected[step]["samples"], step
-        assert line["rate"] == pytest.approx(expected[step]["rate"], rel=1e-9), step
-        assert line["epoch"] == pytest.approx(expected[step]["epoch"]), step
-        assert line["max_steps"] == STEPS
-    losses = json.loads((out / "result.json").read_text())["losses"]
-    wanted = json.loads((undisturbed / "result.json").read_text())["losses"]
-    assert losses.keys() == wanted.keys()
-    assert max(abs(losses[s] - wanted[s]) for s in wanted) < TOLERANCE
+    training_attempts.assert_same_training(out, undisturbed)
+    assert {line["max_steps"] for line in steps_of(out).values()} == {STEPS}
 
 
 def test_a_training_that_changes_its_world_is_the_undisturbed_one(tmp_path, undisturbed) -> None:
     """1 → 2 → 4 → 1 ranks, cut within an epoch each time; 4 micro-batches of 8."""
     out = tmp_path / "run"
     for ranks, stop in ((1, 5), (2, 10), (4, 20), (1, 0)):
-        attempt(out, "--stop-at", str(stop), ranks=ranks, micro_batches=4)
-    assert [line["world"] for line in steps_of(out).values()] == [1] * 5 + [2] * 5 + [4] * 10 + [
-        1
-    ] * 4
+        attempt(out, "--stop-at", str(stop), ranks=ranks)
+    assert worlds_of(out) == [1] * 5 + [2] * 5 + [4] * 10 + [1] * 4
     assert_same_training(out, undisturbed)
     assert not jump_of(out, (1, (5,)), (2, (10,)), (4, (15, 20)), (1, (24,)))
 
@@ -74,8 +55,9 @@ def test_a_training_that_changes_its_world_is_the_undisturbed_one(tmp_path, undi
 def test_the_start_world_is_kept_without_an_option(tmp_path, undisturbed) -> None:
     """Started on 2 ranks with accumulation 2; on 4 ranks it needs none."""
     out = tmp_path / "run"
-    attempt(out, "--accumulation", "2", "--stop-at", "10", ranks=2)
-    attempt(out, "--accumulation", "2", ranks=4, start=2)
+    words = ["--accumulation", "2", "--stop-at"]
+    attempt(out, *words, "10", ranks=2, micro_batches=None)
+    attempt(out, *words, "0", ranks=4, start=2, micro_batches=None)
     assert_same_training(out, undisturbed)
 
 
@@ -109,9 +91,9 @@ def test_batch_sizes_that_deepspeed_has_copied_are_not_changed(tmp_path) -> None
 
 def test_samples_that_do_not_fill_a_step_change_neither_steps_nor_rates(tmp_path) -> None:
     alone, out = tmp_path / "alone", tmp_path / "run"
-    attempt(alone, "--samples", "209", ranks=1, micro_batches=4)
+    attempt(alone, "--samples", "209", ranks=1)
     for ranks, stop in ((1, 10), (4, 15), (2, 0)):
-        attempt(out, "--samples", "209", "--stop-at", str(stop), ranks=ranks, micro_batches=4)
+        attempt(out, "--samples", "209", "--stop-at", str(stop), ranks=ranks)
     expected, actual = steps_of(alone), steps_of(out)
     assert list(actual) == list(expected) == list(range(1, 29))
     for step, line in actual.items():
@@ -123,8 +105,9 @@ def test_samples_that_do_not_fill_a_step_change_neither_steps_nor_rates(tmp_path
 def test_what_happens_without_it(tmp_path, undisturbed) -> None:
     """The plain script goes on with other batches and another schedule: the check sees that."""
     out = tmp_path / "run"
-    attempt(out, "--accumulation", "4", "--plain", "--stop-at", "10", ranks=1)
-    attempt(out, "--accumulation", "4", "--plain", ranks=2)
+    words = ["--accumulation", "4", "--plain", "--stop-at"]
+    attempt(out, *words, "10", ranks=1, micro_batches=None)
+    attempt(out, *words, "0", ranks=2, micro_batches=None)
     assert list(steps_of(out)) != list(range(1, STEPS + 1))
     jump = jump_of(out, (1, (5, 10)), (2, (12,)))
     assert jump == "1 → 2 ranks: epoch 1.7 at step 10, 4.0 at step 12: expected 2.0"
@@ -148,22 +131,12 @@ def test_the_callback_alone_refuses_a_schedule_that_jumps(tmp_path, undisturbed)
 
 
 def test_a_notice_is_answered_by_a_save_and_no_step_is_lost(tmp_path, undisturbed) -> None:
-    out, log = tmp_path / "run", tmp_path / "log"
-    esrun = FakeEsrun()
-    esrun.order("run")
-    words = ["--out", str(out), "--save-steps", "1000", "--sleep", "0.05"]
-    world = World(lambda: hf_training.main(words), ranks=2, micro_batches=4, esrun=esrun, log=log)
-    esrun.wait_for("step", 3)
-    esrun.order("notice", 5)
-    esrun.wait_for("checkpoint_step", 3)
-    saved = max(r["checkpoint_step"] for r in esrun.reports if "checkpoint_step" in r)
-    world.kill()
-    assert list(steps_of(out)) == list(range(1, saved + 1)), "it trained on after its save"
-    report = esrun.state.report()
+    out = tmp_path / "run"
+    report = run_until_saved(hf_training, out, "--save-every", "1000", ranks=2).state.report()
     assert (report.kind, report.global_batch, report.micro_batch) == ("script", 32, 8)
     assert report.accumulation == 1
     assert report.step_time_s >= 0.05
-    attempt(out, "--save-steps", "1000", ranks=4, micro_batches=4)
+    attempt(out, "--save-every", "1000", ranks=4)
     assert_same_training(out, undisturbed)
 
 
@@ -171,7 +144,7 @@ def test_a_notice_that_is_withdrawn_lets_it_go_on(tmp_path, undisturbed) -> None
     out, log = tmp_path / "run", tmp_path / "log"
     esrun = FakeEsrun()
     esrun.order("run")
-    words = ["--out", str(out), "--save-steps", "1000", "--sleep", "0.02"]
+    words = ["--out", str(out), "--save-every", "1000", "--sleep", "0.02"]
     world = World(lambda: hf_training.main(words), ranks=2, micro_batches=4, esrun=esrun, log=log)
     esrun.wait_for("step", 2)
     esrun.order("notice", 5)

@@ -1,8 +1,10 @@
-"""What a training did in each step, from the lines that its ranks wrote."""
+"""Steps of a training, read from the lines that its ranks wrote, and their comparison."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 def steps_of(folder: Path) -> dict[int, dict[str, Any]]:
@@ -30,3 +32,31 @@ def steps_of(folder: Path) -> dict[int, dict[str, Any]]:
 def _last_world(folder: Path, step: int) -> int:
     lines = [json.loads(text) for text in (folder / "steps.0").read_text().splitlines()]
     return [line["world"] for line in lines if line["step"] == step][-1]
+
+
+def worlds_of(folder: Path) -> list[int]:
+    """Return the number of ranks in each step."""
+    return [line["world"] for line in steps_of(folder).values()]
+
+
+def assert_same_steps(
+    actual: dict[int, dict[str, Any]],
+    expected: dict[int, dict[str, Any]],
+    *,
+    steps: int,
+    tolerance: float,
+) -> None:
+    """Check that each step has the same samples, epoch, rate and loss as the undisturbed one.
+
+    Args:
+        actual: from `steps_of`.
+        expected: the same of a training that was never interrupted.
+        steps: number of steps of both.
+        tolerance: largest difference of a loss.
+    """
+    assert list(actual) == list(expected) == list(range(1, steps + 1))
+    for step, line in actual.items():
+        assert line["samples"] == expected[step]["samples"], step
+        assert line["epoch"] == pytest.approx(expected[step]["epoch"]), step
+        assert line["rate"] == pytest.approx(expected[step]["rate"], rel=1e-9), step
+        assert line["loss"] == pytest.approx(expected[step]["loss"], abs=tolerance), step

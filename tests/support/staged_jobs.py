@@ -1,0 +1,52 @@
+"""Jobs of one cluster test that train at the same time, and what they leave behind."""
+
+import json
+import re
+from typing import Any
+
+from tests.support.selasticd import Daemon
+from tests.support.slurm_cluster import SlurmCluster
+
+
+class StagedJobs:
+    """Named jobs that a controller resizes, with a folder and a log each in one directory.
+
+    Attributes:
+        stage: the directory, which all nodes see: `NAME/` and `NAME.log` belong to job `NAME`.
+        jobs: numbers of the jobs, by name.
+    """
+
+    def __init__(self, cluster: SlurmCluster, daemon: Daemon, stage: str) -> None:
+        self.cluster = cluster
+        self.daemon = daemon
+        self.stage = stage
+        self.jobs: dict[str, int] = {}
+
+    def running(self) -> dict[str, str]:
+        """Return state and GPUs per node of the jobs that have not ended, as squeue writes them."""
+        ids = ",".join(map(str, self.jobs.values()))
+        text = self.cluster.exec(f"squeue -h -j {ids} -o '%i %T,%b'").stdout
+        listed = dict(line.split() for line in text.splitlines())
+        return {name: listed[str(job)] for name, job in self.jobs.items() if str(job) in listed}
+
+    def runs(self, name: str) -> tuple[str, list[int]]:
+        """Return the final state of a job, and the GPUs of each of its runs."""
+        rows = self.cluster.exec(
+            f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
+        ).stdout.splitlines()
+        gpus = [int(n) for row in rows for n in re.findall(r"gres/gpu=(\d+)", row)]
+        return rows[-1].partition("|")[0], gpus
+
+    def records(self, name: str, file: str) -> list[dict[str, Any]]:
+        """Return the records that a job has written, one per line."""
+        text = self.cluster.exec(f"cat {self.stage}/{name}/{file}").stdout
+        return [json.loads(line) for line in text.splitlines()]
+
+    def log(self, name: str) -> str:
+        """Return the log of a job; "" before it has one."""
+        return self.cluster.exec(f"cat {self.stage}/{name}.log", check=False).stdout
+
+    def logs(self) -> str:
+        """Return the ends of the logs of all jobs and of the controller."""
+        texts = [f"{name}:\n{self.log(name)[-4000:]}" for name in self.jobs]
+        return "\n".join([*texts, self.daemon.log()[-8000:]])
