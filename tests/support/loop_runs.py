@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
-import multiprocessing
 import os
-import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,20 +16,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from slurm_elastic.training import ElasticLoop
-from tests.support.kill_points import write_pid
-from tests.support.training_runs import TrainingRuns, lines
+from tests.support.training_runs import (
+    BATCH,
+    EPOCHS,
+    LABELS,
+    SAMPLES,
+    STEPS,
+    WIDTH,
+    TrainingRuns,
+    enter_rank,
+    labelled_points,
+)
 
-SAMPLES, BATCH, MICRO, EPOCHS, STEPS = 70, 12, 2, 3, 18
-WIDTH = 6
+MICRO = 2
 
 
 class Points(Dataset):  # type: ignore[type-arg]
     """Points with labels, as dictionaries."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(5)
-        self._points = torch.randn(SAMPLES, WIDTH, generator=generator)
-        self._labels = (self._points @ torch.randn(WIDTH, 4, generator=generator)).argmax(dim=1)
+        self._points, self._labels = labelled_points(torch.Generator().manual_seed(5))
 
     def __len__(self) -> int:
         return SAMPLES
@@ -64,7 +66,7 @@ class Parts:
     def __init__(self, options: dict[str, Any]) -> None:
         torch.manual_seed(0)
         self.model: Any = nn.Sequential(
-            nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)
+            nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, LABELS)
         )
         if options.get("fully_shard"):
             from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
@@ -93,7 +95,7 @@ class Parts:
 
 
 class Record:
-    """What a rank has done, one line for each step; complete when its update is done."""
+    """Record of one rank: a line for each step, written when its update is done."""
 
     def __init__(self, out: Path, loop: ElasticLoop) -> None:
         self._out, self._loop = out, loop
@@ -200,13 +202,7 @@ def pause(loop: ElasticLoop, options: dict[str, Any]) -> None:
 
 def run_script(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
     """Run one rank; `options` are those of `LoopRuns.start`."""
-    os.environ.update(environment)
-    multiprocessing.set_start_method("fork", force=True)
-    log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 2)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    write_pid(out, options.get("attempt", 0), rank)
-    torch.set_num_threads(1)
+    enter_rank(rank, environment, out, options)
     if "RANK" in os.environ and not options.get("unwrapped"):
         distributed.init_process_group("gloo")
     SCRIPTS[options.get("script", "dataset")](out, options)
@@ -218,11 +214,3 @@ class LoopRuns(TrainingRuns):
     """Attempts of one training run whose loop is the script's."""
 
     target = staticmethod(run_script)
-
-    def samples(self) -> list[Counter[int]]:
-        """Return how often each sample was trained on, by epoch."""
-        counts: dict[int, Counter[int]] = {}
-        for path in self.out.glob("samples-rank*.jsonl"):
-            for line in lines(path):
-                counts.setdefault(line["epoch"], Counter()).update(line["indices"])
-        return [counts[epoch] for epoch in sorted(counts)]

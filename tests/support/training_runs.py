@@ -35,22 +35,30 @@ PROCESSES.set_forkserver_preload(
 )
 
 SAMPLES, BATCH, EPOCHS = 70, 12, 3
+#: Coordinates of a sample, and its possible labels.
+WIDTH, LABELS = 6, 4
 STEPS = EPOCHS * 6
 PATIENCE_S = 60.0
 #: Counts the ports taken.
 _PORTS = itertools.count()
 
 
-def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
-    """Train as one rank; `options` are those of `TrainingRuns.start`."""
+def enter_rank(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
+    """Make this process one rank of an attempt, with a log of its own."""
     os.environ.update(environment)
     # As in a job: data-loader workers are forked from the rank itself.
     multiprocessing.set_start_method("fork", force=True)
     log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    attempt = options.get("attempt", 0)
-    write_pid(out, attempt, rank)
+    write_pid(out, options["attempt"], rank)
+    torch.set_num_threads(1)
+
+
+def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
+    """Train as one rank; `options` are those of `TrainingRuns.start`."""
+    enter_rank(rank, environment, out, options)
+    attempt = options["attempt"]
     kill_point: KillPoint | None = options.get("kill_point")
     if kill_point is not None and kill_point.watched == rank:
         kill_point.set(out, attempt)
@@ -58,7 +66,6 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         kill_point = None
     epochs = options.get("epochs", EPOCHS)
     user_state = UserState(options.get("padding_kb", 1))
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
     layers, dataset = MODELS[options.get("model", "plain")](generator, options)
@@ -107,17 +114,21 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
 Parts = tuple[list[tuple[str, torch.nn.Module]], torch.utils.data.Dataset[Any]]
 
 
+def labelled_points(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return points to classify, and their labels."""
+    points = torch.randn(SAMPLES, WIDTH, generator=generator)
+    return points, (points @ torch.randn(WIDTH, LABELS, generator=generator)).argmax(dim=1)
+
+
 def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
     """Return two layers with weights, and points to classify."""
-    points = torch.randn(SAMPLES, 6, generator=generator)
-    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
     layers = [
-        ("front", torch.nn.Linear(6, 16)),
+        ("front", torch.nn.Linear(WIDTH, 16)),
         ("act", torch.nn.Tanh()),
         ("drop", torch.nn.Dropout(options.get("dropout", 0.0))),
-        ("back", torch.nn.Linear(16, 4)),
+        ("back", torch.nn.Linear(16, LABELS)),
     ]
-    return layers, torch.utils.data.TensorDataset(points, labels)
+    return layers, torch.utils.data.TensorDataset(*labelled_points(generator))
 
 
 def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
@@ -266,11 +277,11 @@ class TrainingRuns:
 
     def samples(self) -> list[Counter[int]]:
         """Return how often each sample was trained on, by epoch."""
-        counts: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+        counts: dict[int, Counter[int]] = {}
         for path in self.out.glob("samples-rank*.jsonl"):
             for line in lines(path):
-                counts[line["epoch"]].update(line["indices"])
-        return counts
+                counts.setdefault(line["epoch"], Counter()).update(line["indices"])
+        return [counts[epoch] for epoch in sorted(counts)]
 
     def log(self) -> str:
         return "".join(p.read_text() for p in sorted(self.out.glob("rank*.err")))

@@ -17,8 +17,8 @@ import torch
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
-from tests.support.loop_runs import BATCH, EPOCHS, SAMPLES, STEPS, LoopRuns
-from tests.support.training_runs import FakeLauncher
+from tests.support.loop_runs import LoopRuns
+from tests.support.training_runs import BATCH, EPOCHS, SAMPLES, STEPS, FakeLauncher
 
 _MADE = "loop = ElasticLoop('c', global_batch=8, model=model)"
 ONCE = [Counter(range(SAMPLES))] * EPOCHS

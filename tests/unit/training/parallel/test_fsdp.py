@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.training.parallel import fsdp
-from tests.support.training_runs import SAMPLES, STEPS, TrainingRuns
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 
@@ -30,8 +31,7 @@ def test_sharded_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
     assert parts.losses().keys() == expected.keys()
     for step, loss in parts.losses().items():
         assert loss == pytest.approx(expected[step], rel=1e-5)
-    for epoch in parts.samples():
-        assert epoch == dict.fromkeys(range(SAMPLES), 1)
+    assert parts.samples() == [Counter(range(SAMPLES))] * EPOCHS
 
 
 def test_all_ranks_have_equally_many_micro_batches() -> None:
