@@ -47,7 +47,7 @@ def keep_global_batch(args: Any, global_batch: int | None = None) -> Any:
     Args:
         args: `TrainingArguments`. As they are written they describe the start world, or with
             `esrun --micro-batches` one micro-batch.
-        global_batch: samples per step of the optimizer; None: as esrun and `args` say
+        global_batch: samples per step of the optimizer; None: from esrun and `args`
             (`slurm_elastic.integrations.batch_share.kept_global_batch`).
 
     Returns:
@@ -112,18 +112,16 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, *, strict: bool = True) -> None:
         self._strict = strict
         self._notices: ResizeNotices | None = None
-        self._fields: dict[str, int] = {}
+        self._share: BatchShare | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Connect to esrun and check the schedule."""
         excepthook.install()
         self._notices = ResizeNotices(args.device)
-        rank_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        self._fields = {
-            "global_batch": rank_batch * args.world_size,
-            "micro_batch": args.per_device_train_batch_size,
-            "accumulation": args.gradient_accumulation_steps - 1,
-        }
+        per_rank, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        self._share = BatchShare(
+            per_rank * accumulation * args.world_size, args.world_size, per_rank, accumulation
+        )
         problem = _schedule_problem(args, state, kwargs.get("train_dataloader"))
         if problem and self._strict:
             raise ValueError(problem)
@@ -132,9 +130,10 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Report the step; request a save if esrun does."""
-        if self._notices is not None:
+        if self._notices is not None and self._share is not None:
             progress = state.global_step / state.max_steps if state.max_steps > 0 else None
-            self._notices.trained(state.global_step, progress=progress, **self._fields)
+            fields = self._share.report_fields
+            self._notices.trained(state.global_step, progress=progress, **fields)
             if self._notices.save_requested() and state.global_step < state.max_steps:
                 control.should_save = True
         return control
