@@ -59,7 +59,6 @@ class RankSocket:
         self._sock = sock
         self._pid = os.getpid()
         self._orders = Orders()
-        self._received = time.monotonic()
         self._controller = "expected" if sock is not None else "none"
         self._unread = b""
         self._unsent = b""
@@ -127,12 +126,6 @@ class RankSocket:
                 self._flush()
             self._read()
         return self._orders
-
-    def deadline_left(self) -> float | None:
-        """Return the seconds until the deadline of the current orders; None without one."""
-        if self._orders.deadline_s is None:
-            return None
-        return self._received + self._orders.deadline_s - time.monotonic()
 
     def wait(self, timeout: float) -> Orders:
         """Wait for orders that differ from the last ones; return the same after `timeout` seconds.
@@ -212,7 +205,6 @@ class RankSocket:
             # An older esrun sends no source: do not wait for other orders.
             source = message.get("controller")
             self._controller = source if source in CONTROLLER else "heard"
-            self._received = time.monotonic()
             if orders != self._orders:
                 self._orders = orders
 

@@ -116,12 +116,11 @@ def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: RankSocket) -> 
     esrun.state.receive(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
     orders = link.wait(10)
     assert (orders.action, orders.notice) == ("notice", 3)
-    left = link.deadline_left()
-    assert left is not None
-    assert 20 < left <= 30
+    assert orders.deadline_s is not None
+    assert 20 < orders.deadline_s <= 30
     esrun.state.receive(Orders(seq=2), authoritative=True)
     eventually(lambda: link.orders().action == "run")
-    assert link.deadline_left() is None
+    assert link.orders().deadline_s is None
 
 
 def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
@@ -220,7 +219,7 @@ def test_what_is_not_understood_is_passed_over() -> None:
     esrun.close()
 
 
-#: What the library of 0.1.0 can report, and the orders that esrun of 0.1.0 can send.
+#: Reports of the library of 0.1.0, and orders of esrun of 0.1.0.
 LIBRARY_0_1 = {
     "phase": "saved", "kind": "library", "step": 12, "progress": 0.5, "step_time_s": 0.25,
     "steps_measured": 20, "global_batch": 256, "micro_batch": 32, "accumulation": 1,
