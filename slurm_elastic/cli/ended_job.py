@@ -29,7 +29,7 @@ _ENDS = {
 
 
 def details(answer: ExplainAnswer, ended: EndingRow) -> Iterator[tuple[str, str]]:
-    """Iterate over (label, text) of what is known of an ended job; "" as the first label."""
+    """Yield (label, text) pairs that describe an ended job; the first label is ""."""
     yield "", _head(answer, ended)
     if ended["gpus"]:
         yield "Last on", _last_on(ended)

@@ -43,7 +43,7 @@ _WOULD = {
 #: Where the texts of `explain` begin.
 _INDENT = 18
 
-#: Outcomes that people see under another name.
+#: Outcomes that are printed under another name.
 _OUTCOMES = {"trial": "on trial"}
 
 _COLUMNS = (
@@ -71,8 +71,8 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 def explain(job: str, json_: bool) -> None:
     """Explain why a job holds what it holds, and what comes next.
 
-    Also shows what its last resize cost, and what was learned of its speed; of a job that
-    has ended, how it ended.
+    Also shows the cost of its last resize, and its estimated speed; for a job that has
+    ended, how it ended.
     """
     answer: Any = client.ask("explain", jobs=[job])
     if json_:

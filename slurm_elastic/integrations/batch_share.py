@@ -1,7 +1,7 @@
 """Division of the global batch among the ranks of the present world.
 
 Frameworks give each rank equal shares of whole micro-batches, so not every world can keep every
-global batch: the nearest one is taken then, and `BatchShare.remark` says so.
+global batch: the nearest one is taken then, and `BatchShare.remark` describes it.
 
 >>> share(64, per_rank=16, world=2)
 BatchShare(global_batch=64, world=2, per_rank=16, accumulation=2)
@@ -30,7 +30,7 @@ class BatchShare:
     """Samples and micro-batches of each rank in one step of the optimizer.
 
     Attributes:
-        global_batch: samples per step that are wanted.
+        global_batch: samples per step that are requested.
         world: data-parallel ranks.
         per_rank: samples of one micro-batch, for the data loader of a rank.
         accumulation: micro-batches of a rank in one step.
@@ -93,7 +93,7 @@ def share(global_batch: int, *, per_rank: int, world: int | None = None) -> Batc
 def kept_global_batch(
     *, per_rank: int, accumulation: int = 1, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Return the samples per step that are to be kept, from what esrun exports.
+    """Return the samples per step that are to be kept, from the variables that esrun exports.
 
     Args:
         per_rank: samples of one micro-batch, as the script is written.

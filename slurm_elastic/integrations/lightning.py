@@ -62,7 +62,7 @@ class EsrunEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
 
 
 def rank_devices() -> int | list[int]:
-    """Return `devices` of a Trainer: this rank's GPU, also where it sees all of its node's."""
+    """Return `devices` of a Trainer: this rank's GPU, also if all GPUs of the node are visible."""
     if torch.cuda.is_available() and torch.cuda.device_count() > 1:
         return [int(os.environ.get("LOCAL_RANK", "0"))]
     return 1

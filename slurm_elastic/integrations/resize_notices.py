@@ -103,7 +103,7 @@ class ResizeNotices:
         self._timed_from = None
 
     def trained(self, step: int, *, progress: float | None = None, **fields: Any) -> None:
-        """Report a step that is done, as often as esrun wants reports.
+        """Report a step that is done, as often as the orders of esrun require.
 
         Args:
             step: steps of the optimizer since the training began.

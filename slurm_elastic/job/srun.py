@@ -1,9 +1,9 @@
 """The srun command that starts one task per GPU, and the shell scripts that run in each task.
 
-The step gets all GPUs of its nodes without binding. Ranks see all of them and select their own by
-LOCAL_RANK, as under torchrun; with `--gpus one` each sees only its own. With Slurm's per-task
-binding, sites that confine devices by cgroups would hide the other ranks' GPUs, and NCCL could not
-use the links between them.
+The step gets all GPUs of its nodes without binding. All are visible to the ranks, which select
+their own by LOCAL_RANK, as under torchrun; with `--gpus one` only its own is visible to each. With
+Slurm's per-task binding, sites that confine devices by cgroups would hide the other ranks' GPUs,
+and NCCL could not use the links between them.
 
 Part of each start: imports only modules that Python has loaded already.
 """

@@ -290,10 +290,10 @@ class BarredRow(TypedDict):
 
 
 class EndingRow(TypedDict):
-    """How a job ended.
+    """End of a job.
 
     `state`: Slurm's name of it, "" if that is not known; `exit_code`: 128 + n for signal n;
-    `gpus`, `gpu_type`, `where`: what it held last, 0 if nothing is recorded; `runs`: attempts that
+    `gpus`, `gpu_type`, `where`: its last allocation, 0 if none is recorded; `runs`: attempts that
     held GPUs; `changes`: made in its life; `reported`: whether it ever reported; `stopped`: why it
     was held because it made no progress, null: it was not.
     """

@@ -14,7 +14,7 @@
 
 The script keeps forward and backward pass, optimizers, schedules and communication
 (DistributedDataParallel, FSDP2). The loop restores every object that it is given, saves it
-between two steps, tells how the global batch is divided among the ranks, and stops the script
+between two steps, divides the global batch among the ranks, and stops the script
 at a boundary when the job is to be changed. Without Slurm it is a plain loop.
 """
 

@@ -1,4 +1,4 @@
-"""What `init` cannot train, detected before the first step or at the first batch.
+"""Trainings that `init` does not support, detected before the first step or at the first batch.
 
 Each case is one line that names `ElasticLoop`, which leaves forward and backward
 pass, optimizers and data to the script.

@@ -1,4 +1,4 @@
-"""Position of a script's loop: which step and micro-batch its code is in, and what is done."""
+"""Position of a script's loop: its present step and micro-batch, and the steps done."""
 
 from __future__ import annotations
 

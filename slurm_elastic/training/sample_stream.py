@@ -59,7 +59,7 @@ class StreamItems(IterableDataset):  # type: ignore[misc]
         stream = _SeededStream(self._samples, self._seed)
         batch = list(itertools.islice(stream, self._global_batch))
         while batch:
-            # One more sample tells whether the stream goes on.
+            # One more sample shows whether the stream goes on.
             following = list(itertools.islice(stream, 1))
             for piece in self._split.slices(len(batch)):
                 yield len(batch), not following, [batch[i] for i in piece.span]

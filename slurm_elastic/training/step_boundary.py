@@ -1,9 +1,9 @@
-"""The moments between two steps of a loop that belongs to the script.
+"""Boundaries between the steps of a loop that belongs to the script.
 
-At a boundary all ranks have done the same steps. What a rank wants done there, a save for
-example, is exchanged before it, so that all ranks do the same. Where steps are shorter than
-the exchange would be worth, ranks exchange after every n-th step only; rank 0 chooses n from the
-time of a step, and it is part of the exchange.
+At a boundary all ranks have done the same steps. The requests of each rank, for a save for
+example, are exchanged before it, so that all ranks do the same. If steps are so short that the
+exchange would slow them down, it follows every n-th step only; rank 0 chooses n from the time of a
+step, and n is part of the exchange.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Trainings(StagedJobs):
         self.shrunk: set[str] = set()
 
     def copy_scripts(self) -> None:
-        """Copy the scripts to a directory that all nodes see."""
+        """Copy the scripts to a directory that all nodes share."""
         home = f"{STAGE}/tests/integrations"
         self.cluster.exec(f"rm -rf {STAGE}; install -d -o alice -g alice {STAGE} {home}")
         for file in [SCRIPTS.parent / "__init__.py", *SCRIPTS.glob("*.py")]:
@@ -132,7 +132,7 @@ class Trainings(StagedJobs):
         return int(json.loads(text)["world"]) if text.endswith("\n") else 0
 
     def steps(self, name: str) -> dict[int, dict[str, Any]]:
-        """Return what a training recorded of each step."""
+        """Return the record of each step of a training."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         names = self.cluster.exec(f"cd {STAGE}/{name}; ls steps.*").stdout.split()

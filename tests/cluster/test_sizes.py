@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("no_trace")
 
 
 def submission(cluster: SlurmCluster, *options: str, script: str = "exec sleep 600"):
-    """Submit as alice; return what sbatch prints, and the job's id, 0 if it was refused."""
+    """Submit as alice; return the output of sbatch, and the job's id, 0 if it was refused."""
     done = cluster.exec(
         ["sbatch", "--parsable", "-o/dev/null", *options],
         user="alice",

@@ -20,7 +20,7 @@ attempt = functools.partial(training_attempts.attempt, hf_training)
 
 
 def jump_of(out: Path, *attempts: tuple[int, tuple[int, ...]]) -> str:
-    """Return what esrun's check finds in the checkpoints of attempts: ranks, and their steps."""
+    """Return the jump that esrun's check finds in the checkpoints of attempts: ranks, steps."""
     state = ResumeState()
     for ranks, steps in attempts:
         check = TrainingStateCheck(state, ranks)
@@ -103,7 +103,7 @@ def test_samples_that_do_not_fill_a_step_change_neither_steps_nor_rates(tmp_path
 
 
 def test_what_happens_without_it(tmp_path, undisturbed) -> None:
-    """The plain script goes on with other batches and another schedule: the check sees that."""
+    """The plain script goes on with other batches and another schedule: the check finds it."""
     out = tmp_path / "run"
     words = ["--accumulation", "4", "--plain", "--stop-at"]
     attempt(out, *words, "10", ranks=1, micro_batches=None)

@@ -26,7 +26,7 @@ payback_s = 100000
 FAILURES = st.dictionaries(
     st.integers(1, 8), st.sampled_from(["crash", "hang", "idle"]), max_size=6
 )
-#: What happens in a span of time: seconds, whether reports arrive, and an event before.
+#: Events in a span of time: seconds, whether reports arrive, and an event before.
 SPANS = st.lists(
     st.tuples(
         st.integers(1, 60),

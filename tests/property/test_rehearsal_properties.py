@@ -10,7 +10,7 @@ from tests.support.script_job import ScriptJob
 
 OLD = "before the rehearsal"
 
-#: What the restarted script does, and how its attempt ends.
+#: Behaviour of the restarted script, and the end of its attempt.
 DEEDS = st.sampled_from(("read", "write", "replace", "delete", "finish a save"))
 ENDS = st.sampled_from((0, 1, 137, "slurm", "esrun killed"))
 ATTEMPTS = st.lists(st.tuples(st.lists(DEEDS, max_size=5), ENDS), min_size=1, max_size=4)

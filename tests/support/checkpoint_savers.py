@@ -171,7 +171,7 @@ class SaverScript:
 
 
 def in_order(phases: Phases, choices: Sequence[int]) -> list[Write]:
-    """Return the writes of all ranks, interleaved as the choices say; barriers are kept."""
+    """Return the writes of all ranks, interleaved by the choices; barriers are kept."""
     writes = []
     pending_choices = list(choices)
     for phase in phases:

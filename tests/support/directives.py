@@ -40,7 +40,7 @@ def octets(row: dict[str, Any]) -> bytes:
 
 
 def read_in_lua(texts: Iterable[bytes]) -> list[str]:
-    """Return what the Lua module reads, a line for each text: see `read_in_python`."""
+    """Return the Lua module's reading of each text, one line each: see `read_in_python`."""
     lines = "".join(text.hex() + "\n" for text in texts)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(_LUA_READER)

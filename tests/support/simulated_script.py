@@ -16,8 +16,9 @@ class SimulatedScript:
         fails: how it behaves by number of GPUs: `crash`, `hang`, or `idle` (exit code 0 and
             nothing done); it works on any other number.
         most: checkpoints after which it is complete.
-        kind: `script`, unmodified, or `library`, which says what it has resumed from.
-        told: whether reports arrive now; asked each time.
+        kind: `script`, unmodified, or `library`, which reports the checkpoint that it
+            resumed from.
+        told: returns whether reports arrive now.
     """
 
     def __init__(self, site, job_id, fails=(), *, most=10**9, told=lambda: True, kind="script"):
@@ -32,7 +33,7 @@ class SimulatedScript:
         self.progress = []
 
     def step(self):
-        """Do what is due now."""
+        """Carry out the events that are due now."""
         job = self.site.slurm.listed[self.job_id]
         if job.state is not JobState.RUNNING:
             return
@@ -82,7 +83,7 @@ class SimulatedScript:
         return self.kind == "library"
 
     def _checkpoints(self, phase):
-        """Return what a report says of checkpoints; the library has none before a step."""
+        """Return the checkpoint fields of a report; the library has none before a step."""
         if not self._library:
             return {"step": self.saved, "checkpoint_step": self.saved or None}
         if phase in ("starting", "ended") and self.saved == self.base:

@@ -57,7 +57,7 @@ class SimulatedSlurm:
         #: (job, run, exit code) of each end.
         self.ends = []
 
-    # --- what users do ---
+    # --- actions of users ---
 
     def submit(self, job_id, *, elastic="", gpus=1, **fields):
         submission = None
@@ -85,7 +85,7 @@ class SimulatedSlurm:
         )  # fmt: skip
 
     def pass_time(self, seconds):
-        """Let time pass, and start what can start."""
+        """Advance the time, and start the jobs that fit."""
         self.now += seconds
         waiting = [j for j in self.listed.values() if j.state is JobState.PENDING]
         for job in sorted(waiting, key=lambda j: -j.priority):
@@ -154,7 +154,7 @@ class SimulatedSlurm:
         self._set(self.listed[job.job_id], reason=_HELD, priority=0)
 
     def create_reservation(self, name, **_):
-        """Reservations keep nobody out here: there are no other users."""
+        """Reservations have no effect here: there are no other users."""
 
     def update_reservation(self, name, fields):
         """See `create_reservation`."""

@@ -1,4 +1,4 @@
-"""Jobs of one cluster test that train at the same time, and what they leave behind."""
+"""Jobs of one cluster test that train at the same time, their records and logs."""
 
 import json
 import re
@@ -12,7 +12,7 @@ class StagedJobs:
     """Named jobs that a controller resizes, with a folder and a log each in one directory.
 
     Attributes:
-        stage: the directory, which all nodes see: `NAME/` and `NAME.log` belong to job `NAME`.
+        stage: the directory, shared by all nodes: `NAME/` and `NAME.log` belong to job `NAME`.
         jobs: numbers of the jobs, by name.
     """
 

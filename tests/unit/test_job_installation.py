@@ -1,4 +1,4 @@
-"""What `pip install slurm-elastic` brings into a researcher's environment: little, and it works."""
+"""`pip install slurm-elastic` in a researcher's environment: few packages, and all of it works."""
 
 import fnmatch
 import re
@@ -22,7 +22,7 @@ EXTRAS = {
     name: [Requirement(text) for text in texts]
     for name, texts in PROJECT["project"]["optional-dependencies"].items()
 }
-#: What jobs import, and the commands, which say in one line where they cannot run.
+#: Modules that jobs import, and the commands, which print one line where they cannot run.
 FOR_JOBS = (
     "slurm_elastic.job",
     "slurm_elastic.training",
@@ -85,7 +85,7 @@ def test_what_jobs_import_is_checked_for_the_oldest_python(imports):
         if file.count("/") > 1 or file.startswith("slurm_elastic/fabric"):
             shown = [glob for glob in globs if fnmatch.fnmatch(file, glob)]
             assert shown or file.endswith("__init__.py"), f"{file}: per-file-target-version"
-    # mypy follows imports from these, and knows which release of Python has which name.
+    # mypy follows imports from these, and checks each name against the release of Python.
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert "mypy --python-version 3.10 $(IN_JOBS)" in makefile
     (parts,) = re.findall(

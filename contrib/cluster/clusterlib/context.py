@@ -48,7 +48,7 @@ def project_archive(folder: str) -> bytes:
 
 
 def requirements() -> str:
-    """Return what the controller needs, for a layer that is rebuilt only when that changes."""
+    """Return the controller's requirements, for a layer that is rebuilt only when they change."""
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
     return "\n".join([*sorted(project["optional-dependencies"]["controller"]), ""])
 

@@ -70,7 +70,7 @@ def answer(
         history: for explain, show and history: rows of the jobs asked for (history without a
             job: the newest rows of all), oldest first.
         particulars: for show: of the requested job.
-        ended: for explain and show: what is recorded of the requested job if it has ended.
+        ended: for explain and show: the record of the requested job if it has ended.
         segments: for usage: rows that overlap args["start"]..args["end"] (epoch s or absent).
 
     Raises:

@@ -213,14 +213,14 @@ def explain(
     history: Sequence[HistoryRow] = (),
     ended: EndedJob | None = None,
 ) -> ExplainAnswer:
-    """Return what is decided for one job, and the reasons; of an ended job how it ended.
+    """Return the decision for one job, and its reasons; for an ended job, how it ended.
 
     Args:
         view: the controller's view.
         viewer: the caller.
         job_id: the job.
         history: rows of its changes, oldest first.
-        ended: of a job that has ended, what is recorded.
+        ended: record of the job if it has ended.
 
     Raises:
         NoAnswerError: the job is not in the snapshot, and not recorded as ended.

@@ -36,7 +36,7 @@ def show(
         history: rows of its changes, oldest first.
         particulars: what the view does not hold.
         layers: whether the layer profile itself is wanted.
-        ended: what is recorded of a job that has ended.
+        ended: record of the job if it has ended.
 
     Raises:
         NoAnswerError: the job is not in the snapshot.

@@ -257,7 +257,7 @@ class RequestDispatcher:
         return tuple(job_ids)
 
     def _owns(self, uid: int, job_id: int) -> bool:
-        """Return whether a job that Slurm knows, or has forgotten, is a user's."""
+        """Return whether a job belongs to a user; also one that Slurm no longer lists."""
         owner = self._current.owner(job_id)
         return (self._current.past_owner(job_id) if owner is None else owner) == uid
 

@@ -227,7 +227,7 @@ class RequestHandler:
         )
 
     def _ended(self, args: Mapping[str, Any]) -> EndedJob | None:
-        """Return what is recorded of the requested job if it has ended."""
+        """Return the record of the requested job if it has ended."""
         ids: tuple[int, ...] = args.get("job_ids") or ()
         job = self._controller.job(ids[0]) if len(ids) == 1 else None
         if len(ids) != 1 or (job is not None and job.state is not JobState.ENDED):

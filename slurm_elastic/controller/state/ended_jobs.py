@@ -37,7 +37,7 @@ class EndedJobs:
         Args:
             snapshot: the present one.
             alive: its jobs that have not ended, by key.
-            record: returns what is known of a job; None: nothing.
+            record: returns the stored record of a job; None without one.
 
         Raises:
             LedgerError: one could not be written.
@@ -49,7 +49,7 @@ class EndedJobs:
         }
         shown = {key: ending for key, (_, ending) in endings.items()}
         for key, job in self._alive.items():
-            if key not in alive and key not in endings:  # forgotten before it was seen to end
+            if key not in alive and key not in endings:  # no longer listed before its end was seen
                 unknown = dataclasses.replace(JobEnding.of(job), exit_code=0, time=snapshot.time)
                 endings[key] = (job, unknown)
         self._alive = {k: j for k, j in alive.items() if j.submission is not None}
@@ -68,11 +68,11 @@ class EndedJobs:
         self._ledger.put_job(job.key, job.job_id, entry.to_body())
 
     def of(self, job_id: int, job: Job | None = None) -> EndedJob | None:
-        """Return what is known of a job that has ended; None: nothing.
+        """Return the record of a job that has ended; None without one.
 
         Args:
             job_id: raw id.
-            job: as Slurm shows it; None: Slurm does not know it any more.
+            job: as Slurm shows it; None: Slurm no longer lists it.
 
         Raises:
             LedgerError: the ledger cannot be read.

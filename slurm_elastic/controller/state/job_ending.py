@@ -1,7 +1,7 @@
-"""How a job ended, kept when Slurm no longer knows the job.
+"""End of a job, kept when Slurm no longer lists the job.
 
-Slurm forgets a job `MinJobAge` seconds after its end. What `selastic explain` tells of an ended
-job is written into the job's record of the ledger when the end is first seen.
+Slurm removes a job from its list `MinJobAge` seconds after its end. The text of `selastic explain`
+for an ended job comes from the job's record in the ledger, written when the end is first seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_elastic.core.submission import Submission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnding:
-    """End of a job, and the fields by which people know the job.
+    """End of a job, and the fields that identify the job.
 
     Attributes:
         state: Slurm's name: COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, …; "": not known.

@@ -121,7 +121,7 @@ class JobStore:
             old_state = (entry.proven, entry.jump, len(entry.measurements), last is None)
             entry.reported = True
             entry.proven = entry.proven or report.proven
-            rehearsed = entry.rehearsal.hear(report, now=now)
+            rehearsed = entry.rehearsal.record(report, now=now)
             if report.kind == "script":
                 entry.jump = report.jump
             entry.progress = report.progress if report.progress is not None else entry.progress
@@ -290,7 +290,7 @@ class JobStore:
                 entry.budget = transition.budget
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
-        """Return how a transition that was carried out ended; see `ShapeTrials.outcome`."""
+        """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""
         with self._lock:
             entry = self._entries.get(transition.key)
         if entry is None:

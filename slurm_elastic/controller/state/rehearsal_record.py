@@ -1,10 +1,11 @@
-"""Rehearsal of one job: what has been tried, and why the job is not proven. Pure.
+"""Rehearsal of one job: its attempts, and the reason why the job is not proven. Pure.
 
 A rehearsal (docs/esrun.md, "When a script is proven") is a transition whose target is the present
-allocation. It is made once: a restart shows whether the script resumes, whoever caused it.
+allocation. It is made once: a restart shows whether the script resumes, for any cause of the
+restart.
 
 >>> record = RehearsalRecord()
->>> record.hear(Report(job_id=7, run=0, phase="training", rehearsal="able"), now=0.0)
+>>> record.record(Report(job_id=7, run=0, phase="training", rehearsal="able"), now=0.0)
 True
 >>> record.may_begin(now=0.0)
 True
@@ -33,7 +34,7 @@ class RehearsalRecord:
 
     Attributes:
         reported: `Report.rehearsal` of the newest report.
-        why: why the job is not proven and will not be rehearsed now; None: nothing is known.
+        why: reason why the job is not proven and will not be rehearsed now; None: no reason yet.
         tries: rehearsals that were begun.
         after: epoch s before which none is begun.
         transition: id of the one that requeued the job; 0: none has.
@@ -51,7 +52,7 @@ class RehearsalRecord:
     step: int | None = None
     saved: float = 0.0
 
-    def hear(self, report: Report, *, now: float) -> bool:
+    def record(self, report: Report, *, now: float) -> bool:
         """Record a report; return whether a round is due, as soon after a checkpoint.
 
         Args:

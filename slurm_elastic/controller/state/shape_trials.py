@@ -38,7 +38,7 @@ _INTERVALS = 4.0
 _UNKNOWN_TYPE = 4.0
 #: Where no two checkpoints of the job were seen: a generous time.
 _UNKNOWN_S = 7200.0
-#: Shapes that worked, and failed changes, that are remembered.
+#: Shapes that worked, and failed changes, that are kept.
 _MOST = 64
 
 
@@ -69,10 +69,10 @@ class ShapeTrials:
 
     Attributes:
         run: restart count of the attempt; -1: none is followed.
-        held: what it holds.
+        held: allocation of the attempt.
         since: when it was first seen.
         base: newest checkpoint before it; None: there is none.
-        learning: whether its first report is still to say `base`, as attempts before were not seen.
+        learning: whether `base` is to be taken from its first report: earlier ones were not seen.
         on: whether it is on trial.
         failure: how it failed on trial; None: it has not.
         step: its newest step.
@@ -144,7 +144,7 @@ class ShapeTrials:
         self.ways_back, self.saved = 0, now
 
     def record(self, report: Report, *, now: float) -> bool:
-        """Record what a report says of the present attempt; return whether a trial has ended."""
+        """Record a report of the present attempt; return whether a trial has ended."""
         if report.run != self.run:
             return False
         if report.step is not None and (self.step is None or report.step > self.step):
@@ -162,7 +162,7 @@ class ShapeTrials:
         return ended
 
     def _learn_base(self, report: Report) -> None:
-        """Take up what the attempt itself says of the checkpoints before it."""
+        """Set `base` from the attempt's own report of the checkpoints before it."""
         saved = report.checkpoint_step
         starting = report.kind == "script" and report.phase == "starting"
         starting = starting or report.failed_start is not None  # it has completed none
@@ -231,7 +231,7 @@ class ShapeTrials:
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
     def excuse(self) -> None:
-        """Take back that the present attempt has failed: a node of it was lost."""
+        """Remove the failure of the present attempt: one of its nodes was lost."""
         shape = shape_of(self.held)
         self.barred = [b for b in self.barred if (b.shape, b.reason) != (shape, self.failure)]
         self.failures -= self.failure is not None
@@ -246,7 +246,7 @@ class ShapeTrials:
         self.on = False
 
     def clear(self) -> None:
-        """Forget what failed: the owner has changed something."""
+        """Remove the failures: the owner has changed the job."""
         self.barred, self.failures = [], 0
 
     def outcome(self, transition: int) -> str | Reason:
@@ -280,7 +280,7 @@ class ShapeTrials:
 
     @classmethod
     def from_body(cls, body: object) -> ShapeTrials:
-        """Return it from the ledger's JSON; unknown fields are ignored, {} for what is unreadable.
+        """Return the record from the ledger's JSON; unknown fields are ignored, {} if unreadable.
 
         A ledger of an older release has none.
         """
@@ -306,11 +306,10 @@ class ShapeTrials:
 
 
 def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
-    """Return how a program has failed for which esrun waits; None: its end is the job's end.
+    """Return the failure of a program for which esrun waits; None: its end is the job's end.
 
-    It is where the job never had a checkpoint, where the attempt is no change of the controller's
-    or its GPUs are not known, and for exit code 0 in a shape that worked: a script may have nothing
-    left to do.
+    None if the job never had a checkpoint, if the controller did not change the attempt or its GPUs
+    are not known, and for exit code 0 in a shape that worked: a script may have nothing left to do.
     """
     if report.phase != "ended" or report.failed_start is None or report.exit_code is None:
         return None
@@ -351,7 +350,7 @@ def _only(
         if (name, gpus) not in allowed
     }
     sizes = {gpus for _, gpus in others} - {gpus for _, gpus in allowed}
-    others.update(("", gpus) for gpus in sizes)  # also where no type is asked for
+    others.update(("", gpus) for gpus in sizes)  # also where no type is requested
     return directive.excluding(excluded.union(others))
 
 

@@ -34,7 +34,7 @@ class StoredJob:
         counted: id of the last transition whose outcome is part of this record.
         observations: step times and noise that models are fitted to.
         watch: progress of its attempts.
-        rehearsal: whether its script was seen to resume, and what was tried.
+        rehearsal: whether its script was seen to resume, and earlier rehearsals.
         trials: shapes in which it worked, and failed.
         jump: as in `JobRecord`.
         reported: whether any report of the job has arrived.

@@ -1,8 +1,8 @@
 """Way back of jobs whose change has failed (docs/reliability.md, "A change that fails").
 
 The program of such a job has failed, or makes no progress, before it has completed a checkpoint
-in its new shape. It is not asked to save: the checkpoint of before counts. `ShapeTrials` decides
-what has failed; here it is noticed that an attempt makes no progress, and the way back is begun.
+in its new shape. No save is requested: the checkpoint of before counts. `ShapeTrials` defines when
+a change has failed; this module detects attempts without progress and begins the way back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_WAYS = 5
 
 
 class FailedChanges:
-    """Attempts that fail on trial, and where their jobs go then.
+    """Attempts that fail on trial, and the allocations that their jobs return to.
 
     Args:
         store: records of jobs.
@@ -70,9 +70,9 @@ class FailedChanges:
         self._logged = {k: run for k, run in self._logged.items() if k in keys}
 
     def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
-        """Return whether an attempt has said, after the time that it had, that it has done nothing.
+        """Return whether an attempt has reported, after its time limit, that it made no progress.
 
-        What it does while its reports do not arrive is not known.
+        False while no reports arrive: its progress is not known then.
         """
         report, at = self._store.last_report(job.job_id), self._store.reported(job.job_id)
         if report is None or at is None or report.run != job.run or report.phase == "ended":
@@ -132,7 +132,7 @@ def exhausted(trials: ShapeTrials, most: int) -> bool:
 
 
 def failure(job: Job, trials: ShapeTrials) -> Reason:
-    """Return why a job goes back."""
+    """Return the reason why a job goes back."""
     gpu_type, gpus = shape_of(job.allocation) or ("", 0)
     because = trials.failure or Reason("job-ending")
     return Reason("change-failed", gpus=gpus, gpu_type=gpu_type, reason=because)
@@ -141,7 +141,9 @@ def failure(job: Job, trials: ShapeTrials) -> Reason:
 def way_back(
     job: Job, trials: ShapeTrials, snapshot: Snapshot, live: Iterable[Transition]
 ) -> Allocation | None:
-    """Return where a failed job goes: to the last place that worked, or to a part of the present.
+    """Return the allocation that a failed job goes back to.
+
+    The last one that worked, or a part of the present one.
 
     Args:
         job: running.

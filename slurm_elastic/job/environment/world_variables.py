@@ -1,11 +1,11 @@
-"""Variables that tell each rank how to keep the global batch over changes of the world.
+"""Environment variables by which each rank keeps the global batch over changes of the world.
 
 The world is the number of ranks. The *start world* is that of the attempt that completed the job's
 first checkpoint, and until then that of the present attempt: a training without a checkpoint begins
 anew, so it has no batch to keep. It is kept in the file of `unmodified.resume_state`.
 
-A *micro-batch* is what one rank computes at once. A step of the optimizer takes `micro_batches` of
-them over all ranks, by default one for each rank of the start world.
+A *micro-batch* is the part of a batch that one rank computes at once. A step of the optimizer takes
+`micro_batches` of them over all ranks, by default one for each rank of the start world.
 
 Part of each start: imports only modules that Python has loaded already.
 

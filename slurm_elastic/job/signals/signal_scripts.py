@@ -8,7 +8,7 @@ workers, and other processes that ranks start, get none: they would die of it.
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
 
 #: Seconds after which guards let frozen ranks go on by themselves: esrun, which does so after
-#: two minutes (`script_watch`), does not live any more.
+#: two minutes (`script_watch`), no longer runs.
 _GUARD_FROZEN_S = 150
 
 #: Sends signal $1 to the ranks of step $2; fails if there are none. KILL, STOP and THAW, which is

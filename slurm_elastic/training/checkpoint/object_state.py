@@ -4,11 +4,11 @@
     optimizer.<path>       `state_dict()`, for example optimizer.state.0.exp_avg
     blob.object.<name>     everything else of that `state_dict()`, and its form
 
-Any object with `state_dict` and `load_state_dict` can be saved. What replicas hold is saved once,
-by rank 0, and restored on all ranks; of a DTensor, as `fully_shard` makes them, each rank
-saves and reads its part, on any number of ranks. A module is saved without the wrappers that
-DistributedDataParallel and `torch.compile` put around it, so that it does not matter whether a
-run has them.
+Any object with `state_dict` and `load_state_dict` can be saved. State that all replicas have in
+common is saved once, by rank 0, and restored on all ranks; of a DTensor, as `fully_shard` makes
+them, each rank saves and reads its part, on any number of ranks. A module is saved without the
+wrappers that DistributedDataParallel and `torch.compile` put around it, so that it does not matter
+whether a run has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks of a script that communicates by itself, connected for control values only.
 
-The script's own process group carries its gradients. What ranks have to agree on goes over a
-group of its own, on the CPU (gloo): it neither waits for a GPU nor mixes with the script's
+The script's own process group carries its gradients. Control values go over a
+separate group, on the CPU (gloo): it neither waits for a GPU nor mixes with the script's
 collectives. Without a process group of the script, one is made from `RANK`, `WORLD_SIZE`,
 `MASTER_ADDR` and `MASTER_PORT`, which the script may then use.
 """

@@ -196,7 +196,7 @@ def test_exit_code_0_ends_a_job_where_it_worked(site):
 
 
 def test_ranks_get_an_ordered_directive_without_sizes(site):
-    """A library of the release before does not know the key."""
+    """A library of the release before does not have the key."""
     running = job({"n1": 4})
     site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4")
     site.report_handler.stand(running)

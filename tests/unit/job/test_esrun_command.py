@@ -357,7 +357,7 @@ def test_a_checkpoint_written_at_the_very_end_is_counted(job: dict[str, str]) ->
     assert "waiting for the controller" not in process.stderr
 
 
-#: Prints its options and what tells its rank, as a launcher would see them.
+#: Prints its options and the variables of its rank, as a launcher reads them.
 SHOW = '#!/bin/sh\necho "$@" rank=$RANK gpus=$CUDA_VISIBLE_DEVICES\n'
 
 
@@ -400,7 +400,7 @@ def test_launchers_that_cannot_be_resized_are_refused(job: dict[str, str]) -> No
         assert not Path(job["HOME"], "calls").exists()
 
 
-#: Reports as `slurm_elastic.integrations` does, saves, and prints what keeps the global batch.
+#: Reports as `slurm_elastic.integrations` does, saves, prints the variables of the global batch.
 REPORTS_AS_A_SCRIPT = """
 import os, sys, time
 sys.path.insert(0, os.environ["TREE"])

@@ -152,7 +152,7 @@ def test_a_rank_sees_all_gpus_of_its_node() -> None:
     assert rank(2, 0, 2, env, show) == "2 0,1,2,3 0,1,2,3"
 
 
-#: What `_start_workers` and `start_processes` of torch 2.13 put into a worker's environment.
+#: Variables that `_start_workers` and `start_processes` of torch 2.13 set for a worker.
 TORCHRUN = """
 RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE
 ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS

@@ -1,4 +1,4 @@
-"""What `init` cannot train: one line that names the other interface."""
+"""Trainings that `init` does not support: one line that names the other interface."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""When ranks exchange their requests."""
+"""Steps after which ranks exchange their requests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is known of a job's rehearsal, and when another one may begin."""
+"""Record of a job's rehearsal, and the time when another one may begin."""
 
 import pytest
 
@@ -14,18 +14,18 @@ def report(**fields):
 
 def heard(**fields):
     record = RehearsalRecord()
-    record.hear(report(**fields), now=0.0)
+    record.record(report(**fields), now=0.0)
     return record
 
 
 def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
     record = RehearsalRecord()
-    assert not record.hear(report(), now=0.0)
-    assert record.hear(report(rehearsal="able", step=1), now=0.0)
-    assert not record.hear(report(rehearsal="able", step=1), now=0.0)
-    assert record.hear(report(rehearsal="able", step=2), now=0.0)
+    assert not record.record(report(), now=0.0)
+    assert record.record(report(rehearsal="able", step=1), now=0.0)
+    assert not record.record(report(rehearsal="able", step=1), now=0.0)
+    assert record.record(report(rehearsal="able", step=2), now=0.0)
     record.end(5, 10.0, moved=True)
-    assert not record.hear(report(rehearsal="able", step=3), now=11.0)
+    assert not record.record(report(rehearsal="able", step=3), now=11.0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_it_is_made_once():
     record.begin()
     record.end(3, 100.0, moved=True)
     assert not record.may_begin(1e9)
-    record.hear(report(rehearsal="", proven=True, run=1), now=0.0)
+    record.record(report(rehearsal="", proven=True, run=1), now=0.0)
     assert (record.result, record.why) == ("proven", None)
 
 

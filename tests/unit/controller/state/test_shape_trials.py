@@ -1,4 +1,4 @@
-"""When a change is done, when it has failed, and what its job may be given then."""
+"""Trials of changes: their end, their failure, and the shapes that remain for the job."""
 
 import doctest
 import json
@@ -61,7 +61,7 @@ def test_a_change_is_done_when_a_newer_checkpoint_exists():
 
 
 def test_a_script_counts_what_it_has_completed_itself():
-    """One was completed after the controller had heard the last; its own count says so."""
+    """One was completed after the last report that arrived; the attempt's own count shows it."""
     trials = changed()
     trials.record(told(1, 41, phase="starting", kind="script"), now=201.0)
     assert trials.on
@@ -69,7 +69,7 @@ def test_a_script_counts_what_it_has_completed_itself():
 
 
 def test_a_program_that_failed_has_completed_nothing_whatever_it_counts():
-    """Reports of the attempt before were lost: what they said is not of this one."""
+    """Reports of the attempt before were lost: they do not count for this one."""
     trials = changed()
     report = told(1, 47, phase="ended", kind="script", exit_code=1, failed_start=1)
     assert not trials.record(report, now=210.0)
@@ -85,10 +85,10 @@ def test_a_script_whose_count_was_lost_begins_again():
 def test_a_failed_shape_is_barred_until_it_works():
     trials = changed()
     trials.fail(CRASH, now=205.0)
-    trials.fail(CRASH, now=206.0)  # told again
+    trials.fail(CRASH, now=206.0)  # reported again
     assert (trials.excluded, trials.failures) == ({("a100", 4)}, 1)
     assert trials.outcome(3) == CRASH
-    trials.follow(2, FOUR, now=210.0)  # whoever started it there
+    trials.follow(2, FOUR, now=210.0)  # for any cause of its start there
     trials.record(told(2, 41), now=260.0)
     assert (trials.barred, trials.failures) == ([], 0)
     assert trials.outcome(3) == CRASH, "that change had failed"

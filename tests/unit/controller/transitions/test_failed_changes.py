@@ -105,7 +105,7 @@ def test_where_nothing_works_any_more_it_is_held_and_released(site):
 
 
 def test_a_size_that_worked_and_is_taken_is_waited_for(site):
-    """It shrank for another job, fails there, and what it had before is not free."""
+    """It shrank for another job, fails there, and its former GPUs are not free."""
     site.slurm.submit(7, elastic="1-4", gpus=4)
     script = SimulatedScript(site, 7, {1: "crash", 2: "crash"})
     play(site, [script], 30)

@@ -243,7 +243,7 @@ def test_debians_torchrun_meets_by_a_file(
 
 
 def places(tmp_path: Path, line: list[str], tasks: tuple[int, ...], port: int) -> list[str]:
-    """Run the tasks of a step on this machine; return what its ranks have written."""
+    """Run the tasks of a step on this machine; return the output of its ranks."""
     job = SlurmAllocation(
         {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "g[01-03]", "SLURM_GPUS_ON_NODE": "2"}
     )
