@@ -15,7 +15,7 @@ from slurm_elastic.slurm import accounting
 from slurm_elastic.slurm.accounting import AccountingError
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import UsageAnswer
+    from slurm_elastic.rpc.usage_answers import UsageAnswer
 
 _HOUR = 3600
 

@@ -9,7 +9,7 @@ from slurm_elastic.cli import formatting
 from slurm_elastic.slurm.accounting import AccountedRun
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import RunUsage
+    from slurm_elastic.rpc.usage_answers import RunUsage
 
 
 def compared(

@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.change_starter import ChangeStarter
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.poll_schedule import PollSchedule
 from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
@@ -23,14 +24,12 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.state.usage_reconcile import UsageReconciler
-from slurm_elastic.controller.transitions import rehearsal_choice
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.controller.transitions.failed_changes import FailedChanges
-from slurm_elastic.controller.transitions.limit_extension import allowed
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
-from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
-from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
+from slurm_elastic.core.plan import Action, JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
@@ -78,6 +77,7 @@ class Controller:
         self.report_handler = ReportHandler(
             store=self.store, engine=self.engine, tuner=self.tuner, log=log
         )
+        self._starter = ChangeStarter(self.store, self.engine, self.tuner, config, log)
         self.store.learning.adaptive_batches = chooser != "user"
         self.report_handler.predicts_frozen_layers = capabilities.predicts_frozen_layers
         self.retired = False
@@ -218,7 +218,8 @@ class Controller:
         self.report_handler.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
         if self.acts and written:
-            self._go_back(snapshot)
+            # Before others take the GPUs of their former shapes.
+            self._starter.begin_ways_back(self.failed_changes, snapshot)
         live = self.engine.live
         records = self.store.records(snapshot, live)
         self.engine.outbox.pace(sum(r.reporting for r in records.values()))
@@ -307,90 +308,15 @@ class Controller:
         return True
 
     def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
-        room = self.config.resize.max_in_flight - len(self.engine.live)
-        changes = []
-        for decision in plan.changes[: max(0, room)]:
-            job = snapshot.job[decision.job_id]
-            changes.append(self._requested(decision, job, snapshot, records))
-        decisions = self.engine.begin(changes) if changes else []
-        self.tuner.ahead(decisions, snapshot, records, self.store.last_reports(snapshot))
-        for decision in decisions:
-            self._log.info(log_line(decision, snapshot))
-        started = {d.job_id for d in decisions}
-        started |= self._rehearse(snapshot, plan, records)
+        """Begin the changes of the plan and due rehearsals; lease nodes to waiting jobs."""
+        started = self._starter.begin_planned(snapshot, plan, records)
+        started |= self._starter.begin_rehearsals(snapshot, plan, records)
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue
             waits = job.state is JobState.PENDING and job.job_id in plan.decision
             if waits and self.cleanup.may_lease(job):
                 self.cleanup.lease(job)
-
-    def _rehearse(
-        self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]
-    ) -> set[int]:
-        """Begin the rehearsals that are due; return their jobs."""
-        live = self.engine.live
-        rehearsals = self.store.rehearsals(snapshot)
-        decisions = rehearsal_choice.due(
-            snapshot,
-            records=records,
-            rehearsals=rehearsals,
-            reports=self.store.last_reports(snapshot),
-            config=self.config,
-            live=[t.action for t in live.values()],
-            busy={*live, *(d.job_id for d in plan.changes)},
-            spent=self.store.resized(time.time(), live.values()),
-        )
-        begun = set()
-        for decision in decisions:  # one by one: each in a reservation of its own
-            job = snapshot.job[decision.job_id]
-            change = self._requested(decision, job, snapshot, records)
-            notice_s = max(rehearsal_choice.NOTICE_S, change.notice_s)
-            if self.engine.begin([change._replace(notice_s=notice_s)]):
-                rehearsals[job.job_id].begin()
-                self.store.touch(job)
-                self._log.info(log_line(decision, snapshot))
-                begun.add(job.job_id)
-        return begun
-
-    def _go_back(self, snapshot: Snapshot) -> None:
-        """Begin the way back of jobs whose change has failed, before others take their GPUs."""
-        live = self.engine.live
-        due = self.failed_changes.due(snapshot, live)
-        if not due:
-            return
-        records = self.store.records(snapshot, live)
-        for decision, job in due:  # one by one: their nodes may be in several reservations
-            change = self._requested(decision, job, snapshot, records)
-            begun = self.engine.begin([change._replace(failed=True)])
-            self.tuner.ahead(begun, snapshot, records, self.store.last_reports(snapshot))
-            for started in begun:
-                self._log.info(log_line(started, snapshot))
-
-    def _requested(
-        self,
-        decision: Decision,
-        job: Job,
-        snapshot: Snapshot,
-        records: Mapping[int, JobRecord],
-    ) -> RequestedChange:
-        """Return a change with the time that its job gets."""
-        spare_s = self.store.spare_s(job)
-        time_left = allowed(
-            job,
-            decision,
-            self.store.entry(job).budget,
-            snapshot=snapshot,
-            records=records,
-            config=self.config,
-            spare_s=spare_s,
-        )
-        return RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left)
-
-    def _notice_s(self, job: Job) -> float:
-        directive = self.store.directive(job)
-        notice_s = directive.notice_s if directive else None
-        return float(notice_s or self.config.resize.notice_s)
 
     # --- from outside ---
 
@@ -406,6 +332,7 @@ class Controller:
         self.config = config
         self.engine.config = config
         self.cleanup.config = self.guard.config = self.failed_changes.config = config
+        self._starter.config = config
         self.store.learning.config = config
         self.retired = False
         self.pace.at_once()

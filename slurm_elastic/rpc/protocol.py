@@ -1,7 +1,7 @@
 """The protocol between selasticd and its callers: version, sizes, and codes of refusals.
 
 Clients and the server take these from here; `rpc/requests.py` defines the operations,
-`rpc/answers.py` the answers, `rpc/frames.py` how both travel. docs/adr/0010-wire-protocol.md
+`rpc/*answers.py` the answers, `rpc/frames.py` how both travel. docs/adr/0010-wire-protocol.md
 has the reasons. Standard library only: imported inside jobs.
 """
 

@@ -76,7 +76,7 @@ class Operation(NamedTuple):
     """One operation of the socket.
 
     Attributes:
-        answer: name of the answer's TypedDict in `rpc.answers`.
+        answer: module in `slurm_elastic.rpc` and name of the answer's TypedDict.
         since: version of the protocol since which arguments and answer have this form.
     """
 
@@ -89,8 +89,9 @@ class Operation(NamedTuple):
 
     def answer_type(self) -> type:
         """Return the TypedDict of the answer; jobs never import these."""
-        answers = importlib.import_module("slurm_elastic.rpc.answers")
-        answer_type: type = getattr(answers, self.answer)
+        module, name = self.answer.split(".")
+        answers = importlib.import_module(f"slurm_elastic.rpc.{module}")
+        answer_type: type = getattr(answers, name)
         return answer_type
 
 
@@ -222,27 +223,27 @@ def _question(name: str, answer: str, *arguments: Argument, since: int = 1) -> O
 def _job_command(name: str, *arguments: Argument) -> Operation:
     audience = Audience.OWNER_OR_OPERATOR
     arguments = (_JOBS, *arguments, _DRY_RUN)
-    return Operation(name, Kind.COMMAND, audience, "CommandAnswer", arguments)
+    return Operation(name, Kind.COMMAND, audience, "answers.CommandAnswer", arguments)
 
 
 def _site_command(name: str) -> Operation:
-    return Operation(name, Kind.COMMAND, Audience.OPERATOR, "TextAnswer", (_DRY_RUN,))
+    return Operation(name, Kind.COMMAND, Audience.OPERATOR, "answers.TextAnswer", (_DRY_RUN,))
 
 
 _ALL = (
-    Operation("ping", Kind.PING, Audience.ANYONE, "PingAnswer"),
+    Operation("ping", Kind.PING, Audience.ANYONE, "answers.PingAnswer"),
     Operation(
         "report",
         Kind.DIALOGUE,
         Audience.JOB_OWNER,
-        "OrdersAnswer",
+        "answers.OrdersAnswer",
         (Argument("report", _report, "fields of `core/report.py`, `Report`", required=True),),
     ),
     Operation(
         LONG_POLL,
         Kind.DIALOGUE,
         Audience.JOB_OWNER,
-        "OrdersAnswer",
+        "answers.OrdersAnswer",
         (
             Argument("job_id", _whole, "raw id of the job", required=True),
             Argument("run", _whole, "restart count of the attempt", required=True),
@@ -250,23 +251,27 @@ _ALL = (
             Argument("wait_s", _seconds, "longest wait for newer orders, at most 30 s", default=0),
         ),
     ),
-    _question("status", "StatusAnswer", Argument("all", _flag, "rigid jobs, too"), since=2),
+    _question("status", "answers.StatusAnswer", Argument("all", _flag, "rigid jobs, too"), since=2),
     _question(
-        "show", "ShowAnswer", _JOBS, Argument("profile", _flag, "the layer profile, too"), since=2
+        "show",
+        "answers.ShowAnswer",
+        _JOBS,
+        Argument("profile", _flag, "the layer profile, too"),
+        since=2,
     ),
-    _question("explain", "ExplainAnswer", _JOBS, since=2),
-    _question("history", "HistoryAnswer", _JOBS, since=2),
-    _question("plan", "PlanAnswer", since=2),
+    _question("explain", "answers.ExplainAnswer", _JOBS, since=2),
+    _question("history", "answers.HistoryAnswer", _JOBS, since=2),
+    _question("plan", "answers.PlanAnswer", since=2),
     _question(
         "usage",
-        "UsageAnswer",
+        "usage_answers.UsageAnswer",
         Argument("user", _user, "of this user only"),
         Argument("start", _time, "allocations that end later (epoch s)"),
         Argument("end", _time, "allocations that start earlier (epoch s)"),
         Argument("runs", _flag, "each allocation, too"),
     ),
-    _question("topology", "TopologyAnswer"),
-    _question("check", "CheckAnswer"),
+    _question("topology", "topology_answers.TopologyAnswer"),
+    _question("check", "answers.CheckAnswer"),
     _job_command("hold"),
     _job_command("release"),
     _job_command(
@@ -281,7 +286,7 @@ _ALL = (
         "copy",
         Kind.COPY,
         Audience.CONTROLLER,
-        "CopyAnswer",
+        "answers.CopyAnswer",
         (Argument("since", _object, "`since` of the answer before, `{}` for all", required=True),),
     ),
 )

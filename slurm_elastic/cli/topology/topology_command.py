@@ -14,7 +14,7 @@ from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.core.nodelist import fold
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import (
+    from slurm_elastic.rpc.topology_answers import (
         LinkRow,
         NodeRow,
         SpreadRow,

@@ -15,7 +15,7 @@ from slurm_elastic.cli.formatting import clean, digits, gpus
 from slurm_elastic.simulator import plots
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import NodeRow, SwitchRow, TopologyAnswer
+    from slurm_elastic.rpc.topology_answers import NodeRow, SwitchRow, TopologyAnswer
 
 _IDLE, _OTHERS, _DOWN, _LINE, _SHARED = "#ffffff", "#bbbbbb", "#eeeeee", "#888888", "#D55E00"
 #: Hatches that distinguish jobs of the same colour.

@@ -11,11 +11,8 @@ from slurm_elastic.rpc.answers import (
     HistoryAnswer,
     PlanAnswer,
     PlanRow,
-    RunUsage,
-    UsageAnswer,
-    UsageRow,
-    UserUsage,
 )
+from slurm_elastic.rpc.usage_answers import RunUsage, UsageAnswer, UsageRow, UserUsage
 
 
 def plan(view: View, viewer: Viewer) -> PlanAnswer:

@@ -11,7 +11,7 @@ from slurm_elastic.core.cluster import Allocation, Job, Node
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.models.links import GBIT
 from slurm_elastic.placement.eligibility import links_seen
-from slurm_elastic.rpc.answers import (
+from slurm_elastic.rpc.topology_answers import (
     HolderRow,
     LinkRow,
     NodeRow,

@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state import attempt_progress, freezing_reports
+from slurm_elastic.controller.state.allocation_segments import AllocationSegments
 from slurm_elastic.controller.state.ended_jobs import EndedJobs
 from slurm_elastic.controller.state.layer_profiles import LayerProfileStore, StoredProfile
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
@@ -77,7 +78,7 @@ class JobStore:
         self._forget_at = 0.0
         self._resized = ResizeRate(ledger)
         self.ended = EndedJobs(ledger)
-        self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
+        self._segments = AllocationSegments(ledger)
 
     def entry(self, job: Job) -> StoredJob:
         """Return the record of a job, from the ledger or fresh."""
@@ -142,7 +143,7 @@ class JobStore:
                 self.in_force(job),
                 held,
             )
-            self._hear_gradients(entry, report, job)
+            self._update_gradient_bytes(entry, report, job)
             attempt_progress.record_report(entry.watch, report, now=now)
             tried = self._try_out(entry, report, job, now)
             if held and report.step_time_s and report.global_batch:
@@ -171,7 +172,7 @@ class JobStore:
         trials.fail(failure, now=now)
         return ended or failed
 
-    def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
+    def _update_gradient_bytes(self, entry: StoredJob, report: Report, job: Job) -> None:
         """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
         if staged(report):
             entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
@@ -375,7 +376,7 @@ class JobStore:
             self._attached.forget(set(alive))
             ids = {j.job_id for j in alive.values()}
             self._reports = {k: r for k, r in self._reports.items() if k in ids}
-            self._write_segments(snapshot, alive)
+            self._segments.observe(snapshot, alive)
             changed = {k: e for k, e in self._entries.items() if e.dirty}
             self._ledger.put_jobs((k, e.job_id, e.to_body()) for k, e in changed.items())
             for entry in changed.values():
@@ -393,37 +394,6 @@ class JobStore:
         )
         self.kept_since = self._ledger.since()
         self._forget_at = time.monotonic() + (_FORGET_MORE_S if deleted else _FORGET_S)
-
-    def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
-        ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
-        for key, (run, _) in list(self._segments.items()):
-            job = alive.get(key)
-            if job is None or job.run != run or job.state is JobState.PENDING:
-                ended_job = ended.get(key)
-                end = ended_job.end_time if ended_job and ended_job.end_time else snapshot.time
-                self._ledger.end_segment(key, end)
-                del self._segments[key]
-        for key, job in alive.items():
-            if key in self._segments or not job.elastic or job.state is not JobState.RUNNING:
-                continue
-            held = job.allocation
-            if held is None:
-                continue
-            start = job.start_time or snapshot.time
-            self._ledger.begin_segment(
-                {
-                    "key": key,
-                    "job_id": job.job_id,
-                    "user": job.user,
-                    "name": job.name,
-                    "run": job.run,
-                    "gpu_type": held.gpu_type,
-                    "gpus": held.gpus,
-                    "nodes": ",".join(f"{n}:{g}" for n, g in held.shares),
-                    "start": start,
-                }
-            )
-            self._segments[key] = (job.run, start)
 
     def records(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> dict[int, JobRecord]:
         """Return the record of each elastic job, for a round."""

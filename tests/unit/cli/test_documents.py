@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from slurm_elastic.rpc import answers
+from slurm_elastic.rpc import answers, topology_answers, usage_answers
 from slurm_elastic.rpc.protocol import CODES
 from slurm_elastic.rpc.requests import OPERATIONS
 
@@ -11,7 +11,9 @@ TOP = Path(__file__).parents[3]
 
 def test_every_field_of_the_answers_is_described():
     text = (TOP / "docs" / "cli.md").read_text()
-    schemas = [s for s in vars(answers).values() if hasattr(s, "__required_keys__")]
+    modules = (answers, topology_answers, usage_answers)
+    values = [value for module in modules for value in vars(module).values()]
+    schemas = [value for value in values if hasattr(value, "__required_keys__")]
     fields = {f for s in schemas for f in s.__annotations__}
     assert len(fields) > 60
     assert [f for f in sorted(fields) if f"`{f}`" not in text and f'"{f}"' not in text] == []

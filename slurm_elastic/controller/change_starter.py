@@ -1,0 +1,129 @@
+"""Start of the changes that a round has decided: notice, time limit, and a line in the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.log_format import log_line
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.transitions import rehearsal_choice
+from slurm_elastic.controller.transitions.failed_changes import FailedChanges
+from slurm_elastic.controller.transitions.limit_extension import allowed
+from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.plan import Decision, JobRecord, Plan
+
+
+class ChangeStarter:
+    """Begins transitions of three kinds: planned changes, rehearsals, and ways back.
+
+    Args:
+        store: records of jobs.
+        engine: carries out the transitions.
+        tuner: gets each change before its job restarts.
+        config: the site's.
+        log: structlog logger.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        engine: TransitionEngine,
+        tuner: BatchTuner,
+        config: Config,
+        log: Any,
+    ) -> None:
+        self._store, self._engine, self._tuner = store, engine, tuner
+        self.config, self._log = config, log
+
+    def begin_planned(
+        self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]
+    ) -> set[int]:
+        """Begin as many changes of a plan as may be under way; return their jobs."""
+        room = self.config.resize.max_in_flight - len(self._engine.live)
+        changes = []
+        for decision in plan.changes[: max(0, room)]:
+            job = snapshot.job[decision.job_id]
+            changes.append(self._requested(decision, job, snapshot, records))
+        return self._begin(changes, snapshot, records) if changes else set()
+
+    def begin_rehearsals(
+        self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]
+    ) -> set[int]:
+        """Begin the rehearsals that are due; return their jobs."""
+        live = self._engine.live
+        rehearsals = self._store.rehearsals(snapshot)
+        decisions = rehearsal_choice.due(
+            snapshot,
+            records=records,
+            rehearsals=rehearsals,
+            reports=self._store.last_reports(snapshot),
+            config=self.config,
+            live=[t.action for t in live.values()],
+            busy={*live, *(d.job_id for d in plan.changes)},
+            spent=self._store.resized(time.time(), live.values()),
+        )
+        begun = set()
+        for decision in decisions:  # one by one: each in a reservation of its own
+            job = snapshot.job[decision.job_id]
+            change = self._requested(decision, job, snapshot, records)
+            notice_s = max(rehearsal_choice.NOTICE_S, change.notice_s)
+            if self._engine.begin([change._replace(notice_s=notice_s)]):
+                rehearsals[job.job_id].begin()
+                self._store.touch(job)
+                self._log.info(log_line(decision, snapshot))
+                begun.add(job.job_id)
+        return begun
+
+    def begin_ways_back(self, failed_changes: FailedChanges, snapshot: Snapshot) -> None:
+        """Begin the way back of each job whose change has failed."""
+        live = self._engine.live
+        due = failed_changes.due(snapshot, live)
+        if not due:
+            return
+        records = self._store.records(snapshot, live)
+        for decision, job in due:  # one by one: their nodes may be in several reservations
+            change = self._requested(decision, job, snapshot, records)
+            self._begin([change._replace(failed=True)], snapshot, records)
+
+    def _begin(
+        self,
+        changes: list[RequestedChange],
+        snapshot: Snapshot,
+        records: Mapping[int, JobRecord],
+    ) -> set[int]:
+        """Begin changes in one reservation; return the jobs of those that could begin."""
+        begun = self._engine.begin(changes)
+        self._tuner.ahead(begun, snapshot, records, self._store.last_reports(snapshot))
+        for decision in begun:
+            self._log.info(log_line(decision, snapshot))
+        return {d.job_id for d in begun}
+
+    def _requested(
+        self,
+        decision: Decision,
+        job: Job,
+        snapshot: Snapshot,
+        records: Mapping[int, JobRecord],
+    ) -> RequestedChange:
+        """Return a change with the time that its job gets."""
+        spare_s = self._store.spare_s(job)
+        time_left = allowed(
+            job,
+            decision,
+            self._store.entry(job).budget,
+            snapshot=snapshot,
+            records=records,
+            config=self.config,
+            spare_s=spare_s,
+        )
+        return RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left)
+
+    def _notice_s(self, job: Job) -> float:
+        directive = self._store.directive(job)
+        notice_s = directive.notice_s if directive else None
+        return float(notice_s or self.config.resize.notice_s)
