@@ -130,15 +130,6 @@ def test_what_a_death_left_uncounted_is_counted_once(ledger):
         store.observe(snapshot(running))
 
 
-def test_who_held_what_when(store, ledger):
-    store.observe(snapshot(job({"n1": 1}, start_time=900.0), at=1000.0))
-    store.observe(snapshot(job({"n1": 4}, start_time=1100.0, run=1), at=1100.0))
-    gone = job({"n1": 4}, run=1, state=JobState.ENDED, end_time=1500.0)
-    store.observe(snapshot(gone, at=1600.0))
-    rows = [(r["gpus"], r["start"], r["end"]) for r in ledger.segments()]
-    assert rows == [(1, 900.0, 1100.0), (4, 1100.0, 1500.0)]
-
-
 def test_a_record_that_cannot_be_read_is_begun_anew(ledger):
     ledger.put_job("7@100", 7, {"job_id": 7, "measurements": 5})
     assert JobStore(ledger).entry(job({"n1": 1})).resizes == 0
