@@ -60,6 +60,8 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
 
 
 def _without_slurm(options: Options) -> int:
+    if options.dry_run:
+        raise AllocationError("-n without a job is invalid: there is no srun command; use salloc")
     from slurm_elastic.job import single_machine  # noqa: PLC0415 - see above
 
     return single_machine.run(

@@ -144,6 +144,17 @@ def test_dry_run(job: dict[str, str]) -> None:
     assert not Path(job["HOME"], "calls").exists()
 
 
+def test_a_dry_run_outside_a_job_starts_nothing(job: dict[str, str]) -> None:
+    outside = {k: v for k, v in job.items() if not k.startswith("SLURM_")}
+    for options in ((), ("--local", "2")):
+        process = run(outside, "-n", *options, "touch", str(Path(job["HOME"], "started")))
+        assert process.returncode == 2
+        assert process.stderr == (
+            "esrun: -n without a job is invalid: there is no srun command; use salloc\n"
+        )
+    assert not Path(job["HOME"], "started").exists()
+
+
 def test_without_srun(job: dict[str, str]) -> None:
     tools = Path(job["HOME"], "bin")
     (tools / "srun").unlink()
