@@ -70,7 +70,7 @@ class Trial:
                 assert (place.gpu_type, place.gpus) not in barred
         self.checked = len(self.site.slurm.starts)
 
-    def happens(self, event):
+    def apply(self, event):
         slurm = self.site.slurm
         rigid, job = slurm.listed.get(8), slurm.listed[7]
         if event == "restart":
@@ -98,11 +98,11 @@ def test_no_change_ends_a_job_and_none_is_forgotten(start, fails, spans, kind, q
             trial = Trial(site, start, fails, kind)
             trial.pass_time(40)
             for seconds, told, event in spans:
-                trial.happens(event)
+                trial.apply(event)
                 trial.told = told
                 trial.pass_time(seconds)
             trial.told = True
-            trial.happens("leaves")
+            trial.apply("leaves")
             for _ in range(20):
                 saved = trial.script.saved
                 trial.pass_time(150)

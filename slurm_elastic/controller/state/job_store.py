@@ -145,7 +145,7 @@ class JobStore:
             )
             self._update_gradient_bytes(entry, report, job)
             attempt_progress.record_report(entry.watch, report, now=now)
-            tried = self._try_out(entry, report, job, now)
+            trial_ended = self._record_trial(entry, report, job, now)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
                 key = key_of(held, racks)
@@ -157,9 +157,9 @@ class JobStore:
                 self.learning.add_measurement(entry.observations, job, key, measurement)
             entry.dirty = True
             known = (entry.proven, entry.jump, len(entry.measurements), False)
-            return rehearsed or tried or learned or old_state != known
+            return rehearsed or trial_ended or learned or old_state != known
 
-    def _try_out(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
+    def _record_trial(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
         """Record a report's part in a trial; return whether that has ended, or failed."""
         trials = entry.trials
         if job.run == report.run and job.state is JobState.RUNNING and job.allocation:
@@ -451,12 +451,12 @@ class JobStore:
             learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,
             extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
-            on_trial=entry.trials.since if _tries(entry, job) and entry.trials.on else None,
-            failed=entry.trials.failure if _tries(entry, job) else None,
+            on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
+            failed=entry.trials.failure if _is_current(entry, job) else None,
             barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
         )
 
 
-def _tries(entry: StoredJob, job: Job) -> bool:
+def _is_current(entry: StoredJob, job: Job) -> bool:
     """Return whether the trials of a record are about the attempt that runs."""
     return job.state is JobState.RUNNING and entry.trials.run == job.run

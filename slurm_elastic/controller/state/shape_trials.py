@@ -230,7 +230,7 @@ class ShapeTrials:
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
-    def excuse(self) -> None:
+    def withdraw_failure(self) -> None:
         """Remove the failure of the present attempt: one of its nodes was lost."""
         shape = shape_of(self.held)
         self.barred = [b for b in self.barred if (b.shape, b.reason) != (shape, self.failure)]

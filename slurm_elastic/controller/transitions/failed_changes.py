@@ -62,7 +62,7 @@ class FailedChanges:
                 trials.fail(reason, now=snapshot.time)
                 self._store.touch(job)
             if trials.failure is not None and self._store.lost_node(job):
-                trials.excuse()  # Slurm requeues it
+                trials.withdraw_failure()  # Slurm requeues it
                 self._store.touch(job)
             elif trials.failure is not None:
                 self._fail(job, trials)

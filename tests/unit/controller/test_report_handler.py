@@ -38,7 +38,7 @@ class Site:
             log=self.log,
         )
 
-    def hear(self, of, **fields):
+    def report(self, of, **fields):
         report = Report(job_id=7, **({"run": 0, "phase": "training"} | fields))
         return self.report_handler.handle(report, of, act=True)
 
@@ -85,9 +85,9 @@ def test_the_notice_of_a_rehearsal_asks_to_keep_the_checkpoint(site):
 def test_a_rehearsal_for_which_there_is_no_room_is_undone_at_once(site):
     begun = rehearsal(site)
     running = job({"n1": 4})
-    site.hear(running, kind="script", rehearsal="able", step=1)
+    site.report(running, kind="script", rehearsal="able", step=1)
     assert not begun.given_up
-    site.hear(running, kind="script", rehearsal="no-room", kept_in="/data", kept_bytes=2 * 10**9)
+    site.report(running, kind="script", rehearsal="no-room", kept_in="/data", kept_bytes=2 * 10**9)
     site.engine.step({7: running}, sizes={"n1": 4}, per_node={})
     assert begun.state is TransitionState.UNDONE
     assert "free 2 GB in /data" in words(begun.problem)
@@ -109,7 +109,7 @@ def test_the_result_of_a_rehearsal_is_in_the_history(site, fields, result, probl
     begun.state, begun.entered["REQUEUE"] = TransitionState.DONE, 1.0
     site.engine.persist(begun)
     site.store.changed(begun, job({"n1": 4}), 5.0)
-    site.hear(job({"n1": 4}, run=1), run=1, kind="script", **fields)
+    site.report(job({"n1": 4}, run=1), run=1, kind="script", **fields)
     (row,) = [Transition.from_body(r) for r in site.ledger.transitions(7)]
     assert (row.action, row.state, row.result) == (
         Action.REHEARSE, TransitionState.DONE, result,
@@ -121,7 +121,7 @@ def test_the_result_of_a_rehearsal_is_in_the_history(site, fields, result, probl
 @pytest.mark.parametrize("known", [True, False])
 def test_who_saved_for_a_notice_that_nobody_gave_goes_on(site, known):
     running = job({"n1": 4}) if known else None
-    site.hear(running, phase="saved", notice=5)
+    site.report(running, phase="saved", notice=5)
     orders = site.report_handler.orders(7, 0, job=running)
     assert (orders.action, orders.notice) == ("resume", 5)
     assert site.woken == [7]
@@ -138,10 +138,10 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
     )
     site.report_handler.expect(moved)
     there = job({"n1": 2}, run=1)
-    site.hear(there, run=0, startup_s=9.0)
-    site.hear(there, run=1)
+    site.report(there, run=0, startup_s=9.0)
+    site.report(there, run=1)
     assert site.store.entry(there).restart_s is None, "neither is that step"
-    site.hear(there, run=1, startup_s=2.0, restore_s=0.5, checkpoint_s=0.8)
+    site.report(there, run=1, startup_s=2.0, restore_s=0.5, checkpoint_s=0.8)
     (row,) = site.ledger.transitions(7)
     assert (row["startup_s"], row["restore_s"], row["checkpoint_s"]) == (2.0, 0.5, 0.8)
     assert site.store.entry(there).restart_s == pytest.approx(row["entered"]["first_step"] - 1.0)
@@ -149,13 +149,13 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
 
 
 def failing(site, of, *, code=1, run=1):
-    site.hear(of, run=run, phase="ended", exit_code=code, failed_start=1, kind="script")
+    site.report(of, run=run, phase="ended", exit_code=code, failed_start=1, kind="script")
     orders = site.report_handler.orders(7, run, job=of)
     return orders.failed_start, orders.on_failure
 
 
 def trained(site):
-    site.hear(job({"n1": 1}), kind="script", step=3, checkpoint_step=3)
+    site.report(job({"n1": 1}), kind="script", step=3, checkpoint_step=3)
 
 
 def test_a_program_that_fails_in_a_new_shape_waits(site):

@@ -38,7 +38,7 @@ def training():
         notices.close()
 
 
-def asked(notices):
+def save_is_requested(notices):
     """Return whether a save is requested within ten seconds: the order is on its way."""
     for _ in range(1000):
         if notices.save_requested():
@@ -59,20 +59,20 @@ def test_without_esrun_nothing_is_requested(training, monkeypatch):
 def test_a_save_that_answers_a_notice_waits_until_it_is_withdrawn(esrun, training):
     notices = training()
     esrun.order("notice", 5)
-    assert asked(notices)
+    assert save_is_requested(notices)
     threading.Timer(0.3, lambda: esrun.order("resume")).start()
     notices.saved(12)
     assert esrun.state.orders().action == "resume"
     assert not notices.save_requested()
     esrun.wait_for("checkpoint_step", 12)
     esrun.order("notice", 6)
-    assert asked(notices), "the next notice is another one"
+    assert save_is_requested(notices), "the next notice is another one"
 
 
 def test_a_notice_that_is_not_withdrawn_holds_it_for_a_limited_time(esrun, training):
     notices = training(wait_s=0.2)
     esrun.order("notice", 5)
-    assert asked(notices)
+    assert save_is_requested(notices)
     notices.saved(12)
     assert not notices.save_requested(), "answered once"
 
@@ -81,7 +81,7 @@ def test_the_end_of_the_process_ends_the_wait(esrun, training):
     signals = []
     notices = training(ended=lambda: bool(signals))
     esrun.order("notice", 5)
-    assert asked(notices)
+    assert save_is_requested(notices)
     threading.Timer(0.2, lambda: signals.append("TERM")).start()
     notices.saved(12)
     assert esrun.state.orders().action == "notice"
@@ -96,7 +96,7 @@ def test_an_ordinary_save_does_not_wait(esrun, training):
 def test_a_notice_withdrawn_before_the_save_does_not_hold_it(esrun, training):
     notices = training()
     esrun.order("notice", 5)
-    assert asked(notices)
+    assert save_is_requested(notices)
     esrun.order("resume")
     while notices._link.orders().action == "notice":
         threading.Event().wait(0.01)
@@ -121,7 +121,7 @@ def test_an_older_esrun_gets_no_reports_but_is_obeyed(esrun, training, monkeypat
     monkeypatch.delenv("SLURM_ELASTIC_WORLD_SIZE")
     notices = training(wait_s=0.1)
     esrun.order("notice", 5)
-    assert asked(notices)
+    assert save_is_requested(notices)
     notices.trained(1)
     notices.trained(2)
     notices.saved(2)

@@ -12,7 +12,7 @@ def report(**fields):
     return Report(job_id=7, **({"run": 0, "phase": "training", "kind": "script"} | fields))
 
 
-def heard(**fields):
+def record_after(**fields):
     record = RehearsalRecord()
     record.record(report(**fields), now=0.0)
     return record
@@ -45,14 +45,14 @@ def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
     ],
 )
 def test_why_a_job_is_not_proven_is_said_with_the_remedy(fields, why):
-    record = heard(**fields)
+    record = record_after(**fields)
     assert why in words(record.why)
     assert not record.may_begin(0.0)
     assert RehearsalRecord.from_body(record.to_body()) == record
 
 
 def test_it_is_made_once():
-    record = heard(rehearsal="able")
+    record = record_after(rehearsal="able")
     assert record.may_begin(0.0)
     record.begin()
     record.end(3, 100.0, moved=True)
@@ -62,7 +62,7 @@ def test_it_is_made_once():
 
 
 def test_one_that_was_undone_is_begun_again_later_and_not_for_ever():
-    record = heard(rehearsal="able")
+    record = record_after(rehearsal="able")
     waits = []
     for _ in range(5):
         record.begin()
