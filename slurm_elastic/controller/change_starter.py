@@ -19,7 +19,7 @@ from slurm_elastic.core.plan import Decision, JobRecord, Plan
 
 
 class ChangeStarter:
-    """Begins transitions of three kinds: planned changes, rehearsals, and ways back.
+    """Start of transitions of three kinds: planned changes, rehearsals, and ways back.
 
     Args:
         store: records of jobs.

@@ -108,7 +108,7 @@ def newest_file(folder: str | Path) -> str | None:
 
 
 class SaveAtNotice(Callback):  # type: ignore[misc]
-    """Saves after the present step when esrun asks for it, then waits to be requeued.
+    """Callback that saves after the present step when esrun asks for it, then waits.
 
     It also keeps the position within an epoch in each checkpoint, and converts Lightning's counts
     of micro-batches to those of another world when it is loaded.

@@ -100,7 +100,7 @@ def newest_checkpoint(output_dir: str) -> str | None:
 
 
 class ElasticCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves after the present step when esrun asks for it, then waits to be requeued.
+    """Callback that saves after the present step when esrun asks for it, then waits.
 
     Reports step, step time and batch, and refuses to go on after a resume where the epochs, and so
     the schedule, would jump.

@@ -82,7 +82,7 @@ class StepBoundary:
         self._last_exchange: float | None = None
 
     def begin_step(self) -> None:
-        """Allow no exit at once from now on: SIGTERM is answered at the next boundary."""
+        """Begin a step: from now on SIGTERM takes effect at the next boundary."""
         self._signals.exit_at_once(False)
 
     def pass_over(self, cursor: Cursor) -> None:

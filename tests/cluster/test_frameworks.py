@@ -117,7 +117,7 @@ class Trainings(StagedJobs):
             )
 
     def watch(self) -> None:
-        """Wait until the jobs have ended; have each give its second GPU back once it uses it."""
+        """Wait until the jobs have ended; take the second GPU of each back once it uses it."""
         end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
         while running := self.running():
             assert time.monotonic() < end, self.logs()

@@ -38,7 +38,7 @@ class Net(PreTrainedModel):
 
 
 class RecordTrainerSteps(TrainerCallback):
-    """Records each step; ends the process after the save of the step `stop_at`."""
+    """Callback that records each step, and ends the process after the save of step `stop_at`."""
 
     def __init__(self, recorder: StepRecorder, stop_at: int) -> None:
         self.recorder, self.stop_at = recorder, stop_at

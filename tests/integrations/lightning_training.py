@@ -43,7 +43,7 @@ class Regression(lightning.LightningModule):
 
 
 class RecordSteps(Callback):
-    """Records each step; ends the process after the step `stop_at`."""
+    """Callback that records each step, and ends the process after the step `stop_at`."""
 
     def __init__(self, stop_at: int) -> None:
         self.stop_at = stop_at

@@ -57,7 +57,7 @@ class RequestBackend(Protocol):
         ...
 
     def past_owner(self, job_id: int) -> int | None:
-        """Return the uid of the owner of a job that Slurm has forgotten; None: not recorded."""
+        """Return the uid of the owner of a job that Slurm no longer lists; None: not recorded."""
         ...
 
     def find(self, name: str) -> tuple[int, ...]:

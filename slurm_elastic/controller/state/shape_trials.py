@@ -119,7 +119,7 @@ class ShapeTrials:
 
     @property
     def changed(self) -> bool:
-        """Whether the attempt is in another shape than the last that worked, or begun by us."""
+        """Whether a change began the attempt, or its shape is not the last that worked."""
         return self.changed_run == self.run or shape_of(self.held) != self.last_shape
 
     @property

@@ -1,4 +1,4 @@
-"""Launchers in the program that esrun starts: torchrun, `accelerate launch` and others.
+"""Adaptation of a command line with a launcher to the present shape of the job.
 
 A launcher starts the ranks of a node itself. One per GPU would start as many trainings side by
 side, so it is either started once per node, with the job's shape in place of the user's options
