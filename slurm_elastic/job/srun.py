@@ -35,9 +35,16 @@ WITHOUT_LIBUV = {"USE_LIBUV": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: Debian builds torch without libuv.
 _DEBIAN_TORCH = "/usr/lib/python3/dist-packages/torch"
 
-#: Runs as each task: exports the rank's variables and executes the program. With one GPU per rank
-#: it changes only the first variable that is set: Slurm sets all unless the vendor is configured.
-RANK_SCRIPT = f"""
+#: A launcher does not handle USR1 and USR2, and would die of them: it ignores them, and so do its
+#: ranks until they handle them. A shell does not, because it could not set a trap for them then.
+_EXECUTE_LAUNCHER = """
+case ${1##*/} in *sh) ;; *) trap '' USR1 USR2;; esac
+exec "$@"
+"""
+
+#: Exports the variables of a rank. With one GPU per rank it changes only the first variable that is
+#: set: Slurm sets all unless the vendor is configured.
+_EXPORT_RANK = f"""
 tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID
 while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
 tasks=${{tasks%%,*}}
@@ -56,13 +63,17 @@ export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=$tasks
 export GROUP_RANK=$NODE_RANK ROLE_RANK=$RANK ROLE_WORLD_SIZE=$WORLD_SIZE
 export TORCHELASTIC_ERROR_FILE="${{TMPDIR:-/tmp}}/esrun-${STEP_VARIABLE}.$RANK.error.json"
 [ "$tasks" -le 1 ] || export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
-exec "$@"
 """
 
+#: Runs as each task: exports the rank's variables and executes the program.
+RANK_SCRIPT = f"""{_EXPORT_RANK}exec "$@"
+"""
+
+#: The same for a launcher that starts only one process, which takes its rank from the environment.
+LAUNCHED_RANK_SCRIPT = _EXPORT_RANK + _EXECUTE_LAUNCHER
+
 #: Runs as each task of a step whose program is a launcher: the first task of each node starts it
-#: with the shape of the job in its options, the others end. A launcher does not handle USR1 and
-#: USR2, and would die of them: it ignores them, and so do its ranks until they handle them. A shell
-#: does not, because it could not set a trap for them then. Each variable is replaced once: what
+#: with the shape of the job in its options, the others end. Each variable is replaced once: what
 #: follows are the user's own words.
 LAUNCHER_SCRIPT = f"""
 [ "$SLURM_LOCALID" = 0 ] || exit 0
@@ -89,9 +100,7 @@ while [ "$count" -gt 0 ]; do
     done
     word=$1 count=$((count-1)); shift; set -- "$@" "$word"
 done
-case ${{1##*/}} in *sh) ;; *) trap '' USR1 USR2;; esac
-exec "$@"
-"""
+{_EXECUTE_LAUNCHER}"""
 
 #: Prints this node's number and its GPUs.
 _PROBE_SCRIPT = """
@@ -162,7 +171,7 @@ def command(
     words, script, options = list(program), RANK_SCRIPT, list[str]()
     adapted = _adapted(program, tasks)
     if adapted is not None:
-        words = adapted.program
+        words, script = adapted.program, LAUNCHED_RANK_SCRIPT
         if adapted.per_node:
             # The launcher uses the CPUs of all tasks of its node; the other tasks end at once.
             script, options = LAUNCHER_SCRIPT, ["--cpu-bind=none", "--wait=0"]

@@ -152,6 +152,22 @@ def test_a_rank_sees_all_gpus_of_its_node() -> None:
     assert rank(2, 0, 2, env, show) == "2 0,1,2,3 0,1,2,3"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_launcher_does_not_die_of_a_signal_for_its_ranks(ranks: int) -> None:
+    """With one rank, too, for which accelerate starts only one process."""
+    program = ["env", "accelerate", "launch", "x"]
+    command = srun.command(allocation(), (ranks, 0), program, gpus=True)
+    script = command[command.index("-c") + 1]
+    done = subprocess.run(
+        ["sh", "-c", script, "esrun", "env", "sh", "-c", 'kill -USR2 "$$"; echo $RANK alive'],
+        env=environment() | dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"), "0"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == ("0 alive" if ranks == 1 else "alive"), done.stderr
+
+
 #: Variables that `_start_workers` and `start_processes` of torch 2.13 set for a worker.
 TORCHRUN = """
 RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE
