@@ -60,6 +60,7 @@ class ScriptJob:
         run: int = 0,
         has_signal: bool = False,
         world: int = 1,
+        hosts: int = 1,
         pattern: str = "*.pt",
         complete: str | None = None,
         directories: Sequence[str] | None = None,
@@ -81,6 +82,7 @@ class ScriptJob:
             run_id="r-7",
             guard=self.guard,
             world=world,
+            hosts=hosts,
             complete=complete,
             clock=lambda: self.now,
         )

@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from slurm_elastic.job.unmodified.checkpoint_formats import (
     is_temporary,
 )
 from slurm_elastic.job.unmodified.inotify import DirectoryWatch
+from slurm_elastic.job.unmodified.learned_saves import SaveFiles
 from slurm_elastic.job.unmodified.save_tracker import ChangeKind, SaveTracker, without_numbers
 from slurm_elastic.job.unmodified.settle_time import SettleTime
 from slurm_elastic.job.unmodified.whole_files import is_whole
@@ -97,7 +98,7 @@ class _Tracked:
 
 
 class _UsualFiles(NamedTuple):
-    """Names, without their numbers, of the files of earlier directories of this attempt."""
+    """Names, without their numbers, of the files of earlier directories."""
 
     always: Counter[str]
     ever: Counter[str]
@@ -136,13 +137,19 @@ class CheckpointScanner:
         self._usual: dict[str, _UsualFiles] = {}
         self._directory_watch = DirectoryWatch()
 
-    def accept_existing(self) -> None:
+    def accept_existing(self, known: SaveFiles | None = None) -> None:
         """Take all existing checkpoints as complete that are not shown to be cut off.
 
         To be called while no rank runs.
+
+        Args:
+            known: files of each save, from an earlier attempt with as many ranks; None: not known.
         """
-        self._tracker.begin_attempt()
+        self._tracker.begin_attempt(known)
         self._usual.clear()
+        for slot, rows in known.contents.items() if known else ():
+            names = Counter(dict(rows))
+            self._usual[slot] = _UsualFiles(names, names)
         self._refresh(records=False)
         newest = sorted(self._seen.values(), key=_newest_ns, reverse=True)
         for rank, tracked in enumerate(newest):
@@ -181,6 +188,29 @@ class CheckpointScanner:
     def close(self) -> None:
         """Stop watching the directories."""
         self._directory_watch.close()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the newest save is shown to be over by this attempt itself."""
+        return self._tracker.is_confirmed(self._clock())
+
+    @property
+    def known_files(self) -> SaveFiles | None:
+        """The files of each save, if all saves of the attempt were of the same; else None."""
+        known = self._tracker.known
+        if known is None:
+            return None
+        contents = {
+            slot: tuple(sorted(usual.ever.items()))
+            for slot, usual in self._usual.items()
+            if usual.always == usual.ever
+        }
+        return replace(known, contents=contents)
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether saves of the attempt differed, or one went on after its last byte."""
+        return self._tracker.is_contradicted
 
     @property
     def begun(self) -> int:

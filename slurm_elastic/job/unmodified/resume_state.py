@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.job.environment.state_directory import (
@@ -24,6 +23,7 @@ from slurm_elastic.job.environment.state_directory import (
 )
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
+from slurm_elastic.job.unmodified.learned_saves import LearnedSaves, learned_saves
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ class ResumeState:
         start_world: ranks of the attempt that completed the first checkpoint; 0: not known.
         training: what the newest checkpoint shows of the training (`training_state_check`).
         jump: what jumped in the training over a change, or "".
-        pause_s: longest pause inside a save (`settle_time`); None: not known.
+        learned: what is known of the saves, by pattern.
         kept: the checkpoint that was kept for the rehearsal; None: none is.
         kept_saves: saves of the attempt until that one.
         copying: directory in which a copy was begun; "": none was.
@@ -50,7 +50,7 @@ class ResumeState:
     start_world: int = 0
     training: dict[str, Any] | None = None
     jump: str = ""
-    pause_s: float | None = None
+    learned: list[LearnedSaves] = field(default_factory=list)
     kept: KeptCheckpoint | None = None
     kept_saves: int = 0
     copying: str = ""
@@ -58,7 +58,11 @@ class ResumeState:
 
     def to_body(self) -> dict[str, Any]:
         """Return its JSON object."""
-        return {**vars(self), "kept": None if self.kept is None else dict(vars(self.kept))}
+        return {
+            **vars(self),
+            "learned": [row.to_body() for row in self.learned],
+            "kept": None if self.kept is None else dict(vars(self.kept)),
+        }
 
     @classmethod
     def of(cls, body: object) -> ResumeState:
@@ -70,15 +74,13 @@ class ResumeState:
         if not isinstance(body, dict):
             raise TypeError("a state is a JSON object")
         values = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
+        values["learned"] = learned_saves(values.get("learned"))
         state = cls(**{**values, "kept": KeptCheckpoint.of(values.get("kept"))})
         counts = (state.count, state.start_world, state.kept_saves, state.saves)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
         if not isinstance(state.copying, str) or not isinstance(state.jump, str):
             raise TypeError("a text is none")
-        pause_s = state.pause_s
-        if pause_s is not None and not (type(pause_s) in (int, float) and 0 <= pause_s < math.inf):
-            state.pause_s = None
         return state
 
 

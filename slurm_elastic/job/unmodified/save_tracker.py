@@ -2,7 +2,7 @@
 
 A save may change several checkpoints (`model.pt` and `optimizer.pt`). It is over when nothing has
 changed for the settle time. Where saves follow each other too closely for that, it is over at its
-last byte, once earlier saves of the same attempt have shown which files it consists of.
+last byte, once earlier saves with as many ranks have shown which files it consists of.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
+from slurm_elastic.job.unmodified.learned_saves import SaveFiles
 from slurm_elastic.job.unmodified.settle_time import (
     LACKING_S,
     LEAST_S,
@@ -108,8 +109,12 @@ class SaveTracker:
         self._number = 0
         self.begin_attempt()
 
-    def begin_attempt(self) -> None:
-        """Forget saves under way, and what saves consist of: more ranks may write more files."""
+    def begin_attempt(self, known: SaveFiles | None = None) -> None:
+        """Forget saves under way, and what saves consist of: more ranks may write more files.
+
+        Args:
+            known: files of each save, from an earlier attempt with as many ranks; None: not known.
+        """
         self._open: _Save | None = None
         self._last: _Save | None = None
         self._overtaken: list[_Save] = []
@@ -117,6 +122,38 @@ class SaveTracker:
         self._early_was_wrong = False
         #: Positions of the numbers in names that have risen with each save.
         self._counting_fields: set[int] | None = None
+        #: Whether all that is known of the files is from earlier attempts.
+        self._is_inherited = known is not None
+        self._unconfirmed_at: float | None = None
+        if known is not None:
+            self._weights[known.shape] = _TRUSTED
+            if known.counting_fields is not None:
+                self._counting_fields = set(known.counting_fields)
+
+    def is_confirmed(self, now: float) -> bool:
+        """Return whether the newest save is shown to be over by this attempt itself.
+
+        The first save that ends at its last byte, by what an earlier attempt has shown, is not:
+        until the settle time has passed, or another save of the same files is over.
+        """
+        at = self._unconfirmed_at
+        return at is None or now - at >= self._settle.seconds()
+
+    @property
+    def known(self) -> SaveFiles | None:
+        """The files of each save, if all saves of the attempt were of the same; else None."""
+        if self.is_contradicted or max(self._weights.values(), default=0) < _TRUSTED:
+            return None
+        (shape,) = self._weights
+        counting = self._counting_fields
+        return SaveFiles(
+            shape=shape, counting_fields=None if counting is None else frozenset(counting)
+        )
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether saves differed, or one went on after its last byte."""
+        return len(self._weights) > 1 or self._early_was_wrong
 
     @property
     def begun(self) -> int:
@@ -173,10 +210,13 @@ class SaveTracker:
                 over += self._marked(save)
             elif _weakest(save) is Evidence.WHOLE and self._is_trusted(save):
                 save.is_early = True
+                self._unconfirmed_at = save.changed_at if self._is_inherited else None
+                self._is_inherited = False
                 over.append(self._close(save))
             elif self._is_settled(save, now):
                 self._settle.learn(save.pause_s)
                 self._weights[save.shape()] += _SETTLED
+                self._is_inherited, self._unconfirmed_at = False, None
                 over.append(self._close(save))
         return [save.finished() for save in over if save.members]
 
@@ -247,7 +287,7 @@ class SaveTracker:
         return save
 
     def _is_trusted(self, save: _Save) -> bool:
-        """Return whether all earlier saves of the attempt had the same files as this one."""
+        """Return whether all earlier saves had the same files as this one."""
         weight = self._weights.get(save.shape(), 0)
         return len(self._weights) == 1 and weight >= _TRUSTED and not self._early_was_wrong
 

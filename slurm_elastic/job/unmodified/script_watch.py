@@ -23,6 +23,7 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.unmodified import learned_saves
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -100,7 +101,9 @@ class ScriptWatch:
         self._send_signal = send_signal
         self._guard = guard
         self._clock = clock
-        self._settle = SettleTime(self._resume.pause_s, least_s=least_settle_s(pattern, hosts))
+        self._learned = learned_saves.select(self._resume.learned, pattern, complete)
+        self._world_key = f"{world}x{hosts}"
+        self._settle = SettleTime(self._learned.pause_s, least_s=least_settle_s(pattern, hosts))
         marker = CompleteMarker(complete) if complete else None
         self._scanner = CheckpointScanner(
             pattern,
@@ -137,7 +140,7 @@ class ScriptWatch:
         """
         with self._lock:
             originals = self._rehearsal.begin_attempt()
-            self._scanner.accept_existing()
+            self._scanner.accept_existing(self._learned.files.get(self._world_key))
             self._written = 0
             self._copy.begin_attempt()
             self._program_step = None
@@ -308,7 +311,7 @@ class ScriptWatch:
         # What a rehearsal has lost is put back.
         if self._resume.proven or not self._resume.refuted:
             self._training.add(checkpoint.path)
-        self._resume.pause_s = self._settle.pause_s
+        self._record_learned()
         self._file.save(self._resume)
         fields = {
             "phase": "training",
@@ -326,12 +329,20 @@ class ScriptWatch:
         fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))
 
+    def _record_learned(self) -> None:
+        """Record what is known of the saves now, for later attempts."""
+        self._learned.pause_s = self._settle.pause_s
+        files = self._scanner.known_files
+        if files is not None or self._scanner.is_contradicted:
+            self._learned.record(self._world_key, files)
+
     def _keep_if_due(self) -> None:
         """Begin to copy the newest save, if a rehearsal is asked for."""
         orders = self._orders
         if orders.action != "notice" or not orders.rehearsal or self._resume.proven:
             return
-        if orders.notice != self._answered_notice and not self._scanner.unsettled:
+        is_quiet = not self._scanner.unsettled and self._scanner.is_confirmed
+        if orders.notice != self._answered_notice and is_quiet:
             is_signalled = self._signalled_notice == orders.notice
             self._copy.start_if_due(orders.notice, self._notice_at, is_signalled=is_signalled)
 
@@ -361,6 +372,8 @@ class ScriptWatch:
 
     def _answer_if_due(self) -> None:
         """Answer the notice, unless the next save has begun."""
+        if not self._scanner.unsettled and not self._scanner.is_confirmed:
+            return  # later
         checkpoint, self._due = self._due, None
         asked = self._orders.action == "notice" and not self.has_answered_notice
         if checkpoint is not None and asked and not self._scanner.unsettled and self.freeze():

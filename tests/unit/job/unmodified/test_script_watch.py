@@ -1,7 +1,10 @@
 """Unmodified scripts: reports, notices and resumes at complete checkpoints."""
 
+import json
 import os
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -333,9 +336,18 @@ def test_the_longest_pause_is_kept_over_a_requeue(tmp_path: Path) -> None:
     first.now += 7
     first.write("s1-optimizer.pt")
     first.settle()
-    assert first.memory.load().pause_s == pytest.approx(7)
-    (tmp_path / "memory" / "r-7.json").write_text('{"count": 3, "pause_s": "hostile"}')
-    assert first.memory.load() == ResumeState(count=3)
+    (learned,) = first.memory.load().learned
+    assert learned.pause_s == pytest.approx(7)
+    second = Job(tmp_path, run=1)
+    second.write("s2.pt")
+    second.write("s2-optimizer.pt")
+    second.watch.check()
+    second.now += 3 * 7 - 1
+    second.watch.check()
+    assert second.state.report().step == 1
+    second.now += 1.1
+    second.watch.check()
+    assert second.state.report().step == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"count": "x", "proven": 1, "refuted": 0}', "{}"])
@@ -389,3 +401,117 @@ def test_until_the_first_checkpoint_it_looks_often(job: Job) -> None:
     assert job.watch._interval_s() <= 1.0
     job.save()
     assert job.watch._interval_s() == 10.0
+
+
+def learned(home: Path, **how: Any) -> Path:
+    """Return a directory whose first attempt has shown that each save is of one file."""
+    first = Job(home, **how)
+    for name in ("a1.pt", "a2.pt"):
+        rename(first, name)
+        first.settle()
+        first.now += 10
+    assert rename(first, "a3.pt").step == 3, "at its last byte"
+    return home
+
+
+def test_the_first_save_of_a_later_attempt_counts_at_its_last_byte(tmp_path: Path) -> None:
+    second = Job(learned(tmp_path), run=1)
+    assert rename(second, "a4.pt").step == 4
+    second.now += 5
+    assert rename(second, "a5.pt").step == 5
+
+
+@pytest.mark.parametrize(
+    "how", [{"world": 4}, {"hosts": 2}, {"pattern": "a*.pt"}, {"complete": "{}.done"}]
+)
+def test_what_was_learned_elsewhere_does_not_count(tmp_path: Path, how: dict[str, Any]) -> None:
+    """More ranks or hosts may write more files, and another pattern is of other files."""
+    learned(tmp_path)
+    assert rename(Job(tmp_path, run=1, **how), "a4.pt").step == 3
+    assert rename(Job(tmp_path, run=2), "a5.pt").step == 4, "it is not forgotten either"
+
+
+@pytest.mark.parametrize("damage", ["{", '"learned": 5', '"files": {"1x1": []}'])
+def test_what_was_learned_and_cannot_be_read_does_not_count(tmp_path: Path, damage: str) -> None:
+    learned(tmp_path)
+    file = tmp_path / "memory" / "r-7.json"
+    body = json.loads(file.read_text())
+    if damage == "{":
+        file.write_text(damage)
+    elif "learned" in damage:
+        file.write_text(json.dumps({**body, "learned": 5}))
+    else:
+        body["learned"][0]["files"] = {"1x1": []}
+        file.write_text(json.dumps(body))
+    second = Job(tmp_path, run=1)
+    step = second.state.report().step or 0
+    assert rename(second, "a4.pt").step == step
+    second.now += LEAST_S + 1
+    second.watch.check()
+    assert second.state.report().step == step, "the settle time is not known either"
+
+
+def test_a_notice_is_not_answered_by_what_earlier_attempts_have_shown(tmp_path: Path) -> None:
+    second = Job(learned(tmp_path), run=1)
+    second.order("notice", 5)
+    assert (rename(second, "a4.pt").step, second.state.report().phase) == (4, "saving")
+    second.now += 3
+    rename(second, "a4-optimizer.pt")
+    second.now += LEAST_S - 1
+    second.watch.check()
+    assert second.state.report().phase == "saving", "this attempt saves two files"
+    second.settle()
+    assert second.state.report().phase == "saved"
+
+
+@pytest.mark.parametrize("follows", ["another save", "nothing"])
+def test_a_notice_is_answered_once_the_first_save_is_confirmed(
+    tmp_path: Path, follows: str
+) -> None:
+    second = Job(learned(tmp_path), run=1)
+    second.order("notice", 5)
+    rename(second, "a4.pt")
+    second.now += 2
+    if follows == "another save":
+        assert rename(second, "a5.pt").phase == "saved"
+        return
+    second.watch.check()
+    assert second.state.report().phase == "saving"
+    second.now += LEAST_S
+    second.watch.check()
+    assert second.state.report().phase == "saved"
+
+
+def test_an_attempt_with_other_files_ends_what_was_learned(tmp_path: Path) -> None:
+    second = Job(learned(tmp_path), run=1)
+    rename(second, "model.pt")
+    rename(second, "optimizer.pt")
+    second.settle()
+    third = Job(tmp_path, run=2)
+    count = third.state.report().step
+    assert rename(third, "a9.pt").step == count
+    assert third.settle().step == (count or 0) + 1
+
+
+def test_the_files_of_a_directory_are_learned(tmp_path: Path) -> None:
+    def save(job: Job, number: int, names: tuple[str, ...]) -> Report:
+        folder = tmp_path / f"step_{number}.pt"
+        folder.mkdir()
+        for name in names:
+            with zipfile.ZipFile(folder / name, "w") as file:
+                file.writestr("x", "x")
+            job.now += 1
+            job.watch.check()
+        return job.state.report()
+
+    first = Job(tmp_path)
+    for number in (1, 2):
+        save(first, number, ("a.zip", "b.zip"))
+        first.settle()
+    second = Job(tmp_path, run=1)
+    assert save(second, 3, ("a.zip",)).step == 2, "b.zip is missing"
+    second.now += 100
+    second.watch.check()
+    assert second.state.report().step == 2
+    third = Job(tmp_path, run=2)
+    assert save(third, 4, ("a.zip", "b.zip")).step == 3
