@@ -25,6 +25,7 @@ from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.state.usage_reconcile import UsageReconciler
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
+from slurm_elastic.controller.transitions.early_ends import EarlyEnds
 from slurm_elastic.controller.transitions.failed_changes import FailedChanges
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
@@ -71,6 +72,7 @@ class Controller:
             log=log,
         )
         self.failed_changes = FailedChanges(self.store, self.engine, config, log)
+        self.early_ends = EarlyEnds(scontrol, self.store, ledger, log)
         capabilities = capabilities_of(policy)
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
@@ -295,6 +297,7 @@ class Controller:
         """Record the snapshot; return whether the ledger could be written."""
         try:
             self.engine.catch_up()
+            self.early_ends.review(snapshot, self.engine.live, act=self.acts)
             self.store.observe(snapshot)
             self.usage.tick()
             self.failed_changes.review(snapshot, self.engine.live)

@@ -178,6 +178,7 @@ class JobParser:
             end_time=pyslurm_records.epoch(raw.end_time),
             run=int(raw.requeue_count or 0),
             submission=submission,
+            requeueable=bool(raw.is_requeueable),
             exit_code=pyslurm_records.exit_code(raw),
             end_state=str(raw.state or ""),
         )

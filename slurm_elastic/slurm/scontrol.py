@@ -74,6 +74,10 @@ class Scontrol:
         """
         self._run("requeue", "Incomplete", job.display_id)
 
+    def requeue_ended(self, job: Job) -> None:
+        """Send a batch job that has just failed back to the queue, as `requeue`."""
+        self._run("requeue", job.display_id)
+
     def release(self, job: Job) -> None:
         """Lift a hold of ours, and restore the priority that Slurm computes."""
         self._run("release", job.display_id)

@@ -13,8 +13,9 @@ class SimulatedScript:
     Args:
         site: where it runs.
         job_id: the job.
-        fails: how it behaves by number of GPUs: `crash`, `hang`, or `idle` (exit code 0 and
-            nothing done); it works on any other number.
+        fails: how it behaves by number of GPUs: `crash`, `hang`, `idle` (exit code 0 and
+            nothing done), or `early` (the batch script fails before it reaches esrun); it works on
+            any other number.
         most: checkpoints after which it is complete.
         kind: `script`, unmodified, or `library`, which reports the checkpoint that it
             resumed from.
@@ -43,7 +44,9 @@ class SimulatedScript:
             self.answered, self.orders = None, None
         how = self.fails.get(job.allocation.gpus, "works")
         waited = now - self.began - _START_S
-        if waited < 0 or how == "hang":
+        if how == "early":
+            self.site.slurm.end(self.job_id, 3)
+        elif waited < 0 or how == "hang":
             self._report(job, "starting", now)
         elif how == "works":
             self._work(job, waited, now)

@@ -74,7 +74,10 @@ class SimulatedSlurm:
     def end(self, job_id, code=0):
         job = self.listed[job_id]
         self.ends.append((job_id, job.run, code))
-        self._set(job, state=JobState.ENDED, end_time=self.now, allocation=None)
+        self._set(
+            job, state=JobState.ENDED, end_time=self.now, allocation=None, exit_code=code,
+            end_state="FAILED" if code else "COMPLETED",
+        )  # fmt: skip
 
     def send_back(self, job_id):
         """Requeue a job as `scontrol requeue` does."""
@@ -145,6 +148,10 @@ class SimulatedSlurm:
     def requeue(self, job):
         if self.listed[job.job_id].state is JobState.RUNNING:
             self.send_back(job.job_id)
+
+    def requeue_ended(self, job):
+        assert self.listed[job.job_id].state is JobState.ENDED
+        self.send_back(job.job_id)
 
     def release(self, job):
         job = self.listed[job.job_id]

@@ -95,10 +95,10 @@ class FailedChanges:
         taken = [*live.values()]
         decisions = []
         for job in snapshot.jobs:
-            if not job.elastic or job.state is not JobState.RUNNING or job.job_id in live:
+            if not job.elastic or job.job_id in live or not job.requeueable:
                 continue
             trials = self._store.entry(job).trials
-            if trials.run != job.run or trials.failure is None or not job.requeueable:
+            if trials.failure is None or not _is_to_go_back(job, trials):
                 continue
             target = None
             trials.ways_back += 1
@@ -114,6 +114,17 @@ class FailedChanges:
             )
             decisions.append((decision, job))
         return decisions
+
+
+def _is_to_go_back(job: Job, trials: ShapeTrials) -> bool:
+    """Return whether the attempt that failed is the present one, or has just ended the job.
+
+    `EarlyEnds` has then sent that back to the queue, where it still has the shape that failed.
+    """
+    if job.state is JobState.PENDING and trials.held is not None:
+        is_unchanged = set(job.required_nodes) == set(trials.held.nodes)
+        return trials.run == job.run - 1 and is_unchanged and trials.ways_back < _MOST_WAYS
+    return job.state is JobState.RUNNING and trials.run == job.run
 
 
 def exhausted(trials: ShapeTrials, most: int) -> bool:

@@ -1,0 +1,93 @@
+"""A batch script that fails before it reaches esrun, after a change: the job goes back."""
+
+import pytest
+
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.slurm.scontrol import ScontrolError
+from tests.support.simulated_script import SimulatedScript
+from tests.support.simulated_slurm import SimulatedSite
+from tests.unit.controller.transitions.test_failed_changes import (
+    CONFIG,
+    outcomes,
+    play,
+    sizes,
+)
+
+
+@pytest.fixture
+def site(monkeypatch):
+    site = SimulatedSite(monkeypatch, {"n1": 4}, CONFIG)
+    yield site
+    site.close()
+
+
+@pytest.mark.parametrize("tick", [0.5, 5.0])
+def test_it_goes_back_to_where_it_worked_and_completes(site, tick):
+    site.slurm.submit(7, elastic="1-4,sizes=1:2:4", gpus=1)
+    script = SimulatedScript(site, 7, {4: "early"}, most=60)
+    play(site, [script], 1200, tick=tick)
+    assert script.saved == 60
+    started = sizes(site)
+    assert started[:3] == [1, 4, 1], "first back to where it worked"
+    assert started.count(4) == 1
+    codes = [code for _, _, code in site.slurm.ends]
+    assert codes == [3, 0]
+    failed = site.slurm.ends[0][1]
+    at = {run: time for time, _, run, _ in site.slurm.starts}
+    assert at[failed + 1] - at[failed] < 60, "it does not wait for Slurm's two minutes"
+    assert ("grow", "4", "failed") in outcomes(site)
+
+
+def test_where_it_fails_everywhere_it_is_held(site):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, {4: "early"})
+    while not site.slurm.ends:
+        play(site, [script], 0.5)
+    script.fails = {1: "early", 4: "early"}
+    play(site, [script], 400)
+    job = site.slurm.listed[7]
+    assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
+    assert site.controller.view.records[7].stopped.code == "trials-failed"
+    assert [code for _, _, code in site.slurm.ends] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "how", ["never trained", "no change", "late", "cancelled", "reported", "observes", "restarted"]
+)
+def test_any_other_end_is_the_end(site, how):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, {4: "hang"} if how in ("late", "reported") else {})
+    if how == "never trained":
+        site.slurm.pass_time(1)
+        site.look()
+        site.slurm.end(7, 3)
+    elif how == "no change":
+        play(site, [script], 12)
+        assert sizes(site) == [1]
+        site.slurm.end(7, 3)
+    else:
+        script.told = lambda: how == "reported" or len(sizes(site)) < 2
+        while sizes(site) != [1, 4]:
+            play(site, [script], 0.5)
+        if how == "restarted":
+            site.restart()
+            site.controller.early_ends._since = site.slurm.now + 1
+        play(site, [script] if how == "reported" else [], 130 if how == "late" else 4)
+        if how == "observes":
+            site.controller.retire()
+        site.slurm.end(7, 3)
+        if how == "cancelled":
+            site.slurm._set(site.slurm.listed[7], end_state="CANCELLED")
+    play(site, [], 60)
+    assert site.slurm.listed[7].state is JobState.ENDED
+
+
+def test_slurm_may_refuse_it(site, monkeypatch):
+    def refuse(job):
+        raise ScontrolError("Requested operation is presently disabled")
+
+    monkeypatch.setattr(site.slurm, "requeue_ended", refuse)
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    play(site, [SimulatedScript(site, 7, {4: "early"})], 100)
+    assert site.slurm.listed[7].state is JobState.ENDED
+    assert len([x for x in site.log.lines if "presently disabled" in x]) == 1
