@@ -41,6 +41,7 @@ export SLURM_ELASTIC_CONTROLLER=ctld:7321
 d=/shared/scratch/failing-$SLURM_JOB_ID
 [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] || rm -rf $d ~/.slurm-elastic/*-$SLURM_JOB_ID.*
 mkdir -p $d; cd $d
+if [ {how} = early ] && [ $SLURM_GPUS_ON_NODE -gt 2 ]; then echo "fails before esrun"; exit 3; fi
 esrun --checkpoint 'ckpt/*.json' python /shared/scratch/{script} {how} {last}
 code=$?
 echo "script ends with $code"
@@ -194,3 +195,24 @@ def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
     daemon.start()
     cluster.wait(job, "COMPLETED", timeout=180)
     assert "script ends with 0" in written(cluster, job)
+
+
+def test_a_batch_script_that_fails_before_esrun_goes_back(
+    cluster: SlurmCluster, daemon: Daemon, jobs: dict[str, int]
+) -> None:
+    for job in jobs.values():  # whose GPUs are idle then
+        cluster.wait(job, "COMPLETED", "FAILED", timeout=180)
+    job = submit(cluster, "early", 224, "1-4,sizes=1:2:4")
+    daemon.wait_for(rf"JobId={job} Run=\d+ Change=failed Action=requeue ExitCode=3", timeout=90)
+    until(lambda: barred(daemon, job) == {4: "program-failed"}, seconds=30)
+    cluster.wait(job, "COMPLETED", timeout=180)
+    out = written(cluster, job)
+    assert out.count("fails before esrun") == 1
+    starts = [line.split() for line in out.splitlines() if line.startswith("start ")]
+    begun_at = [int(step.split("=")[1]) for _, _, step in starts]
+    assert begun_at == sorted(begun_at), "no step is lost: " + out
+    newest = cluster.exec(f"ls /shared/scratch/failing-{job}/ckpt | tail -1").stdout
+    assert newest.strip() == "00224.json"
+    rows = [(row["action"], row["outcome"]) for row in history(daemon, job)]
+    assert ("grow", "failed") in rows, rows
+    daemon.check_log()
