@@ -27,7 +27,7 @@ CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 CLUSTER_TESTS = "tests/cluster"
 NO_DOCKER = 3  # exit code of `cluster`
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 3
+CLUSTERS = 4
 SECOND_TRIES = 3
 SLOWEST = 10
 #: Exit codes of pytest.

@@ -20,20 +20,23 @@ from tests.support.slurm_cluster import (
 )
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
+#: Files in which the controller acts on step times that it measures. They run one after the other,
+#: as they would falsify each other's: all of the processes share a few cores.
+MEASURING = (
+    "test_icefrog_rounds.py", "test_near_places.py", "test_hybrid.py", "test_sia_rounds.py",
+)  # fmt: skip
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (
-    "test_failed_changes.py", "test_icefrog_rounds.py", "test_frameworks.py", "test_demo.py",
-    "test_examples.py", "test_near_places.py", "test_people.py", "test_trouble.py",
-    "test_hybrid.py", "test_chaos.py", "test_rehearsal.py", "test_sizes.py", "test_many.py",
-    "test_debian_torch.py", "test_engine.py", "test_sia_rounds.py", "test_esrun.py", "test_life.py",
-    "test_queue.py", "test_controller.py", "test_standby.py", "test_training.py", "test_guard.py",
-    "test_rights.py", "test_hostile.py", "test_usage.py", "test_elastic_option.py",
+    *MEASURING, "test_failed_changes.py", "test_frameworks.py", "test_demo.py", "test_life.py",
+    "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
+    "test_controller.py", "test_esrun.py", "test_people.py", "test_queue.py", "test_standby.py",
+    "test_many.py", "test_guard.py", "test_debian_torch.py", "test_training.py", "test_sizes.py",
 )  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
-    "test_demo.py", "test_engine.py", "test_esrun.py", "test_guard.py",
-    "test_near_places.py", "test_rehearsal.py", "test_rights.py",
+    "test_demo.py", "test_engine.py", "test_esrun.py", "test_guard.py", "test_rehearsal.py",
+    "test_rights.py",
 )  # fmt: skip
 for _name in {*LONG, *SINGLE_TESTS}:
     assert Path(__file__).with_name(_name).exists(), f"{_name} is no longer a file of tests"
@@ -100,6 +103,8 @@ class FileScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path.endswith(MEASURING):
+            return "measuring"
         return nodeid if path.endswith(SINGLE_TESTS) else path
 
 
