@@ -5,3 +5,5 @@ of them keep the global batch in any number of ranks. Those that own the loop sa
 for it, so that a resize loses no step; esrun then watches the checkpoints as it does for any
 script (`esrun --checkpoint`).
 """
+
+import slurm_elastic.training  # noqa: F401 - without torch it ends with one line, not a traceback

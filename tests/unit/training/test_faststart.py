@@ -30,8 +30,9 @@ def test_a_torch_that_is_too_old(tmp_path: Path, first: str, variables: dict[str
     )
 
 
-def test_without_torch() -> None:
-    program = "import sys; sys.modules['torch'] = None; import slurm_elastic.training"
+@pytest.mark.parametrize("module", ["training", "integrations.transformers"])
+def test_without_torch(module: str) -> None:
+    program = f"import sys; sys.modules['torch'] = None; import slurm_elastic.{module}"
     done = run(program)
     assert done.returncode == 1
     assert done.stderr == (
