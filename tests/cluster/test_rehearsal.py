@@ -50,7 +50,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     cluster.exec(f"rm -rf {SCRATCH}")
 
 
-def submit(cluster: SlurmCluster, name: str, command: str, directive: str = "1-2") -> int:
+def submit(cluster: SlurmCluster, name: str, command: str, *, directory: str = "") -> int:
     home = f"{SCRATCH}/{name}"
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     cluster.exec(f"mkdir -p {home}; cat >{home}/script.py", user="alice", stdin=SCRIPT)
@@ -59,9 +59,10 @@ def submit(cluster: SlurmCluster, name: str, command: str, directive: str = "1-2
         f"--chdir={home}",
         "--output=log",
         "--open-mode=append",
-        f"--elastic={directive}",
+        "--elastic=1-2",
         "--gpus=1",
         f"-J{name}",
+        directory=directory,
     )
 
 
@@ -70,7 +71,10 @@ def text(cluster: SlurmCluster, name: str, file: str = "log") -> str:
 
 
 def kept_for(job: int) -> str:
-    """Return the directory with a job's kept checkpoint: jobs are submitted from alice's home."""
+    """Return the directory with a job's kept checkpoint.
+
+    It is in alice's home directory, from which jobs are submitted, or from one of root.
+    """
     return f"/shared/home/alice/.slurm-elastic/kept/elastic-{job}"
 
 
@@ -79,11 +83,11 @@ def rows(daemon: Daemon, job: int) -> list[dict[str, Any]]:
     return [row for row in changes if row["action"] == "rehearsal"]
 
 
-@pytest.mark.parametrize("manner", ["rename", "place"])
+@pytest.mark.parametrize(("manner", "directory"), [("rename", ""), ("place", "/usr")])
 def test_what_the_batch_script_decides_is_rehearsed_and_the_job_grows(
-    cluster: SlurmCluster, daemon: Daemon, manner: str
+    cluster: SlurmCluster, daemon: Daemon, manner: str, directory: str
 ) -> None:
-    job = submit(cluster, manner, f"{BATCH_IF} {manner} until=60")
+    job = submit(cluster, manner, f"{BATCH_IF} {manner} until=60", directory=directory)
     daemon.wait_for(f"JobId={job} .*Action=rehearsal Result=proven", timeout=90)
     (row,) = rows(daemon, job)
     assert (row["outcome"], row["from"], row["reason"]["code"]) == (

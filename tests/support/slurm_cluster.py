@@ -99,10 +99,18 @@ class SlurmCluster:
             assert done.returncode == 0, f"{command}: rc {done.returncode}: {done.stderr}"
         return done
 
-    def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
-        """Submit `script` (without its #! line) and return the job's id."""
+    def sbatch(self, script: str, *options: str, user: str = "alice", directory: str = "") -> int:
+        """Submit `script` (without its #! line) and return the job's id.
+
+        Args:
+            script: its text.
+            options: of sbatch.
+            user: by whom.
+            directory: from which; "": the user's home directory.
+        """
         text = f"#!/bin/bash\n{script}\n"
-        done = self.exec(["sbatch", "--parsable", *options], user=user, stdin=text)
+        within = ["env", f"--chdir={directory}"] if directory else []
+        done = self.exec([*within, "sbatch", "--parsable", *options], user=user, stdin=text)
         self.jobs.append(int(done.stdout.split(";")[0]))
         return self.jobs[-1]
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.job import srun
+from slurm_elastic.job import launch, srun
+from slurm_elastic.job.esrun_options import parse
 from slurm_elastic.job.launchers import adaptation
 from slurm_elastic.job.launchers.adaptation import LauncherError, WorldShape, adapt
 from slurm_elastic.job.launchers.launcher_site import recognise
-from slurm_elastic.job.slurm_env import SlurmAllocation
+from slurm_elastic.job.slurm_env import STEP_VARIABLE, SlurmAllocation
 
 TORCHRUN = [
     *("--nnodes=2", "--nproc_per_node=$ESRUN_LOCAL_RANKS", "--node_rank=$ESRUN_NODE_RANK"),
@@ -305,3 +306,35 @@ def test_the_real_torchrun_makes_one_world_of_nodes_with_different_numbers_of_gp
     lines = places(tmp_path, line, (2, 0, 1), unused_port())
     words = ["a b", "$HOME", "--master_port=$MASTER_PORT"]
     assert lines == [f"0 3 0 2 0 2 6 {words}", f"1 3 1 2 0 2 6 {words}", f"2 3 0 1 1 2 6 {words}"]
+
+
+def test_nodes_meet_in_the_directory_for_the_state_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the home directory where that of submission cannot be written."""
+    (tmp_path / "submit").write_text("no directory can be made below a file")
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "g[01-02]",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path / "submit"),
+        "HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+    }
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(launch, "SrunProcess", lambda words, env, _: started.append((words, env)))
+    monkeypatch.setattr(srun, "without_libuv", lambda: True)
+    monkeypatch.setattr(adaptation, "_has_own_torch", lambda _: False)
+    step = launch.RankLaunch(parse(["torchrun", "t.py"]), env)
+    step.tasks = (1, 1)
+    step.start()
+    step.listener.close()
+    ((command, step_env),) = started
+    words = command[command.index("sh") :]
+    words[words.index("torchrun")] = "echo"
+    node = {"SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    done = subprocess.run(
+        words, env={**step_env, **node}, capture_output=True, text=True, check=True
+    )
+    place = tmp_path / ".slurm-elastic" / f"{step_env[STEP_VARIABLE]}.rendezvous"
+    assert f"--rdzv_endpoint={place}" in done.stdout

@@ -565,3 +565,29 @@ def test_a_checkpoint_is_not_put_back_from_a_directory_of_somebody_else(
     second.watch.end_attempt(1)
     assert content(tmp_path / "ckpt.pt") == "torn"
     assert "belongs to another user" in capfd.readouterr().err
+
+
+def test_a_job_that_cannot_write_where_it_was_submitted_is_proven(tmp_path: Path) -> None:
+    (tmp_path / "submit").write_text("no directory can be made below a file")
+    directories = [f"{tmp_path}/submit/.slurm-elastic", f"{tmp_path}/.slurm-elastic"]
+    first = ScriptJob(tmp_path, directories=directories)
+    save(first, in_place, "old")
+    first.order("notice", 5, rehearsal=True)
+    assert first.finish_copies().phase == "saved"
+    kept = tmp_path / ".slurm-elastic/kept/r-7/before-rehearsal/ckpt.pt"
+    assert content(kept) == "old"
+    first.watch.end_attempt(None)
+    second = ScriptJob(tmp_path, run=1, directories=directories)
+    content(tmp_path / "ckpt.pt")
+    assert save(second, in_place, "newer").proven
+    assert not kept.exists()
+
+
+def test_a_refusal_names_all_places_of_the_state(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    directories = [f"{tmp_path}/file/a", f"{tmp_path}/file/b"]
+    job = ScriptJob(tmp_path, directories=directories)
+    save(job, in_place, "1")
+    report = refuse(job)
+    assert report.rehearsal == "not-writable"
+    assert report.kept_in == " or ".join(directories)[-200:]
