@@ -70,7 +70,9 @@ class Campaign:
             self._carry_out()
             self._settle()
             self.say("checking the logs of the jobs")
-            figures = final_checks.final(self.site, self.load, self.rules, self.plan.abandoned)
+            figures = final_checks.final(
+                self.site, self.load, self.rules, self.hits, self.plan.abandoned
+            )
         finally:
             self._stop = True
             self.cluster.cancel()

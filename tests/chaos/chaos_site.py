@@ -26,6 +26,13 @@ CONTROL = (
     *("selasticd-kill", "slurmctld-kill", "slurmctld-stop", "munged-kill", "ctld-cut"),
     *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
 )
+#: Faults during which esrun may be unable to start the guard steps that stop ranks.
+UNGUARDED = (
+    *("slurmctld-kill", "slurmctld-stop", "munged-kill", "node-munged-kill", "slurmd-kill"),
+    *("slurmd-lost", "node-kill", "node-cut", "node-cut-lost", "ctld-cut", "orphan", "id-reuse"),
+)
+#: Seconds after a fault in which it may be the cause that a job has failed.
+FAILING_S = 120.0
 #: Jobs submitted within this time before slurmctld is killed may be lost: it saves every 5 s.
 UNSAVED_S = 10.0
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+)\b|selasticd \S+ Mode=")
@@ -39,6 +46,7 @@ class ChaosSite:
         active: kinds of the faults under way, repeated if there are several of a kind.
         cancelled: names of jobs that a user of the campaign has cancelled.
         disturbed: name → epoch until which a fault may cause a restart of the job.
+        struck: name → epoch of the last such fault.
         lost: names of jobs that slurmctld has lost.
         hit: node → epoch of its last fault.
         crashes: epochs when slurmctld was killed.
@@ -53,6 +61,7 @@ class ChaosSite:
         self.active: list[str] = []
         self.cancelled: set[str] = set()
         self.disturbed: dict[str, float] = {}
+        self.struck: dict[str, float] = {}
         self.holding: dict[str, float] = {}
         self.lost: set[str] = set()
         self.crashes: list[float] = []
@@ -214,6 +223,7 @@ class ChaosSite:
         """Note that Slurm may restart these jobs."""
         for name in names:
             self.disturbed[name] = time.time() + seconds
+            self.struck[name] = time.time()
 
     def excused(self, rule: str, name: str) -> bool:
         """Return whether the campaign itself caused a breach."""
@@ -222,6 +232,8 @@ class ChaosSite:
             return now < self.holding.get(name, 0.0)
         if rule == "restarted":
             return name in self.disturbed or self._was_hit(name)
+        if rule == "failed":
+            return now < self.struck.get(name, 0.0) + FAILING_S
         return rule == "vanished" and name in self.lost
 
     def _was_hit(self, name: str) -> bool:

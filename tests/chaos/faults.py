@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ class Faults:
         self._extra = 0
         self._stopped = self._woken = 0.0  # slurmctld, last
         self._released: dict[str, tuple[float, str]] = {}  # job → when, by whom
-        self._failed: dict[Event, list[str]] = {}  # trainings that Slurm may call failed
+        self._failed: dict[Event, list[str]] = {}  # programs that Slurm may call failed
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
             "slurmctld-kill": self._slurmctld_kill,
@@ -38,7 +39,7 @@ class Faults:
             "node-munged-kill": lambda e: self._daemon(e, "munged", self._node(e)),
             "slurmd-kill": lambda e: self._daemon(e, "slurmd", self._node(e)),
             "slurmd-lost": lambda e: self._daemon(e, "slurmd", self._node(e)),
-            "rank-kill": lambda e: self._process(e, "^python3 .*chaos/train.py"),
+            "rank-kill": lambda e: self._process(e, "^python3 .*chaos/(train|saver).py"),
             "esrun-kill": self._esrun,
             "node-kill": self._node_kill,
             "node-cut": lambda e: self._cut(e, self._node(e)),
@@ -158,18 +159,23 @@ class Faults:
                 return
             time.sleep(2)
 
-    def _trainings(self) -> list[dict[str, Any]]:
-        return [j for j in self.site.jobs() if j["name"].startswith("real") and j["held"]]
+    def _programs(self) -> list[dict[str, Any]]:
+        """Return the running jobs under esrun: trainings and unmodified scripts."""
+        return [
+            j for j in self.site.jobs() if j["name"].startswith(("real", "script")) and j["held"]
+        ]
 
     def _process(self, event: Event, pattern: str) -> str:
-        """Kill one process of a training."""
-        jobs = self._trainings()
+        """Kill one process of a job under esrun."""
+        jobs = self._programs()
         if not jobs:
             return ""
         job = jobs[int(event.pick * len(jobs))]
         nodes = sorted(job["held"])
         node = nodes[int(event.size * len(nodes))]
-        pids = self._exec(f"pgrep -f '{pattern}'", node=node, check=False).stdout.split()
+        own = f"grep -qzx SLURM_JOB_ID={job['id']} /proc/$p/environ && echo $p"
+        find = f"for p in $(pgrep -f '{pattern}'); do {own}; done"
+        pids = self._exec(find, node=node, check=False).stdout.split()
         if not pids:  # not there any more, or the node is dead
             return ""
         self.site.disturb([job["name"]])
@@ -183,13 +189,22 @@ class Faults:
         return whom
 
     def afterwards(self, event: Event) -> None:
-        """Requeue, as their owners, trainings that Slurm calls failed because of this fault."""
-        for name in self._failed.pop(event, ()):
-            number, user = self.load.accepted[name][0], self.load.jobs[name].user
-            failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
-            again = f"{failed} && scontrol requeue {number} && break; sleep 1"
-            loop = f"for _ in $(seq 90); do {again}; done"  # slurmctld may be dead meanwhile
-            self._exec(loop, user=user, check=False, timeout=900)
+        """Requeue, as their owners, programs that Slurm calls failed because of this fault."""
+        threads = [
+            threading.Thread(target=self._requeue_failed, args=(name,))
+            for name in self._failed.pop(event, ())
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _requeue_failed(self, name: str) -> None:
+        number, user = self.load.accepted[name][0], self.load.jobs[name].user
+        failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
+        again = f"{failed} && scontrol requeue {number} && break; sleep 1"
+        loop = f"for _ in $(seq 90); do {again}; done"  # slurmctld may be dead meanwhile
+        self._exec(loop, user=user, check=False, timeout=900)
 
     # --- nodes and the network ---
 
@@ -214,7 +229,7 @@ class Faults:
             if host == "ctld":
                 self.site.disturb([j["name"] for j in self.site.jobs()])
             else:  # ranks meet over the network, also those of one node
-                self._failed[event] = [j["name"] for j in self._trainings() if host in j["held"]]
+                self._failed[event] = [j["name"] for j in self._programs() if host in j["held"]]
             address = self.site.address(host)
             self._docker("network", "disconnect", f"{name}_default", f"{name}-{host}")
             time.sleep(event.outage_s)

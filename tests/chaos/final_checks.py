@@ -6,21 +6,42 @@ import itertools
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.chaos.chaos_site import ChaosSite, live_at
+from tests.chaos.chaos_site import UNGUARDED, ChaosSite, live_at
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
 from tests.chaos.load import Load
+from tests.chaos.script_histories import (
+    lost_steps,
+    requeued_after_notice,
+    saver_faults,
+    without_hindered,
+)
 
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
 #: Nothing is left to put right: a reservation goes within a few looks.
 _TIDY_S = 30.0
 
 
-def final(site: ChaosSite, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
-    """Record breaches found at the end; return figures for the record."""
+#: Seconds after a fault until esrun can start steps again.
+_UNGUARDED_S = 60.0
+
+
+def final(
+    site: ChaosSite, load: Load, rules: Rules, hits: Sequence[Any], abandoned: bool
+) -> dict[str, Any]:
+    """Record breaches found at the end; return figures for the record.
+
+    Args:
+        site: the cluster.
+        load: the jobs.
+        rules: where breaches are recorded.
+        hits: faults, of `campaign.FaultRecord`.
+        abandoned: whether the controller was killed for good.
+    """
     _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
     done, states = load.done(), _last(site.samples, "state")
     reasons = _last(site.samples, "reason")
@@ -40,8 +61,16 @@ def final(site: ChaosSite, load: Load, rules: Rules, abandoned: bool) -> dict[st
         elif state not in ("COMPLETED", "unknown"):
             rules.add(now, "lost", name, f"{state}, though it says that it was through")
     twice = _twice(site, load, rules)
-    trainings, lost_steps = _trainings(load, rules, done)
+    trainings, computed_again = _trainings(load, rules, done)
     log = site.log()
+
+    def hindered(at: float) -> bool:
+        return any(
+            hit.kind in UNGUARDED and hit.begun <= at <= (hit.healed or at) + _UNGUARDED_S
+            for hit in hits
+        )
+
+    scripts = _scripts(load, rules, done, log, hindered)
     for word in ("Traceback", "internal error"):
         for line in [x for x in log.splitlines() if word in x][:3]:
             rules.add(now, "log", word, line)
@@ -55,7 +84,8 @@ def final(site: ChaosSite, load: Load, rules: Rules, abandoned: bool) -> dict[st
         "forgotten_by_slurm": forgotten,
         "twice_by_slurm": twice,
         "trainings": trainings,
-        "lost_steps": lost_steps,
+        "lost_steps": computed_again,
+        "scripts": scripts,
     }
 
 
@@ -122,6 +152,52 @@ def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
         for text in faults(mine, reference, ended=name in done)[:3]:
             rules.add(time.time(), "training", name, text)
     return len(names), lost_steps
+
+
+def _scripts(
+    load: Load, rules: Rules, done: set[str], log: str, hindered: Callable[[float], bool]
+) -> dict[str, Any]:
+    """Check the logs of unmodified scripts; return figures.
+
+    Returns:
+        Number of scripts of each manner, starts, answered notices, scripts shown to resume and not
+        to resume, torn checkpoints that faults have left, scripts that Slurm ran twice (not
+        checked further), and the steps of each restart that were computed again, after changes and
+        after faults.
+    """
+    requeued = requeued_after_notice(log)
+    figures: dict[str, Any] = {
+        "manners": Counter(),
+        **dict.fromkeys(("starts", "answers", "proven", "refuted", "torn", "twice"), 0),
+        "again_after_changes": [],
+        "again_after_faults": [],
+    }
+    for name, job in load.jobs.items():
+        if job.kind != "script" or name not in load.accepted:
+            continue
+        history = without_hindered(load.saver_history(name), hindered)
+        figures["manners"][job.manner] += 1
+        figures["starts"] += len(history.attempts)
+        figures["answers"] += len(history.answers)
+        figures["proven"] += history.proven
+        figures["refuted"] += history.refuted
+        if history.interleaved:  # `run twice` tells whether that is Slurm's own doing
+            figures["twice"] += 1
+            continue
+        figures["torn"] += sum(len(attempt.torn) for attempt in history.attempts)
+        broken = saver_faults(history, job.manner, last=job.work, ended=name in done)
+        lost = lost_steps(history)
+        if job.manner != "anew":
+            figures["again_after_changes"] += lost.by_changes
+            figures["again_after_faults"] += lost.by_faults
+        unanswered = requeued.get(str(load.accepted[name][0]), set()) - history.answers
+        for rule, text in broken[:3]:
+            rules.add(time.time(), f"script {rule}", name, text)
+        if unanswered:
+            numbers = ", ".join(map(str, sorted(unanswered)))
+            text = f"requeued by a change after notice {numbers}, which it had not answered"
+            rules.add(time.time(), "script unanswered", name, text)
+    return figures
 
 
 def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

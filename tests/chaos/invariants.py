@@ -12,6 +12,7 @@ run and answer:
 | reservation | no job names one of ours for long, or it does not end by itself |
 | rigid | a job without the directive has marks of selasticd |
 | restarted | such a job was restarted without a fault |
+| failed | an unmodified script ends as FAILED, and no fault has struck it |
 | vanished | a job that had not ended is not known any more |
 """
 
@@ -113,6 +114,9 @@ class Rules:
     def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
         broken: list[tuple[str, float, str]] = []
         if job["ended"]:
+            earlier = self._known.get(job["name"], {})
+            if asked.kind == "script" and job["state"] == "FAILED" != earlier.get("state"):
+                broken.append(("failed", 0.0, f"after {job['restarts']} restarts"))
             return broken
         held = sum(map(len, job["held"].values()))
         if job["state"] == "RUNNING" and held and not asked.least <= held <= asked.most:

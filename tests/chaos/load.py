@@ -9,6 +9,7 @@ from collections import defaultdict
 
 from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
+from tests.chaos.script_histories import SaverHistory
 from tests.support.slurm_cluster import SlurmCluster
 
 HOME = "/shared/scratch/chaos"
@@ -16,6 +17,8 @@ HOME = "/shared/scratch/chaos"
 SMALL = f"{HOME}/small"
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 DRIVER = f"{HOME}/train.py"
+#: Unmodified script: saves and loads its own checkpoints.
+SAVER = f"{HOME}/saver.py"
 #: Jobs reach selasticd through drivers/proxy.py.
 PROXY = "ctld:7331"
 #: 128 steps; about 100 s on one emulated v100.
@@ -40,11 +43,18 @@ export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=PROXY
 mkdir -p SMALL; [ -e @/checkpoints ] || ln -s SMALL @/checkpoints
 exec esrun python3 DRIVER --out @ TRAINING --rate RATE --checkpoint-every 5
 """
+_SCRIPT = """\
+export SLURM_ELASTIC_CONTROLLER=PROXY
+exec esrun --checkpoint '@/saves/PATTERN' SIGNAL python3 SAVER MANNER @ WORK
+"""
+_BODIES = {"train": _TRAIN, "script": _SCRIPT}
+_PATTERNS = {"folder": "step_*"}
+_SIGNALS = {"rename": "--signal USR2"}
 
 
 def script(job: Submission) -> str:
     """Return the batch script of a job, without the #! line."""
-    body = _TRAIN if job.kind == "train" else _SLEEP
+    body = _BODIES.get(job.kind, _SLEEP)
     words = {
         "WORK": str(job.work),
         "SMALL": f"{SMALL}/{job.name}",
@@ -52,6 +62,10 @@ def script(job: Submission) -> str:
         "TRAINING": TRAINING,
         "RATE": str(RATE),
         "PROXY": PROXY,
+        "PATTERN": _PATTERNS.get(job.manner, "ckpt.json"),
+        "SIGNAL": _SIGNALS.get(job.manner, ""),
+        "SAVER": SAVER,
+        "MANNER": job.manner,
         "@": f"{HOME}/{job.name}",
     }
     text = _BEATS + body
@@ -63,7 +77,7 @@ def script(job: Submission) -> str:
 def options(job: Submission) -> list[str]:
     """Return the options of sbatch for a job."""
     shape = ["--nodes=1", f"--gres=gpu:{job.least}", "--time=20", "--requeue"]
-    if job.kind == "train":
+    if job.kind in _BODIES:
         shape.append(f"--ntasks-per-node={job.least}")
     if job.kind != "rigid":
         shape.append(f"--elastic={job.least}-{job.most}")
@@ -159,6 +173,11 @@ class Load:
             ranks[rank].append(row)
         losses = self.cluster.exec(f"cat {home}/losses.jsonl 2>/dev/null || true").stdout
         return History.read(ranks.values(), losses.splitlines())
+
+    def saver_history(self, name: str) -> SaverHistory:
+        """Return the log of an unmodified script."""
+        text = self.cluster.exec(f"cat {HOME}/{name}/log 2>/dev/null || true").stdout
+        return SaverHistory.read(text.splitlines())
 
     def log(self, name: str) -> str:
         """Return the end of a job's log."""

@@ -37,6 +37,7 @@ def lines(records: Sequence[Record]) -> list[str]:
             f"{sum(r['trainings'] for r in records)} trainings, "
             f"{sum(r['lost_steps'] for r in records)} steps computed again after a kill."
         ),
+        *_scripts([r["scripts"] for r in records if "scripts" in r]),
         (
             f"Jobs lost {sum(r['lost'] for r in records)}, cancelled by their user "
             f"{sum(r['cancelled'] for r in records)}, forgotten by slurmctld's crash "
@@ -60,6 +61,31 @@ def lines(records: Sequence[Record]) -> list[str]:
     broken = Counter(b["rule"] for r in records for b in r["breaches"])
     tail = ", ".join(f"{rule} {n}" for rule, n in broken.most_common()) or "none"
     return [*head, *rows, _row("all", faults), "", f"Invariants broken: {tail}."]
+
+
+def _scripts(records: Sequence[Record]) -> list[str]:
+    """Return the line on unmodified scripts; older records have none."""
+    if not records:
+        return []
+    manners: Counter[str] = Counter()
+    for record in records:
+        manners.update(record["manners"])
+    sums = {
+        k: sum(r[k] for r in records)
+        for k in ("starts", "answers", "proven", "refuted", "torn", "twice")
+    }
+    kinds = ", ".join(f"{count} `{manner}`" for manner, count in sorted(manners.items()))
+    changes = [n for r in records for n in r["again_after_changes"]]
+    by_faults = [n for r in records for n in r["again_after_faults"]]
+    return [
+        (
+            f"Unmodified scripts: {kinds}; {sums['starts']} starts, {sums['answers']} notices "
+            f"answered, {sums['proven']} shown to resume, {sums['refuted']} shown not to. Steps "
+            f"computed again (median, longest): {_spread(changes)} after each of {len(changes)} "
+            f"changes, {_spread(by_faults)} after each of {len(by_faults)} faults; {sums['torn']} "
+            f"torn checkpoints left by faults; {sums['twice']} scripts run twice by Slurm."
+        )
+    ]
 
 
 def _row(kind: str, faults: Sequence[Record]) -> str:

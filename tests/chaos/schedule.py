@@ -10,6 +10,8 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from tests.chaos.script_histories import MANNERS
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -62,6 +64,12 @@ KINDS = {
 }
 #: Queue mode, and what becomes of the controller at the end.
 _QUEUES = ("slurm", "controller")
+#: Shares of the kinds of jobs, after the first four, which are one of each.
+SHARES = {"train": 0.1, "script": 0.2, "sleep": 0.46, "rigid": 0.24}
+_FIRST = ("train", "script", "sleep", "rigid")
+#: Steps of scripts, 0.2 s each: about a minute with its saves; half a minute for one that is
+#: begun anew by each restart.
+_STEPS = {"rename": 200, "place": 200, "folder": 160, "anew": 120}
 _BETWEEN_S = 9.0
 _WARM_UP_S = 15.0
 
@@ -82,9 +90,11 @@ class Submission:
     """A scheduled job.
 
     Attributes:
-        kind: "train" (the library), "sleep" (reported by drivers/reporter.py), "rigid".
+        kind: "train" (the library), "script" (drivers/saver.py, with checkpoints of its own),
+            "sleep" (reported by drivers/reporter.py), "rigid".
         name: unique in its campaign; reporter.py reads it.
-        work: seconds of sleep; trainings are all of one length.
+        work: seconds of sleep, or steps of a script; trainings are all of one length.
+        manner: of a script, how it saves: one of `script_histories.MANNERS`.
     """
 
     at: float
@@ -94,6 +104,7 @@ class Submission:
     least: int
     most: int
     work: int
+    manner: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,27 +170,38 @@ def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
 
 def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
     submissions: list[Submission] = []
-    at = 0.0
+    at, scripts = 0.0, seed
     while at < end:
         number = len(submissions)
-        kind = ("train", "sleep", "rigid")[number] if number < 3 else ""
-        kind = kind or rng.choices(("train", "sleep", "rigid"), (0.12, 0.6, 0.28))[0]
+        kind = _FIRST[number] if number < len(_FIRST) else ""
+        kind = kind or rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
         least = rng.choice((1, 1, 2))
-        most = {"train": least + 2, "sleep": rng.choice((4, 6, 8)), "rigid": least}[kind]
+        most = {
+            "train": least + 2,
+            "script": least + 2,
+            "sleep": rng.choice((4, 6, 8)),
+            "rigid": least,
+        }[kind]
         if kind == "rigid":
             least = most = rng.choice((1, 2, 4))
-        manner = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(
+        prefix = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(
             ("plain", "slow", "deaf"), (0.75, 0.15, 0.1)
         )[0]
+        work, manner = rng.randint(20, 60), ""
+        if kind == "script":
+            manner = MANNERS[scripts % len(MANNERS)]
+            scripts += 1
+            prefix, work = f"script-{manner}", _STEPS[manner]
         submissions.append(
             Submission(
                 at=at,
-                name=f"{manner}-s{seed}n{number}",
+                name=f"{prefix}-s{seed}n{number}",
                 kind=kind,
                 user=rng.choice(("alice", "bob")),
                 least=least,
                 most=most,
-                work=rng.randint(20, 60),
+                work=work,
+                manner=manner,
             )
         )
         at += rng.expovariate(1 / 8.0) if number >= 4 else 1.0

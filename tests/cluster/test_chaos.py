@@ -26,3 +26,4 @@ def test_a_minute_of_faults_breaks_nothing(quiet: SlurmCluster) -> None:
     assert len(record["faults"]) >= 3
     assert record["transitions"]["DONE"] >= 1
     assert record["trainings"] >= 1
+    assert record["scripts"]["answers"] >= 1

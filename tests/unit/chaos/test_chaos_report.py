@@ -67,7 +67,13 @@ def test_the_table() -> None:
     record |= {"transitions": {"DONE": 2, "UNDONE": 1, "ENDED": 0}, "lost": 0, "cancelled": 1}
     record |= {"forgotten_by_slurm": 0, "twice_by_slurm": 0, "trainings": 1, "lost_steps": 4}
     record |= {"breaches": [{"rule": "held"}], "launch_failed": []}
-    text = "\n".join(lines([record, record]))
+    scripts = {"manners": {"place": 2, "anew": 1}, "starts": 7, "answers": 3, "proven": 2}
+    scripts |= {"refuted": 1, "torn": 1, "twice": 0, "again_after_changes": [0, 4]}
+    scripts |= {"again_after_faults": [30]}
+    text = "\n".join(lines([record, record | {"scripts": scripts}]))
+    assert "Unmodified scripts: 1 `anew`, 2 `place`; 7 starts, 3 notices answered" in text
+    assert "2.0, 4.0 after each of 2 changes, 30.0, 30.0 after each of 1 faults" in text
+    assert "Unmodified" not in "\n".join(lines([record]))
     assert "| drain | 4 | 4 | 4 | 0 | 0 | 3.0, 3.0 | 0 | - |" in text
     assert "6 transitions: 4 landed, 2 were undone" in text
     assert "Invariants broken: held 2." in text

@@ -6,7 +6,8 @@ import pytest
 
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import FIRST, GRACE_S, GUARDED, LAUNCH_FAILED, Rules, overlaps
-from tests.chaos.schedule import KINDS, Submission, schedule
+from tests.chaos.schedule import KINDS, SHARES, Submission, schedule
+from tests.chaos.script_histories import MANNERS
 
 GPUS = {"g01": 4, "g02": 4}
 
@@ -106,6 +107,22 @@ def test_a_job_that_a_lost_node_still_holds_cannot_be_changed_yet() -> None:
 )
 def test_a_rigid_job(seen: dict[str, Any], rule: str) -> None:
     assert broken(seen, kinds={"r": "rigid"}) == [rule]
+
+
+def failed(*, excused: bool = False) -> list[str]:
+    """Rules that are broken when a script fails and stays in Slurm's list."""
+    known = {"s": asked("s", "script")}
+    rules = Rules(known, GPUS, lambda rule, name: excused and rule == "failed")
+    for at, state in enumerate(("RUNNING", "FAILED", "FAILED")):
+        seen = job("s", state=state, ended=state == "FAILED", held={})
+        rules.judge({"at": at, "jobs": [seen], "reservations": {}}, healthy=True)
+    return [b.rule for b in rules.breaches]
+
+
+def test_an_unmodified_script_fails_only_by_a_fault() -> None:
+    assert failed() == ["failed"]
+    assert failed(excused=True) == []
+    assert broken(job("a", state="FAILED", ended=True), kinds={"a": "sleep"}) == []
 
 
 def test_gpus_are_given_and_promised_once() -> None:
@@ -208,5 +225,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert {e.kind for e in plan.events} == set(KINDS)
     assert len({s.name for s in plan.submissions}) == len(plan.submissions)
     assert {e.kind for e in schedule(1, 5, only=["drain"]).events} == {"drain"}
+    assert {s.kind for s in plan.submissions[:4]} == set(SHARES)
+    assert {s.manner for s in plan.submissions if s.kind == "script"} == set(MANNERS)
     with pytest.raises(ValueError, match="--only nonsense: known kinds are selasticd-kill, "):
         schedule(1, 5, only=["nonsense"])
