@@ -175,7 +175,8 @@ class Faults:
         node = nodes[int(event.size * len(nodes))]
         own = f"grep -qzx SLURM_JOB_ID={job['id']} /proc/$p/environ && echo $p"
         find = f"for p in $(pgrep -f '{pattern}'); do {own}; done"
-        pids = self._exec(find, node=node, check=False).stdout.split()
+        # root of a container may not read the environment of others' processes.
+        pids = self._exec(find, user=self._user(job), node=node, check=False).stdout.split()
         if not pids:  # not there any more, or the node is dead
             return ""
         self.site.disturb([job["name"]])
