@@ -105,12 +105,12 @@ def resume() -> tuple[int, list[int]]:
 
 
 def main() -> None:
+    if manner == "rename":  # esrun signals all ranks
+        signal.signal(signal.SIGUSR2, lambda number, _: signals.append(number))
     while rank:  # works along
         if (home / "done").exists():
             return
         time.sleep(STEP_S)
-    if manner == "rename":
-        signal.signal(signal.SIGUSR2, lambda number, _: signals.append(number))
     saves.mkdir(exist_ok=True)
     step, torn = resume()
     world = int(os.environ["WORLD_SIZE"])
