@@ -26,6 +26,8 @@ _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
 _TIDY_S = 30.0
 
 
+#: Counts of the record on unmodified scripts.
+SCRIPT_COUNTS = ("starts", "answers", "proven", "refuted", "torn", "cut_at_end", "twice")
 #: Seconds after a fault until esrun can start steps again.
 _UNGUARDED_S = 60.0
 
@@ -48,9 +50,15 @@ def final(
     present = {j["name"] for j in site.samples[-1]["jobs"] or ()}
     now = time.time()
     lost = cancelled = forgotten = 0
-    for name in load.accepted:
+    started = load.beats()
+    times_given = Counter(number for number, _ in load.accepted.values())
+    for name, (number, _) in load.accepted.items():
         state = states.get(name, "unknown")
-        if name in site.lost and name not in present:
+        lasted = name in done or name in started
+        if state == "FAILED" and not lasted and times_given[number] > 1:
+            # The end of a job that slurmctld has forgotten is taken for that of this one.
+            forgotten += 1
+        elif name in site.lost and name not in present and state != "FAILED":
             forgotten += name not in done  # else its processes came to their end all the same
         elif name in site.cancelled and state == "CANCELLED":
             cancelled += 1
@@ -161,14 +169,14 @@ def _scripts(
 
     Returns:
         Number of scripts of each manner, starts, answered notices, scripts shown to resume and not
-        to resume, torn checkpoints that faults have left, scripts that Slurm ran twice (not
-        checked further), and the steps of each restart that were computed again, after changes and
-        after faults.
+        to resume, torn checkpoints that were found, saves that were begun while Slurm ended a
+        changed job and cut by that, scripts of which two ran at once (not checked further), and
+        the steps of each restart that were computed again, after changes and after faults.
     """
     requeued = requeued_after_notice(log)
     figures: dict[str, Any] = {
         "manners": Counter(),
-        **dict.fromkeys(("starts", "answers", "proven", "refuted", "torn", "twice"), 0),
+        **dict.fromkeys(SCRIPT_COUNTS, 0),
         "again_after_changes": [],
         "again_after_faults": [],
     }
@@ -181,10 +189,11 @@ def _scripts(
         figures["answers"] += len(history.answers)
         figures["proven"] += history.proven
         figures["refuted"] += history.refuted
-        if history.interleaved:  # `run twice` tells whether that is Slurm's own doing
+        if history.interleaved:  # `run twice` judges that
             figures["twice"] += 1
             continue
         figures["torn"] += sum(len(attempt.torn) for attempt in history.attempts)
+        figures["cut_at_end"] += sum(attempt.cut_at_end for attempt in history.attempts)
         broken = saver_faults(history, job.manner, last=job.work, ended=name in done)
         lost = lost_steps(history)
         if job.manner != "anew":

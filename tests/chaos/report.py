@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.chaos.final_checks import SCRIPT_COUNTS
 from tests.chaos.schedule import KINDS
 
 Record = dict[str, Any]
@@ -70,10 +71,7 @@ def _scripts(records: Sequence[Record]) -> list[str]:
     manners: Counter[str] = Counter()
     for record in records:
         manners.update(record["manners"])
-    sums = {
-        k: sum(r[k] for r in records)
-        for k in ("starts", "answers", "proven", "refuted", "torn", "twice")
-    }
+    sums = {k: sum(r.get(k, 0) for r in records) for k in SCRIPT_COUNTS}
     kinds = ", ".join(f"{count} `{manner}`" for manner, count in sorted(manners.items()))
     changes = [n for r in records for n in r["again_after_changes"]]
     by_faults = [n for r in records for n in r["again_after_faults"]]
@@ -83,7 +81,8 @@ def _scripts(records: Sequence[Record]) -> list[str]:
             f"answered, {sums['proven']} shown to resume, {sums['refuted']} shown not to. Steps "
             f"computed again (median, longest): {_spread(changes)} after each of {len(changes)} "
             f"changes, {_spread(by_faults)} after each of {len(by_faults)} faults; {sums['torn']} "
-            f"torn checkpoints left by faults; {sums['twice']} scripts run twice by Slurm."
+            f"torn checkpoints found, {sums['cut_at_end']} saves cut after Slurm's SIGCONT; "
+            f"{sums['twice']} scripts of which two ran at once."
         )
     ]
 

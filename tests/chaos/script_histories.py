@@ -5,6 +5,10 @@ notices. So both are in one order, and no clocks are compared. An answer *stands
 is withdrawn. An attempt with a standing answer was ended by a change of the controller; or by a
 fault after it, which must not cost more. Anything else that ends an attempt is a fault.
 
+When Slurm ends a job it continues stopped ranks (SIGCONT) before its SIGTERM; until esrun's guards
+stop them again they run. Rows after Slurm's line on the end of the job are of this moment. A save
+that is begun in it is cut; these are counted, and break no rule (docs/reliability.md).
+
 | rule | broken when |
 |---|---|
 | resume | a start does not resume from the newest complete checkpoint |
@@ -26,13 +30,14 @@ from typing import Any, NamedTuple
 
 #: Manners of drivers/saver.py.
 MANNERS = ("rename", "place", "folder", "anew")
-#: Rows after an answer that show nothing: Slurm continues ranks (SIGCONT) right before it ends
-#: them, and the log says that ranks go on when they have been continued.
+#: Rows after an answer that show nothing: Slurm logs the end of a job while it continues the ranks,
+#: and esrun that they go on when they have been continued.
 _LATE_ROWS = 2
 
 _ANSWER = re.compile(r"esrun: notice (\d+): .* is complete$")
 _NOTICE = re.compile(r"esrun: notice (\d+): .* checkpoint$")
 _WITHDRAWN = re.compile(r"esrun: notice (\d+)(?: is withdrawn|: no requeue within)")
+_ENDING = re.compile(r"slurmstepd-\S+: error: \*\*\* (?:JOB|STEP) .* CANCELLED AT ")
 _REFUTED = "it does not resume, and will not be resized"
 _PROVEN = "esrun: resumed: the script has read its newest checkpoint"
 
@@ -55,8 +60,10 @@ class SaverAttempt:
         world: number of ranks.
         steps: computed, in this order.
         saves: of each begun save: step → whether it was completed.
-        late: times of the rows since the standing answer.
+        late: times of the rows since the standing answer, until Slurm ends the job.
+        begun_at_end: steps of the saves that were begun after that.
         answered: whether an answer stands.
+        ending: whether Slurm ends the job since then.
         finished: whether it has done all steps.
     """
 
@@ -67,8 +74,15 @@ class SaverAttempt:
     steps: list[int] = field(default_factory=list)
     saves: dict[int, bool] = field(default_factory=dict)
     late: list[float] = field(default_factory=list)
+    begun_at_end: set[int] = field(default_factory=set)
     answered: bool = False
+    ending: bool = False
     finished: bool = False
+
+    @property
+    def cut_at_end(self) -> int:
+        """Number of saves that were begun while Slurm ended the job, and cut by that."""
+        return sum(not self.saves[step] for step in self.begun_at_end) if self.answered else 0
 
     @property
     def computes_on(self) -> bool:
@@ -85,7 +99,8 @@ class SaverHistory:
         answers: numbers of the notices that esrun has answered.
         asked_after_refuted: numbers of the notices that came after it had shown not to resume.
         proven, refuted: what restarts have shown.
-        interleaved: whether an attempt went on when the next had begun: Slurm ran it twice.
+        interleaved: whether an attempt went on when the next had begun: Slurm ran it twice, or
+            it was submitted twice, as sbatch had got no answer.
     """
 
     attempts: list[SaverAttempt] = field(default_factory=list)
@@ -120,12 +135,14 @@ class SaverHistory:
         if attempt is None or attempt.identity != identity:
             self.interleaved = True
             return
-        if attempt.answered:
+        if attempt.answered and not attempt.ending:
             attempt.late.append(at)
         if "step" in row:
             attempt.steps.append(row["step"])
         elif "save" in row:
             attempt.saves[row["save"]] = False
+            if attempt.ending:
+                attempt.begun_at_end.add(row["save"])
         elif "saved" in row:
             attempt.saves[row["saved"]] = True
         elif "finished" in row:
@@ -136,7 +153,10 @@ class SaverHistory:
         if found := _ANSWER.match(line):
             self.answers.add(int(found[1]))
             if attempt is not None:
-                attempt.answered, attempt.late = True, []
+                attempt.answered, attempt.ending = True, False
+                attempt.late, attempt.begun_at_end = [], set()
+        elif _ENDING.match(line) and attempt is not None:
+            attempt.ending = attempt.answered
         elif _WITHDRAWN.match(line) and attempt is not None:
             attempt.answered = False
         elif found := _NOTICE.match(line):
@@ -205,7 +225,8 @@ def saver_faults(history: SaverHistory, manner: str, *, last: int, ended: bool) 
             broken += _of_start(history, number, newest, torn)
         newest = attempt.resumed_from
         for step, completed in attempt.saves.items():
-            torn.record(step, completed=completed, by_fault=not attempt.answered)
+            cut_by_fault = not attempt.answered or step in attempt.begun_at_end
+            torn.record(step, completed=completed, by_fault=cut_by_fault)
             newest = step if completed else newest
     if ended and not any(attempt.finished for attempt in history.attempts):
         broken.append(SaverFault("resume", f"it ended without its {last} steps"))

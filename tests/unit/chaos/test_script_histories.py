@@ -127,6 +127,23 @@ def test_a_script_that_computes_on_after_its_answer() -> None:
         assert broken(*head, line, later(13, 14, 15), tail) == []
 
 
+ENDING = (
+    "slurmstepd-g01: error: *** JOB 9 ON g01 CANCELLED AT 2026-11-23T07:32 DUE TO JOB REQUEUE ***"
+)
+
+
+def test_ranks_that_slurm_continues_before_it_ends_them() -> None:
+    cut = attempt("a", 0, 20, cut=True)
+    head, at_end = (cut[:-4], NOTICE, ANSWER, ENDING), cut[-4:]
+    torn = attempt("b", 0, 40, torn=[-1])
+    assert broken(*head, at_end, torn, manner="place") == []
+    assert [a.cut_at_end for a in history(*head, at_end, torn).attempts] == [1, 0]
+    assert broken(*head, at_end, attempt("b", 0, 40), manner="folder") == ["resume"]
+    # The same line does not excuse a save that had begun before the answer.
+    assert broken(cut, NOTICE, ANSWER, ENDING, torn, manner="place") == ["torn"]
+    assert [a.cut_at_end for a in history(cut, NOTICE, ANSWER, ENDING, torn).attempts] == [0, 0]
+
+
 def test_a_fault_that_keeps_ranks_from_being_stopped() -> None:
     cut = attempt("a", 0, 20, cut=True)
     log = history(
