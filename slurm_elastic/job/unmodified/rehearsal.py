@@ -20,6 +20,7 @@ from slurm_elastic.job.unmodified import kept_checkpoint
 from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
 from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint, size_text
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
+from slurm_elastic.job.unmodified.whole_files import is_whole
 
 #: Seconds after a refusal before the job offers to be rehearsed again (our choice).
 _AGAIN_S = 600.0
@@ -116,7 +117,10 @@ class Rehearsal:
             return
         if not kept.at_start:
             return  # the attempt that was asked to save: what follows its answer is newer
-        if code is None and (kept.unchanged_since_start() or (resumed and kept.linked)):
+        if code is None and (
+            kept.unchanged_since_start() or (resumed and (kept.linked or _is_one_whole_file(kept)))
+        ):
+            kept.at_start = kept.present()  # the next start does not know that this one resumed
             return
         self._put_back(kept)
 
@@ -292,6 +296,11 @@ class Rehearsal:
                 return {}
         self._problem = ""
         return {"rehearsal": "able", "kept_in": "", "kept_bytes": None}
+
+
+def _is_one_whole_file(kept: KeptCheckpoint) -> bool:
+    """Return whether the originals are one file, and it is shown to be whole."""
+    return len(kept.files) == 1 and not kept.markers and is_whole(next(iter(kept.files))) is True
 
 
 def _printable(text: str) -> str:

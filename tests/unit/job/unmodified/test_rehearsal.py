@@ -168,6 +168,53 @@ def test_the_next_attempt_puts_back_what_a_killed_esrun_could_not(
     assert content(tmp_path / AFTER / "ckpt.pt") == "torn"
 
 
+def as_json(job: ScriptJob, text: str) -> None:
+    (job.home / "ckpt.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("saver", "texts", "pattern"),
+    [(by_rename, ("1", "2"), "ckpt.pt"), (as_json, ("[1]",), "ckpt.json")],
+)
+def test_a_newer_checkpoint_of_a_start_that_resumed_stays_if_slurm_ends_it(
+    tmp_path: Path, saver: Saver, texts: tuple[str, ...], pattern: str
+) -> None:
+    """The end of the save was not shown before: it is the script's newest all the same."""
+    first = ScriptJob(tmp_path, pattern=pattern)
+    for text in texts:
+        first.now += 100
+        saver(first, text)
+        first.settle()
+        first.finish_copies()
+    first.order("notice", 5, rehearsal=True)
+    assert first.finish_copies().phase == "saved"
+    first.watch.end_attempt(None)
+    second = ScriptJob(tmp_path, run=1, pattern=pattern)
+    assert (tmp_path / pattern).read_text() == texts[-1]
+    saver(second, "[9]")
+    second.watch.end_attempt(None)
+    ScriptJob(tmp_path, run=2, pattern=pattern)
+    assert (tmp_path / pattern).read_text() == "[9]"
+    assert not (tmp_path / AFTER).exists()
+
+
+def test_a_checkpoint_that_is_cut_off_is_put_back_although_the_start_resumed(
+    tmp_path: Path,
+) -> None:
+    first = ScriptJob(tmp_path, pattern="ckpt.json")
+    as_json(first, "[1]")
+    first.settle()
+    first.finish_copies()
+    first.order("notice", 5, rehearsal=True)
+    assert first.finish_copies().phase == "saved"
+    first.watch.end_attempt(None)
+    second = ScriptJob(tmp_path, run=1, pattern="ckpt.json")
+    assert (tmp_path / "ckpt.json").read_text() == "[1]"
+    as_json(second, "[9")
+    second.watch.end_attempt(None)
+    assert (tmp_path / "ckpt.json").read_text() == "[1]"
+
+
 def test_a_deleted_checkpoint_is_put_back(tmp_path: Path) -> None:
     rehearsed(tmp_path, in_place)
     second = ScriptJob(tmp_path, run=1)
