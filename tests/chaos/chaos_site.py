@@ -88,7 +88,7 @@ class ChaosSite:
             "chaos/reporter.py",
         ):
             run(["pkill", "-9", "-f", left], check=False)  # of a campaign that was interrupted
-        run("scancel -u alice; scancel -u bob")
+        run('scancel -u alice; scancel -u bob; until [ -z "$(squeue -h)" ]; do sleep 0.5; done')
         run(f"chmod 755 {self.home}")
         small = f"mountpoint -q /small && ln -sfn /small {SMALL} || install -d -m 1777 {SMALL}"
         run(f"rm -rf {HOME}/*-s*n* /small/* {SMALL} {STATE}; install -d -m 1777 {HOME}; {small}")

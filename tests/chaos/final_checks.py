@@ -27,7 +27,16 @@ _TIDY_S = 30.0
 
 
 #: Counts of the record on unmodified scripts.
-SCRIPT_COUNTS = ("starts", "answers", "proven", "refuted", "torn", "cut_at_end", "twice")
+SCRIPT_COUNTS = (
+    "starts",
+    "answers",
+    "proven",
+    "refuted",
+    "torn",
+    "cut_at_end",
+    "put_back",
+    "twice",
+)
 #: Seconds after a fault until esrun can start steps again.
 _UNGUARDED_S = 60.0
 
@@ -170,8 +179,9 @@ def _scripts(
     Returns:
         Number of scripts of each manner, starts, answered notices, scripts shown to resume and not
         to resume, torn checkpoints that were found, saves that were begun while Slurm ended a
-        changed job and cut by that, scripts of which two ran at once (not checked further), and
-        the steps of each restart that were computed again, after changes and after faults.
+        changed job and cut by that, checkpoints that esrun has put back, scripts of which two ran
+        at once (not checked further), and the steps of each restart that were computed again, after
+        changes and after faults.
     """
     requeued = requeued_after_notice(log)
     figures: dict[str, Any] = {
@@ -180,6 +190,7 @@ def _scripts(
         "again_after_changes": [],
         "again_after_faults": [],
     }
+    times_given = Counter(number for number, _ in load.accepted.values())
     for name, job in load.jobs.items():
         if job.kind != "script" or name not in load.accepted:
             continue
@@ -193,13 +204,17 @@ def _scripts(
             figures["twice"] += 1
             continue
         figures["torn"] += sum(len(attempt.torn) for attempt in history.attempts)
+        figures["put_back"] += sum(attempt.put_back is not None for attempt in history.attempts)
         figures["cut_at_end"] += sum(attempt.cut_at_end for attempt in history.attempts)
         broken = saver_faults(history, job.manner, last=job.work, ended=name in done)
         lost = lost_steps(history)
         if job.manner != "anew":
             figures["again_after_changes"] += lost.by_changes
             figures["again_after_faults"] += lost.by_faults
-        unanswered = requeued.get(str(load.accepted[name][0]), set()) - history.answers
+        number = load.accepted[name][0]
+        unanswered = requeued.get(str(number), set()) - history.answers
+        if times_given[number] > 1:
+            unanswered = set()  # the log does not tell of which job
         for rule, text in broken[:3]:
             rules.add(time.time(), f"script {rule}", name, text)
         if unanswered:

@@ -114,8 +114,9 @@ class Rules:
     def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
         broken: list[tuple[str, float, str]] = []
         if job["ended"]:
-            earlier = self._known.get(job["name"], {})
-            if asked.kind == "script" and job["state"] == "FAILED" != earlier.get("state"):
+            earlier = self._known.get(job["name"])
+            fails = job["state"] == "FAILED" and earlier and earlier["state"] != "FAILED"
+            if asked.kind == "script" and fails:
                 broken.append(("failed", 0.0, f"after {job['restarts']} restarts"))
             return broken
         held = sum(map(len, job["held"].values()))

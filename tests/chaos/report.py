@@ -81,7 +81,8 @@ def _scripts(records: Sequence[Record]) -> list[str]:
             f"answered, {sums['proven']} shown to resume, {sums['refuted']} shown not to. Steps "
             f"computed again (median, longest): {_spread(changes)} after each of {len(changes)} "
             f"changes, {_spread(by_faults)} after each of {len(by_faults)} faults; {sums['torn']} "
-            f"torn checkpoints found, {sums['cut_at_end']} saves cut after Slurm's SIGCONT; "
+            f"torn checkpoints found, {sums['cut_at_end']} saves cut after Slurm's SIGCONT, "
+            f"{sums['put_back']} checkpoints put back by esrun; "
             f"{sums['twice']} scripts of which two ran at once."
         )
     ]

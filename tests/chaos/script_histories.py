@@ -38,6 +38,8 @@ _ANSWER = re.compile(r"esrun: notice (\d+): .* is complete$")
 _NOTICE = re.compile(r"esrun: notice (\d+): .* checkpoint$")
 _WITHDRAWN = re.compile(r"esrun: notice (\d+)(?: is withdrawn|: no requeue within)")
 _ENDING = re.compile(r"slurmstepd-\S+: error: \*\*\* (?:JOB|STEP) .* CANCELLED AT ")
+_KEPT = re.compile(r"esrun: rehearsal: .* (?:is|are) kept in ")
+_PUT_BACK = re.compile(r"esrun: rehearsal: .* is put back as it was before the restart")
 _REFUTED = "it does not resume, and will not be resized"
 _PROVEN = "esrun: resumed: the script has read its newest checkpoint"
 
@@ -60,6 +62,8 @@ class SaverAttempt:
         world: number of ranks.
         steps: computed, in this order.
         saves: of each begun save: step → whether it was completed.
+        put_back: step of the checkpoint that esrun has put back before it, as the attempt before
+            failed, or esrun was killed, before one of its saves was shown to be complete; or None.
         late: times of the rows since the standing answer, until Slurm ends the job.
         begun_at_end: steps of the saves that were begun after that.
         answered: whether an answer stands.
@@ -71,6 +75,7 @@ class SaverAttempt:
     resumed_from: int
     torn: tuple[int, ...]
     world: int
+    put_back: int | None = None
     steps: list[int] = field(default_factory=list)
     saves: dict[int, bool] = field(default_factory=dict)
     late: list[float] = field(default_factory=list)
@@ -109,6 +114,8 @@ class SaverHistory:
     proven: bool = False
     refuted: bool = False
     interleaved: bool = False
+    _kept: int | None = None
+    _put_back: int | None = None
 
     @classmethod
     def read(cls, lines: Iterable[str]) -> SaverHistory:
@@ -129,7 +136,9 @@ class SaverHistory:
             return  # cut off by a kill
         if "start" in row:
             torn = tuple(row["torn"])
-            self.attempts.append(SaverAttempt(identity, row["start"], torn, row["world"]))
+            attempt = SaverAttempt(identity, row["start"], torn, row["world"], self._put_back)
+            self.attempts.append(attempt)
+            self._put_back = None
             return
         attempt = self.attempts[-1] if self.attempts else None
         if attempt is None or attempt.identity != identity:
@@ -162,6 +171,10 @@ class SaverHistory:
         elif found := _NOTICE.match(line):
             if self.refuted:
                 self.asked_after_refuted.append(int(found[1]))
+        elif _KEPT.match(line) and attempt is not None:
+            self._kept = max((s for s, done in attempt.saves.items() if done), default=None)
+        elif _PUT_BACK.match(line):
+            self._put_back = self._kept
         elif _REFUTED in line:
             self.refuted = True
         elif line.startswith(_PROVEN):
@@ -267,7 +280,7 @@ def _of_start(history: SaverHistory, number: int, newest: int, torn: _Torn) -> l
     ]
     start = attempt.resumed_from
     # A save may be complete, and its row not written any more.
-    expected = {newest, *torn.by_fault}
+    expected: set[int | None] = {newest, *torn.by_fault, attempt.put_back}
     if attempt.torn and torn.manner == "place" and not broken:
         expected = {0}  # the only one
     if start not in expected and not broken:

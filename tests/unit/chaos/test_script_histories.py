@@ -76,6 +76,15 @@ def test_a_restart_from_an_older_checkpoint_or_from_none(manner: str) -> None:
         assert broken(*log, manner=manner) == ["resume"]
 
 
+def test_what_esrun_has_put_back_may_be_older() -> None:
+    kept = "esrun: rehearsal: ckpt.json is kept in /x (0.1 MB, linked); the job is requeued once"
+    back = "esrun: rehearsal: /x/ckpt.json is put back as it was before the restart"
+    head = (attempt("a", 0, 14), NOTICE, kept, ANSWER, attempt("b", 10, 24))
+    assert broken(*head, back, attempt("c", 10, 40), manner="place") == []
+    assert broken(*head, back, attempt("c", 0, 40), manner="place") == ["resume"]
+    assert broken(*head, attempt("c", 10, 40), manner="place") == ["resume"]
+
+
 def test_a_save_that_was_complete_when_its_row_was_not_written_any_more() -> None:
     for manner in ("rename", "place", "folder"):
         log = (attempt("a", 0, 20, cut=True), attempt("b", 20, 40))
