@@ -343,7 +343,7 @@ link = RankSocket.connect()
 link.send({"phase": "training", "step": 3, "step_time_s": 0.5, "steps_measured": 4, "gpus": 99})
 while link.orders().action != "notice":
     link.wait(10)
-print("noticed", link.orders().notice, round(link.deadline_left()), flush=True)
+print("noticed", link.orders().notice, round(link.orders().deadline_s), flush=True)
 link.send({"phase": "saved", "notice": link.orders().notice, "proven": True})
 while link.orders().action == "notice":
     link.wait(10)
