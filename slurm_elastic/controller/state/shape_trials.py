@@ -317,9 +317,9 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
         return None
     if shape_of(trials.held) is None:
         return None
-    code, changed = report.exit_code, shape_of(trials.held) != trials.last_shape
+    code, worked = report.exit_code, shape_of(trials.held) in trials.worked
     if code == 0:
-        return Reason("program-ended") if changed and trials.last else None
+        return None if worked or trials.last is None else Reason("program-ended")
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None

@@ -192,6 +192,17 @@ def test_how_a_program_fails(held, code, start, reason):
     assert program_failure(told(1, phase="ended", exit_code=code), trials) is None, "it is over"
 
 
+def test_a_training_that_is_complete_ends_in_any_shape_that_has_worked():
+    """Its GPUs were taken back when nothing was left to do."""
+    trials = changed(FOUR, run=1)
+    trials.record(told(1, 41), now=210.0)
+    trials.begun(2, 4)
+    trials.follow(2, ONE, now=220.0)
+    report = told(2, phase="ended", exit_code=0, failed_start=1)
+    assert trials.last_shape == ("a100", 4)
+    assert program_failure(report, trials) is None
+
+
 def test_a_job_whose_gpus_are_not_known_ends_with_its_program():
     trials = changed(None)
     report = told(1, phase="ended", exit_code=1, failed_start=1)
