@@ -1,10 +1,20 @@
-"""Launchers in jobs: Debian's torchrun, which is built without libuv, and accelerate."""
+"""Launchers in jobs: Debian's torchrun, which is built without libuv, and accelerate.
 
+Three jobs of launchers train side by side while a controller gives each a second GPU and takes it
+back; the tests look at what they have left behind.
+"""
+
+import json
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.selasticd import Daemon, eager_config, running
+from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
 
 FOLDER = "/shared/scratch/launchers"
 #: Adds up all ranks, each on the GPU that it would take.
@@ -70,3 +80,176 @@ def test_a_script_that_starts_torchrun_in_each_rank(cluster: SlurmCluster, folde
     cluster.exec(f"echo 'torchrun --standalone wait.py' >{folder}/run.sh", user="alice")
     text = finished(cluster, "esrun bash run.sh", "FAILED", "-N1", "--gres=gpu:a100:2")
     assert "esrun: the program starts torchrun in each rank, so 2 trainings would run" in text
+
+
+RESIZED = "/shared/scratch/resized-launchers"
+ACTIVATE = "source /opt/frameworks/bin/activate"
+SAVE_EVERY = 4
+RESIZED_S = 120.0
+#: Trains, in ranks that a launcher starts, until the file `stop` exists: counts the ranks in each
+#: step. Rank 0 saves each few steps and at
+#: the end; with the argument `signal` also at SIGUSR2.
+COUNT_RANKS = f"""
+import json, os, signal, sys, time, torch
+signals = []
+if "signal" in sys.argv:
+    signal.signal(signal.SIGUSR2, lambda *_: signals.append(True))
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank, step, stops = int(os.environ["RANK"]), 0, 0
+if os.path.exists("out/ckpt.pt"):
+    step = torch.load("out/ckpt.pt")["step"]
+while not stops:
+    time.sleep(0.5)
+    sums = torch.tensor([1, int(os.path.exists("stop"))])
+    torch.distributed.all_reduce(sums)
+    world, stops, step = int(sums[0]), int(sums[1]), step + 1
+    if rank:
+        continue
+    with open("steps", "a") as file:
+        file.write(json.dumps({{"step": step, "world": world, "signals": len(signals)}}) + "\\n")
+    if step % {SAVE_EVERY} == 0 or signals or stops:
+        signals.clear()
+        os.makedirs("out", exist_ok=True)
+        torch.save({{"step": step}}, "out/new.tmp")
+        os.rename("out/new.tmp", "out/ckpt.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class LauncherJob:
+    """A job whose ranks a launcher starts.
+
+    Attributes:
+        command: after `esrun --checkpoint`.
+        sbatch: a line of options in the batch script.
+        setup: commands before.
+    """
+
+    command: str
+    sbatch: str = ""
+    setup: str = ""
+
+
+RESIZED_JOBS = {
+    "torchrun": LauncherJob("torchrun --standalone --nproc_per_node=gpu train.py"),
+    "signal": LauncherJob(
+        "--signal USR2 torchrun --nproc_per_node=1 train.py signal", "--signal=USR2@60"
+    ),
+    "accelerate": LauncherJob("accelerate launch --num_processes 1 train.py", setup=ACTIVATE),
+}
+
+
+class ResizedLaunchers:
+    """Jobs of launchers, and what they left behind.
+
+    Attributes:
+        names: of the jobs.
+        daemon: controller that resizes them.
+    """
+
+    def __init__(self, cluster: SlurmCluster, daemon: Daemon, names: list[str]) -> None:
+        self.cluster = cluster
+        self.daemon = daemon
+        self.names = names
+        self._jobs: dict[str, int] = {}
+
+    def submit(self) -> None:
+        """Submit each job with one GPU; it may have two."""
+        for name in self.names:
+            job, folder = RESIZED_JOBS[name], f"{RESIZED}/{name}"
+            self.cluster.exec(f"mkdir {folder}; cat >{folder}/train.py", stdin=COUNT_RANKS)
+            self.cluster.exec(f"chown -R alice: {folder}")
+            script = (
+                f"#SBATCH --elastic=1-2 --nodes=1 --gres=gpu:1 --open-mode=append --time=30\n"
+                f"#SBATCH --output=log --chdir={folder} {job.sbatch}\n"
+                f"{job.setup}\nexport OMP_NUM_THREADS=1\n"
+                f"exec esrun --checkpoint out/ckpt.pt {job.command}"
+            )
+            self._jobs[name] = self.cluster.sbatch(script, f"--job-name={name}")
+
+    def watch(self) -> None:
+        """Take the second GPU back once a job trains on it; end the job when it has."""
+        end = time.monotonic() + WAIT_FACTOR * RESIZED_S
+        shrunk: set[str] = set()
+        while remaining := self._running():
+            assert time.monotonic() < end, self.logs()
+            for name in remaining:
+                worlds = [world for world, _ in groupby(s["world"] for s in self.steps(name))]
+                if worlds[-1:] == [2] and name not in shrunk:
+                    self.daemon.selastic("update", str(self._jobs[name]), "--elastic=1-1")
+                    shrunk.add(name)
+                elif worlds[-2:] == [2, 1]:
+                    self.cluster.exec(f"touch {RESIZED}/{name}/stop")
+            time.sleep(1)
+
+    def _running(self) -> list[str]:
+        ids = ",".join(map(str, self._jobs.values()))
+        return self.cluster.exec(f"squeue -h -j {ids} -o %j").stdout.split()
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        """Return what rank 0 has recorded of its steps."""
+        text = self.cluster.exec(f"cat {RESIZED}/{name}/steps", check=False).stdout
+        lines = text.splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def state(self, name: str) -> str:
+        """Return the final state of a job as sacct writes it."""
+        command = f"sacct -Xnj {self._jobs[name]} --format=State"
+        return self.cluster.exec(command).stdout.strip()
+
+    def changes(self, name: str) -> list[tuple[str, str]]:
+        """Return action and outcome of each change of a job."""
+        text = self.daemon.selastic("history", str(self._jobs[name]), "--json")
+        rows = json.loads(text)["changes"]
+        return [(row["action"], row["outcome"]) for row in rows]
+
+    def log(self, name: str) -> str:
+        return self.cluster.exec(f"cat {RESIZED}/{name}/log", check=False).stdout
+
+    def logs(self) -> str:
+        """Return the logs of all jobs and of the controller."""
+        texts = [f"{name}:\n{self.log(name)[-3000:]}" for name in self.names]
+        return "\n".join([*texts, self.daemon.log()[-8000:]])
+
+
+@pytest.fixture(scope="module")
+def resized(cluster: SlurmCluster) -> Iterator[ResizedLaunchers]:
+    names = list(RESIZED_JOBS)
+    if cluster.exec("test -x /opt/frameworks/bin/accelerate", node="g01", check=False).returncode:
+        names.remove("accelerate")
+    config = eager_config().replace("notice_s = 10", "notice_s = 30\nmax_in_flight = 16")
+    cluster.exec(f"rm -rf {RESIZED}; install -d {RESIZED}")
+    with running(cluster, config, reporters=()) as daemon:
+        jobs = ResizedLaunchers(cluster, daemon, names)
+        jobs.submit()
+        jobs.watch()
+        yield jobs
+    cluster.exec(f"rm -rf {RESIZED}")
+    daemon.check_log()
+
+
+@pytest.mark.parametrize("name", RESIZED_JOBS)
+def test_a_job_of_a_launcher_grows_and_shrinks(resized: ResizedLaunchers, name: str) -> None:
+    if name not in resized.names:
+        pytest.skip("/opt/frameworks of the image has no accelerate")
+    assert resized.state(name) == "COMPLETED", resized.logs()
+    # As the ranks count themselves: two trainings side by side would be two worlds of one rank.
+    steps = resized.steps(name)
+    assert [world for world, _ in groupby(step["world"] for step in steps)] == [1, 2, 1]
+    actions = resized.changes(name)
+    assert ("rehearsal", "proven") in actions, resized.logs()
+    assert {"grow", "shrink"} <= {action for action, outcome in actions if outcome == "done"}
+    # Each attempt continues at its newest checkpoint.
+    for before, after in pairwise(steps):
+        assert before["step"] - SAVE_EVERY < after["step"] <= before["step"] + 1, resized.logs()
+
+
+def test_the_ranks_of_torchrun_save_at_the_signal(resized: ResizedLaunchers) -> None:
+    """Torchrun itself does not die of it, and the next attempt continues after that save."""
+    attempts = [list(steps) for _, steps in groupby(resized.steps("signal"), lambda s: s["world"])]
+    for before, after in pairwise(attempts):
+        saves = [step["step"] for step in before if step["signals"]]
+        assert saves, resized.logs()
+        assert after[0]["step"] == saves[-1] + 1, resized.logs()
