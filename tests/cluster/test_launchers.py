@@ -77,7 +77,10 @@ def test_accelerate(cluster: SlurmCluster, folder: str) -> None:
 
 def test_a_script_that_starts_torchrun_in_each_rank(cluster: SlurmCluster, folder: str) -> None:
     cluster.exec(f"echo 'import time; time.sleep(60)' >{folder}/wait.py", user="alice")
-    cluster.exec(f"echo 'torchrun --standalone wait.py' >{folder}/run.sh", user="alice")
+    # By a file: Debian's torchrun cannot meet by TCP, and would end before it is seen.
+    meet = "--rdzv_backend=c10d --rdzv_conf=store_type=file --rdzv_id=$RANK"
+    line = f"torchrun --nnodes=1 --nproc_per_node=1 {meet} wait.py"
+    cluster.exec(f"cat >{folder}/run.sh", stdin=line, user="alice")
     text = finished(cluster, "esrun bash run.sh", "FAILED", "-N1", "--gres=gpu:a100:2")
     assert "esrun: the program starts torchrun in each rank, so 2 trainings would run" in text
 
@@ -87,8 +90,7 @@ ACTIVATE = "source /opt/frameworks/bin/activate"
 SAVE_EVERY = 4
 RESIZED_S = 120.0
 #: Trains, in ranks that a launcher starts, until the file `stop` exists: counts the ranks in each
-#: step. Rank 0 saves each few steps and at
-#: the end; with the argument `signal` also at SIGUSR2.
+#: step. Rank 0 saves each few steps and at the end; with the argument `signal` also at SIGUSR2.
 COUNT_RANKS = f"""
 import json, os, signal, sys, time, torch
 signals = []
