@@ -15,6 +15,20 @@ _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comm
             "ReservationName=", "ReqNodeList=")  # fmt: skip
 
 
+#: Requeues a job that Slurm calls failed. slurmctld may be dead meanwhile, and forgets a requeue of
+#: the 5 s before its death: it stays for 8 s.
+_REQUEUE_FAILED = """
+again=0
+for _ in $(seq 90); do
+    case $(squeue -h -t all -j {number} -o %T) in
+        FAILED) scontrol requeue {number} && again=1;;
+        ?*) [ $again = 0 ] || [ $((again += 1)) -lt 9 ] || break;;
+    esac
+    sleep 1
+done
+"""
+
+
 class Faults:
     """Faults by kind; `run` carries one out and undoes it.
 
@@ -202,9 +216,7 @@ class Faults:
 
     def _requeue_failed(self, name: str) -> None:
         number, user = self.load.accepted[name][0], self.load.jobs[name].user
-        failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
-        again = f"{failed} && scontrol requeue {number} && break; sleep 1"
-        loop = f"for _ in $(seq 90); do {again}; done"  # slurmctld may be dead meanwhile
+        loop = _REQUEUE_FAILED.format(number=number)
         self._exec(loop, user=user, check=False, timeout=900)
 
     # --- nodes and the network ---
