@@ -2,7 +2,8 @@
 
 srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that of the ranks it
 killed. Its error output is therefore read, and passed on unchanged: the first failed rank that it
-names decides the exit code.
+names decides the exit code. The same output shows whether slurmctld did not answer srun, which then
+ends before it has started a rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,20 @@ from slurm_elastic.job.launch import SrunProcess
 
 _SETTLE_S = 2.0
 _PREFIX = b"srun: error: "
+#: Errors before the first rank is started, and reasons for them that pass (slurm_strerror).
+_NOT_STARTED = (b"Unable to confirm allocation for job ", b"Unable to create step for job ")
+_UNREACHABLE = (
+    b"Socket timed out on send/recv operation",
+    b"Unable to contact slurm controller",
+    b"Communication connection failure",
+    b"Communication shutdown failure",
+    b"Message send failure",
+    b"Message receive failure",
+    b"Zero Bytes were transmitted or received",
+    b"Connection refused",
+    b"Connection reset by peer",
+    b"Connection timed out",
+)
 
 
 class Step:
@@ -25,6 +40,7 @@ class Step:
         self.child = child
         self._ended = threading.Event()
         self._first_failure: int | None = None
+        self._was_unreached = False
         self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
         self._pump_thread.start()
 
@@ -37,6 +53,12 @@ class Step:
         if code < 0:
             code = 128 - code
         return (self._first_failure or code) if code else 0
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether srun has ended as slurmctld did not answer it: no rank was started."""
+        # A rank that calls srun itself may have written the line; its own failure follows.
+        return self._was_unreached and self._first_failure is None
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether the step has ended."""
@@ -58,6 +80,7 @@ class Step:
                 partial_line = partial_line[-4096:]
                 for line in lines:
                     self._first_failure = self._first_failure or failure_code(line)
+                    self._was_unreached = self._was_unreached or is_unreached(line)
         os.close(self.child.errors)
 
 
@@ -83,6 +106,19 @@ def failure_code(line: bytes) -> int | None:
         return int(digits)
     name = outcome.removesuffix(b" (core dumped)").strip().decode("ascii", "replace")
     return _SIGNALS.get(name)
+
+
+def is_unreached(line: bytes) -> bool:
+    """Return whether srun ends with this line as slurmctld did not answer it.
+
+    >>> is_unreached(b"srun: error: Unable to confirm allocation for job 7: Connection refused")
+    True
+    >>> is_unreached(b"srun: error: Unable to confirm allocation for job 7: Invalid job id")
+    False
+    """
+    error = line.removeprefix(_PREFIX)
+    is_error = len(error) < len(line) and error.startswith(_NOT_STARTED)
+    return is_error and any(reason in error for reason in _UNREACHABLE)
 
 
 _SIGNALS = {signal.strsignal(n) or "": 128 + n for n in signal.valid_signals() if n < 32}

@@ -33,6 +33,9 @@ _SLURM_CONT_S = 0.5
 #: Seconds from SIGTERM to SIGKILL.
 _STOP_S = 10.0
 _FINAL_REPORT_S = 2.0
+#: Pauses between starts of srun while slurmctld does not answer it, from the first to the longest,
+#: and how long it is tried (our choice: slurmctld may be started again by hand).
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _UNREACHED_S = 2.0, 30.0, 1800.0
 #: Exit code of a program that starts a launcher in each rank: wrong usage.
 _REFUSED_CODE = 2
 
@@ -77,6 +80,7 @@ class Supervisor:
         self._step = self._supervise(child) if child else self._start()
         self._stopping = threading.Lock()
         self._ending = False
+        self._terminated = threading.Event()
         self._continued_at = -math.inf
         self._client: ControllerClient | None = None
 
@@ -112,12 +116,23 @@ class Supervisor:
         return code
 
     def _wait_for_step(self) -> int:
-        code = self._step.wait()
-        if self._nested:
-            self._nested.end()
+        code, pause_s = self._step.wait(), _FIRST_PAUSE_S
+        end = time.monotonic() + _UNREACHED_S
+        while code and self._step.is_unreached and time.monotonic() < end:
+            log_line(f"slurmctld does not answer srun, which is started again in {pause_s:.0f} s")
+            if self._terminated.wait(pause_s):
+                break
+            self._end_nested_watch()
+            self._step = self._supervise(self._launch.start())
+            code, pause_s = self._step.wait(), min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._end_nested_watch()
         if self._script and not self._uses_library:
             self._script.end_attempt(None if self._ending else code)
         return _REFUSED_CODE if self._refused else code
+
+    def _end_nested_watch(self) -> None:
+        if self._nested:
+            self._nested.end()
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
@@ -213,6 +228,7 @@ class Supervisor:
     def _on_termination(self) -> None:
         """Handle SIGTERM or SIGINT: from Slurm, which signals the ranks too, or another process."""
         first, self._ending = not self._ending, True
+        self._terminated.set()
         self._trial.stop()
         if first:
             self._in_background(self._end_step_unless_slurm_does, time.monotonic())

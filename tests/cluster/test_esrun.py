@@ -328,6 +328,20 @@ def test_sigterm_for_esrun_alone_ends_the_ranks(cluster: SlurmCluster, directory
     assert "code 143\n" in output(cluster)
 
 
+def test_srun_is_started_again_when_slurmctld_hangs(cluster: SlurmCluster, directory: str) -> None:
+    wait = "until [ -e go ]; do sleep 0.1; done"
+    job = submit(cluster, f"{wait}; exec esrun sh -c 'echo trained on $WORLD_SIZE'")
+    cluster.wait(job, "RUNNING")
+    cluster.exec("pkill -STOP slurmctld")
+    try:
+        cluster.exec(f"touch {directory}/job/go", user="alice")
+        wait_output(cluster, "slurmctld does not answer srun, which is started again")
+    finally:
+        cluster.exec("pkill -CONT slurmctld")
+    cluster.wait(job, "COMPLETED")
+    assert output(cluster).count("trained on 1") == 1
+
+
 def test_a_silent_controller_changes_nothing(cluster: SlurmCluster, directory: str) -> None:
     job = submit(cluster, "esrun sh -c 'sleep 3; echo done'", "--gres=gpu:1")
     cluster.wait(job, "COMPLETED")

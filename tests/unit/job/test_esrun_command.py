@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.job.esrun_options import UsageError, parse
-from slurm_elastic.job.step import failure_code
+from slurm_elastic.job.step import failure_code, is_unreached
 
 ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"
 
@@ -84,6 +84,45 @@ def test_the_exit_code_is_the_first_failing_ranks(job: dict[str, str]) -> None:
     assert process.returncode == 85
     assert "Exited with exit code 85" in process.stderr, "srun's messages are passed on"
     assert "esrun: the program ended with exit code 85" in process.stderr
+
+
+#: Of an srun whose request slurmctld has not answered.
+UNREACHED = (
+    "srun: error: Unable to confirm allocation for job 7: Socket timed out on send/recv operation"
+)
+
+
+def test_srun_is_started_again_while_slurmctld_does_not_answer(job: dict[str, str]) -> None:
+    srun = Path(job["HOME"], "bin", "srun")
+    text = """#!/bin/sh
+if ! [ -e "$HOME/tried" ]; then
+    touch "$HOME/tried"
+    echo "$UNREACHED" >&2
+    echo "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7" >&2
+    exit 1
+fi
+"""
+    srun.write_text(text + srun.read_text())
+    process = run(job | {"UNREACHED": UNREACHED}, "sh", "-c", "echo trains; exit 3")
+    assert (process.stdout, process.returncode) == ("trains\n", 3)
+    line = "esrun: slurmctld does not answer srun, which is started again in 2 s\n"
+    assert process.stderr.count(line) == 1
+
+
+def test_a_program_whose_own_srun_was_not_answered_has_failed(job: dict[str, str]) -> None:
+    process = run(job, "sh", "-c", f"echo trains; echo '{UNREACHED}' >&2; exit 1")
+    assert (process.stdout, process.returncode) == ("trains\n", 1)
+
+
+def test_a_job_that_ends_does_not_wait_for_slurmctld(job: dict[str, str]) -> None:
+    Path(job["HOME"], "bin", "srun").write_text(
+        f"#!/bin/sh\ntouch $HOME/up; echo '{UNREACHED}' >&2; exit 1\n"
+    )
+    process = begun(job, "true")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert errors.count("is started again") <= 1
 
 
 def begun(job: dict[str, str], program: str, *options: str) -> subprocess.Popen[str]:
@@ -316,6 +355,21 @@ def test_options_end_with_the_program() -> None:
 )
 def test_exit_codes_in_messages_of_srun(line: bytes, code: int | None) -> None:
     assert failure_code(line) == code
+
+
+@pytest.mark.parametrize(
+    ("line", "unreached"),
+    [
+        (UNREACHED.encode(), True),
+        (b"srun: error: Unable to create step for job 5: Message receive failure", True),
+        (b"srun: error: Unable to confirm allocation for job 7: Invalid job id specified", False),
+        (b"srun: error: Unable to create step for job 5: Requested nodes are busy", False),
+        (b"srun: error: Socket timed out on send/recv operation", False),
+        (b"Unable to confirm allocation for job 7: Connection refused", False),
+    ],
+)  # fmt: skip
+def test_errors_of_an_srun_that_slurmctld_has_not_answered(line: bytes, unreached: bool) -> None:
+    assert is_unreached(line) is unreached
 
 
 @pytest.mark.parametrize("make", [os.symlink, shutil.copy])
