@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 CLUSTER_TESTS = "tests/cluster"
 NO_DOCKER = 3  # exit code of `cluster`
+#: Processes of the unit tests, for two cores: some wait for programs that they start.
+PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
 CLUSTERS = 4
 SECOND_TRIES = 3
@@ -62,7 +64,7 @@ class Run:
 
     def unit(self) -> bool:
         """Run the tests that need no cluster."""
-        return self._pytest("unit", "-n", "2", "tests/unit", "tests/property")
+        return self._pytest("unit", "-n", str(PROCESSES), "tests/unit", "tests/property")
 
     def cluster(self) -> bool:
         """Run the tests on container clusters; what failed, twice."""
