@@ -185,7 +185,7 @@ def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
     for job in jobs.values():  # which need a controller
         cluster.wait(job, "COMPLETED", "FAILED", timeout=180)
     job = submit(cluster, "signal", 224, "1-4,sizes=1:4")
-    daemon.when(job, "VERIFY", f"kill -9 {daemon.pid}", action="grow")
+    daemon.when(job, "VERIFY", daemon.kill_command, action="grow")
     until(
         lambda: "waiting for the controller" in written(cluster, job),
         seconds=20,

@@ -128,7 +128,7 @@ def test_the_controller_and_a_node_die_and_nothing_is_lost(
     unlucky = cluster.sbatch(
         "exec sleep 600", "--elastic=1-4,types=a100", "-o/dev/null", "-x", "g01,g02"
     )
-    daemon.when(training, "COOL", f"kill -9 {daemon.pid}")
+    daemon.when(training, "COOL", daemon.kill_command)
     assert not daemon.runs()
     daemon.start()
     until(lambda: gpus(cluster, training) == 2)

@@ -141,7 +141,7 @@ def test_a_start_that_a_crash_interrupted_is_finished(
     job = submit(cluster, "-C", "a100&rack2")
     until(lambda: leased(cluster, job))
     cluster.exec(["scancel", str(rigid)])
-    daemon.when(job, "RESHAPE", f"kill -9 {daemon.pid}")
+    daemon.when(job, "RESHAPE", daemon.kill_command)
     daemon.start()
     until(lambda: gpus(cluster, job) == 4)
     time.sleep(8)

@@ -109,13 +109,14 @@ class Daemon:
             check=False,
         )
 
+    @property
+    def kill_command(self) -> str:
+        """Shell command that sends SIGKILL and waits for the end."""
+        return f"kill -9 {self.pid}; while kill -0 {self.pid} 2>/dev/null; do sleep 0.05; done"
+
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        self.cluster.exec(
-            f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done",
-            node=self.NODE,
-            check=False,
-        )
+        self.cluster.exec(self.kill_command, node=self.NODE, check=False)
 
     def close(self) -> None:
         """Stop jobs, selasticd and reporters; remove our reservations."""
