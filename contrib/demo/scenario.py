@@ -197,8 +197,8 @@ def short(*, kill: bool = False) -> Scenario:
     """Return a scenario with one job that grows; with `kill` it is then cancelled."""
     etl = rigid("etl", 4, "a100", node="g02")
     others = (rigid("sim", 4, "a100", node="g04"), rigid("night", 3, "a100", node="g01"))
-    # Slow if it will be killed: it must not complete before.
-    gpt = elastic("gpt", "1-2,types=a100", 1, Training(epochs=4, rate=40 if kill else 160))
+    # It must not complete before it grows, on a busy machine, or is killed.
+    gpt = elastic("gpt", "1-2,types=a100", 1, Training(epochs=4, rate=40 if kill else 80))
     last = Phase(
         announcement="gpt is done; bob's jobs end",
         condition=lambda v: _ended(v, "gpt"),
