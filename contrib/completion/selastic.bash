@@ -22,7 +22,7 @@ _selastic() {
         workload) if ((i + 1 < COMP_CWORD)); then verb+=" ${COMP_WORDS[i+1]}"; fi ;;
     esac
     case "$verb $previous" in
-        ' --config' | 'topology --plot' | 'simulate --profiles' | 'simulate --restarts' | 'simulate --gradient-bytes' | 'simulate --config' | 'simulate --jobs-csv' | 'simulate --plot' | 'simulate --slowdown' | 'compare --profiles' | 'compare --restarts' | 'compare --gradient-bytes' | 'compare --config' | 'compare --jobs-csv' | 'compare --plot' | 'compare --sacct' | 'workload generate --profiles' | 'workload generate -o' | 'workload generate --output' | 'workload from-sacct --scaling' | 'workload from-sacct -o' | 'workload from-sacct --output' | 'profile --data' | 'profile --dir' | 'profile --out' | 'profile --plot' | 'recommend --profile' | 'recommend --plot')
+        ' --config' | 'topology --plot' | 'install --prefix' | 'install --root' | 'uninstall --prefix' | 'uninstall --root' | 'simulate --profiles' | 'simulate --restarts' | 'simulate --gradient-bytes' | 'simulate --config' | 'simulate --jobs-csv' | 'simulate --plot' | 'simulate --slowdown' | 'compare --profiles' | 'compare --restarts' | 'compare --gradient-bytes' | 'compare --config' | 'compare --jobs-csv' | 'compare --plot' | 'compare --sacct' | 'workload generate --profiles' | 'workload generate -o' | 'workload generate --output' | 'workload from-sacct --scaling' | 'workload from-sacct -o' | 'workload from-sacct --output' | 'profile --data' | 'profile --dir' | 'profile --out' | 'profile --plot' | 'recommend --profile' | 'recommend --plot')
             compopt -o default
             return ;;
         ' --controller' | 'status -o' | 'status --format' | 'history -o' | 'history --format' | 'usage -S' | 'usage --start' | 'usage -E' | 'usage --end' | 'usage -o' | 'usage --format' | 'topology -o' | 'topology --format' | 'update --elastic' | 'update --layout' | 'simulate --cluster' | 'simulate --interval' | 'simulate --seed' | 'simulate --speeds' | 'simulate --racks' | 'simulate --uplink-gbit' | 'simulate --congestion' | 'simulate --jobs' | 'simulate --policy' | 'simulate --timers' | 'simulate --lease' | 'simulate --slots' | 'compare --cluster' | 'compare --interval' | 'compare --seed' | 'compare --speeds' | 'compare --racks' | 'compare --uplink-gbit' | 'compare --congestion' | 'compare --jobs' | 'compare --policies' | 'compare --scaling' | 'compare --grow' | 'workload generate --jobs' | 'workload generate --hours' | 'workload generate --mix' | 'workload generate --sizes' | 'workload generate --classes' | 'workload generate --seed' | 'workload from-sacct --grow' | 'workload from-sacct --speeds' | 'partition --machines' | 'partition --bandwidth' | 'partition --memory' | 'partition --states' | 'partition -o' | 'partition --format' | 'profile --shapes' | 'profile --batch' | 'profile --repeats' | 'profile --steps' | 'profile --warm-up' | 'profile --timeout' | 'profile --application' | 'profile --gpu-type' | 'profile --send' | 'profile -p' | 'profile --partition' | 'profile --nodes' | 'profile --gpus-per-node' | 'profile --time' | 'profile -o' | 'profile --format' | 'recommend --epochs' | 'recommend --samples' | 'recommend --deadline' | 'recommend --budget' | 'recommend --price' | 'recommend --model' | 'recommend --batch' | 'recommend --global-batch' | 'recommend -o' | 'recommend --format')
@@ -30,6 +30,9 @@ _selastic() {
             return ;;
         'usage -u' | 'usage --user')
             mapfile -t COMPREPLY < <(compgen -u -- "$current")
+            return ;;
+        'install --node')
+            mapfile -t COMPREPLY < <(compgen -W 'controller login compute' -- "$current")
             return ;;
         'simulate --clock' | 'compare --clock')
             mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current")
@@ -49,7 +52,7 @@ _selastic() {
     esac
     case $verb in
         '') options='--config --controller --version --help'
-            arguments='status show explain plan history usage topology hold release update retire reconfigure check config ping simulate compare workload partition profile recommend' ;;
+            arguments='status show explain plan history usage topology hold release update retire reconfigure check config ping install uninstall simulate compare workload partition profile recommend' ;;
         'status') options='--all --watch --format --noheader --parsable --json --help'
             arguments='' ;;
         'show') options='--profile --json --help'
@@ -79,6 +82,10 @@ _selastic() {
         'config') options='--help'
             arguments='' ;;
         'ping') options='--json --help'
+            arguments='' ;;
+        'install') options='--prefix --root --node --no-commands --dry-run --help'
+            arguments='' ;;
+        'uninstall') options='--prefix --root --dry-run --help'
             arguments='' ;;
         'simulate') options='--profiles --cluster --interval --clock --seed --class --restarts --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policy --format --slowdown --timers --lease --slots --json --help'
             arguments='@files' ;;

@@ -3,7 +3,7 @@
 -- An error in here must never block a submission.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
-package.path = here .. "?.lua;" .. package.path
+package.path = here .. "?.lua;/usr/share/slurm-elastic/lua/?.lua;" .. package.path
 local loaded, elastic = pcall(require, "slurm_elastic")
 if not loaded then
 	slurm.log_error("slurm_elastic: not loaded, jobs run unmanaged: %s", tostring(elastic))

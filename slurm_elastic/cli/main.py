@@ -33,6 +33,8 @@ VERBS = {
     "check": "check",
     "config": "check",
     "ping": "check",
+    "install": "installation.install_command",
+    "uninstall": "installation.install_command",
     "simulate": "simulate.simulate_command",
     "compare": "simulate.compare_command",
     "workload": "simulate.workload_command",

@@ -2,6 +2,7 @@
 
     SlurmElasticError
     ├── CliError                        cli.exit_codes
+    ├── InstallationError               cli.installation.installed_files
     ├── NoAnswerError                   controller.queries.view
     ├── QueueFullError                  controller.server.fair_queue
     ├── RequestAuthError                controller.server.request_auth

@@ -20,6 +20,8 @@ PROJECT_PARTS = (
     "plugins",
     "wrappers",
     "etc",
+    "docs/man",
+    "contrib/completion",
     "docs/examples",
     "contrib/cluster/elastic.toml",
     "contrib/cluster/devices.toml",

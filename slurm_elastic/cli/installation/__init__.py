@@ -1,0 +1,1 @@
+"""`selastic install` and `selastic uninstall`: the files of a site that pip does not place."""
