@@ -29,7 +29,7 @@ NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 4
+CLUSTERS = 5
 SECOND_TRIES = 3
 SLOWEST = 10
 #: Exit codes of pytest.

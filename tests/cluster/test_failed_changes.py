@@ -122,6 +122,7 @@ def jobs(cluster: SlurmCluster, daemon: Daemon) -> Iterator[dict[str, int]]:
     Checks of each, while it runs, which sizes are barred.
     """
     jobs = {c.how: submit(cluster, c.how, steps(c), c.directive, c.place) for c in CASES}
+    jobs["early"] = submit(cluster, "early", 224, "1-4,sizes=1:2:4")
     cluster.jobs.clear()  # which the end of a test would cancel
     left = {case.how: case for case in CASES}
 
@@ -200,9 +201,7 @@ def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
 def test_a_batch_script_that_fails_before_esrun_goes_back(
     cluster: SlurmCluster, daemon: Daemon, jobs: dict[str, int]
 ) -> None:
-    for job in jobs.values():  # whose GPUs are idle then
-        cluster.wait(job, "COMPLETED", "FAILED", timeout=180)
-    job = submit(cluster, "early", 224, "1-4,sizes=1:2:4")
+    job = jobs["early"]
     daemon.wait_for(rf"JobId={job} Run=\d+ Change=failed Action=requeue ExitCode=3", timeout=90)
     until(lambda: barred(daemon, job) == {4: "program-failed"}, seconds=30)
     cluster.wait(job, "COMPLETED", timeout=180)
