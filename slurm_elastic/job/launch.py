@@ -16,7 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job import srun
-from slurm_elastic.job.environment.state_directory import state_directories, writable
+from slurm_elastic.job.environment.state_directory import (
+    forget_older,
+    state_directories,
+    writable,
+)
 from slurm_elastic.job.environment.world_variables import (
     inexact_line,
     read_start_world,
@@ -133,6 +137,8 @@ class RankLaunch:
     def start(self) -> SrunProcess:
         """Start the step, on a port that no earlier attempt used."""
         job = self.allocation
+        if job.run == 0 and self.attempt == 0 and job.start_time is not None:
+            forget_older(state_directories(self._env), job.run_id, job.start_time)
         port = free_port(master_port(job.job_id, job.run, self.attempt))
         self.attempt += 1
         mark = f"{job.run_id}.{job.run}.{self.attempt}"

@@ -50,6 +50,7 @@ class SlurmAllocation:
         job_id: the raw id, for array tasks too.
         run: how often Slurm has restarted the job.
         run_id: identifier that is the same over all restarts.
+        start_time: epoch seconds of this start of the job; None outside a batch script.
         nodes: names in Slurm's order; rank 0 runs on the first.
         nodelist: the same in Slurm's folded form.
         cpus: number of CPUs of each node.
@@ -67,6 +68,7 @@ class SlurmAllocation:
         "nodes",
         "run",
         "run_id",
+        "start_time",
         "tasks",
     )
 
@@ -82,6 +84,8 @@ class SlurmAllocation:
             self.nodes = tuple(expand(self.nodelist))
             self.cpus = tuple(unfold(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
             self.tasks = int(env.get("SLURM_NTASKS", "0") or 0)
+            start_time = env.get("SLURM_JOB_START_TIME")
+            self.start_time = int(start_time) if start_time else None
             on_node = _gpus_here(env)
         except (KeyError, ValueError) as error:
             raise AllocationError(f"the environment of the job is invalid: {error}") from None

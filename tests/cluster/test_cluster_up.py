@@ -45,22 +45,17 @@ def test_a_step_sees_its_gpus_only(cluster: SlurmCluster) -> None:
 def test_accounting_counts_gpus(cluster: SlurmCluster) -> None:
     job = cluster.sbatch("true", "--gres=gpu:a100:3")
     cluster.wait(job, "COMPLETED")
-    for _ in range(20):  # slurmdbd hears of it a moment later
-        tres = cluster.exec(f"sacct -nXP -j {job} -o alloctres").stdout.strip()
-        if tres:
-            break
-    assert {"gres/gpu=3", "gres/gpu:a100=3"} <= set(tres.split(","))
+    sacct = f"sacct -nXP -j {job} -o alloctres"
+    until(lambda: cluster.exec(sacct).stdout.strip() != "")  # slurmdbd hears of it a moment later
+    assert {"gres/gpu=3", "gres/gpu:a100=3"} <= set(cluster.exec(sacct).stdout.strip().split(","))
 
 
 def test_a_qos_limit_holds(cluster: SlurmCluster) -> None:
     first = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:4")
     cluster.wait(first, "RUNNING")
     second = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:1")
-    reason = ["bash", "-c", f"squeue -h -j {second} -o %r"]
-    for _ in range(50):
-        if (said := cluster.exec(reason).stdout.strip()) == "QOSMaxGRESPerUser":
-            break
-    assert said == "QOSMaxGRESPerUser"
+    reason = f"squeue -h -j {second} -o %r"
+    until(lambda: cluster.exec(reason).stdout.strip() == "QOSMaxGRESPerUser")
 
 
 def test_pyslurm_reads_the_nodes(cluster: SlurmCluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import Submission, parse_admin_comment
 from tests.support.directives import DIRECTIVES, octets
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm_cluster import SlurmCluster, until
 
 # Submits one held job per directive and tells what sbatch said.
 SUBMIT_ALL = """
@@ -262,15 +262,11 @@ def test_output_is_appended(
 def test_job_starts_at_min_and_survives_a_requeue(cluster: SlurmCluster, directory: str) -> None:
     script = f"echo $SLURM_RESTART_COUNT $CUDA_VISIBLE_DEVICES >>{directory}/out; sleep 60"
     number = cluster.sbatch(script, "--elastic=2-4", "-o", f"{directory}/log")
-    cluster.wait(number, "RUNNING")
+    written = ["cat", f"{directory}/out"]
+    until(lambda: cluster.exec(written, check=False).stdout == "0,1\n")
     cluster.exec(["scontrol", "requeue", "Incomplete", str(number)], user="alice")
     cluster.wait(number, "PENDING")
     assert directive(cluster, number) == "2-4"
-    for _ in range(50):
-        text = cluster.exec(["cat", f"{directory}/out"], check=False).stdout
-        if text:
-            break
-    assert text == "0,1\n"
 
 
 def test_several_nodes_hold_one_type(cluster: SlurmCluster) -> None:

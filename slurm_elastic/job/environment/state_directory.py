@@ -82,6 +82,28 @@ def writable(directories: Sequence[str]) -> str | None:
     return None
 
 
+def forget_older(directories: Sequence[str], run_id: str, start: float) -> None:
+    """Delete the state of an earlier job of the same number, at the first start of a job.
+
+    Slurm counts jobs from 1 again when it has lost its state or is installed anew.
+
+    Args:
+        directories: those of `state_directories`.
+        run_id: of the job.
+        start: epoch seconds at which the job started; its own files are newer.
+    """
+    for directory in directories:
+        try:
+            if not is_own(os.lstat(directory)):
+                continue
+            for name in os.listdir(directory):  # noqa: PTH208
+                path = f"{directory}/{name}"
+                if name.startswith(f"{run_id}.") and os.lstat(path).st_mtime < start:
+                    os.unlink(path)  # noqa: PTH108
+        except OSError:  # it does not exist, or cannot be written: nothing of it is used then
+            continue
+
+
 def read_own(path: str) -> str | None:
     """Return the text of a file in a state directory; None if there is none of the user."""
     try:

@@ -11,6 +11,7 @@ from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.environment import state_directory
 from slurm_elastic.job.environment.state_directory import (
     claim,
+    forget_older,
     read_own,
     state_directories,
     versions,
@@ -193,3 +194,15 @@ def test_that_a_job_had_a_checkpoint_is_found_in_either_place(places: list[str])
     state.update({"checkpoint_step": 1})
     open_to_all(places[0])
     assert attempt(1)[0].on
+
+
+def test_the_state_of_an_earlier_job_of_the_same_number_is_forgotten(places: list[str]) -> None:
+    names = ("r-7.json", "r-7.trained", "r-7.0.1.rendezvous", "r-71.json")
+    for place in places:
+        for name in names:
+            write_own(f"{place}/{name}", "old")
+            os.utime(f"{place}/{name}", (1000, 1000))
+    write_own(f"{places[1]}/r-7.json", "of this job")
+    forget_older([*places, "/nowhere"], "r-7", 2000)
+    left = [sorted(path.name for path in Path(place).iterdir()) for place in places]
+    assert left == [["r-71.json"], ["r-7.json", "r-71.json"]]
