@@ -3,13 +3,13 @@
  * job_submit.lua, which checks it. Does nothing on compute nodes.
  */
 
+#include "slurm_release.h"
+
 #include <slurm/spank.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-SPANK_PLUGIN(elastic, 1)
 
 /* As with sbatch's own options, the command line takes precedence over the environment, and the
  * environment over the script. */
@@ -132,6 +132,8 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 {
 	(void)ac;
 	(void)av;
+	if (!is_tried_release())
+		return (0);
 	switch (spank_context()) {
 	case S_CTX_ALLOCATOR:
 		for (size_t i = 0; i < sizeof(inherited) / sizeof(inherited[0]); ++i)
@@ -163,7 +165,8 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 	(void)av;
 	if (open_mode_is_ours == 1)
 		unsetenv(OPEN_MODE);
-	if (spank_context() != S_CTX_ALLOCATOR && spank_context() != S_CTX_LOCAL)
+	if (!is_tried_release() ||
+	    (spank_context() != S_CTX_ALLOCATOR && spank_context() != S_CTX_LOCAL))
 		return (0);
 	if (!on_command_line && environment != NULL) {
 		copy_printable(directive, environment);

@@ -15,6 +15,7 @@ static FILE *open_arguments(const char *path, const char *mode);
 #define fopen open_arguments
 #include "../elastic.c"
 #undef fopen
+#include "../slurm_release.c"
 
 #include <stdarg.h>
 #include <stdint.h>
@@ -84,6 +85,11 @@ spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *v
 	strcpy(passed, value);
 	is_passed = true;
 	return (flags & CANNOT_SET ? ESPANK_ERROR : ESPANK_SUCCESS);
+}
+
+long slurm_api_version(void)
+{
+	return ((long)SLURM_26_05 << 16);
 }
 
 void slurm_error(const char *format, ...)

@@ -64,7 +64,8 @@ _RULES = (
     _Rule("etc/elastic.toml", "/etc/slurm-elastic", is_configuration=True),
     _Rule("plugins/lua/*.lua", "{data}/lua", _CONTROLLER),
     _Rule("plugins/spank/Makefile", "{data}/plugins/spank"),
-    _Rule("plugins/spank/elastic.*", "{data}/plugins/spank"),
+    _Rule("plugins/spank/*.[ch]", "{data}/plugins/spank"),
+    _Rule("plugins/spank/elastic.map", "{data}/plugins/spank"),
     _Rule("etc/plugstack.conf.d/elastic.conf", "{data}/etc/plugstack.conf.d"),
 )
 #: Commands, and on which nodes.
@@ -101,8 +102,6 @@ def site_files(
     folders = _folders(prefix)
     for rule in _RULES:
         for path in sorted(source.glob(rule.pattern)) if rule.nodes & chosen else ():
-            if path.suffix in {".o", ".so"}:  # built in the source tree
-                continue
             target = Path(rule.folder.format(**folders), rule.name or path.name)
             content = _fitted(path, prefix)
             yield SiteFile(target, content, is_configuration=rule.is_configuration)

@@ -4,6 +4,7 @@
  */
 
 #include "../../../plugins/spank/elastic.c"
+#include "../../../plugins/spank/slurm_release.c"
 
 #include <stdarg.h>
 
@@ -30,6 +31,11 @@ spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *v
 		printf("%02x", (unsigned char)*value);
 	putchar('\n');
 	return (ESPANK_SUCCESS);
+}
+
+long slurm_api_version(void)
+{
+	return ((long)SLURM_26_05 << 16);
 }
 
 void slurm_error(const char *format, ...)

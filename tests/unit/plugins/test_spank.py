@@ -137,6 +137,20 @@ def test_plugin_exports_its_hooks_only(library):
     }
 
 
+def test_plugin_reports_the_release_that_loads_it(library, tmp_path):
+    """Slurm rejects a plugin of another release; where it was not tried, it adds no option."""
+    program = tmp_path / "fake_slurm"
+    source = Path(__file__).with_name("fake_slurm.c")
+    command = ["gcc", "-std=gnu11", f"-I{SPANK / 'fuzz'}", "-rdynamic", "-o", program, source]
+    subprocess.run([*command, "-ldl"], check=True)
+    releases = {
+        38: "22.05.0 0", 39: "23.02.0 0", 40: "23.11.0 1", 41: "24.05.0 1", 42: "24.11.0 1",
+        43: "25.05.0 1", 44: "25.11.0 1", 45: "26.05.0 1", 46: "26.11.0 0", 47: "27.05.0 0",
+        0: "0.00.0 0",
+    }  # fmt: skip
+    assert {n: output(program, library, str(n)).strip() for n in releases} == releases
+
+
 def test_plugin_is_hardened(library):
     headers = output("readelf", "-hlW", library)
     dynamic = output("readelf", "-dW", library)

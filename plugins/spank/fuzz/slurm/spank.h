@@ -1,6 +1,6 @@
 /*
  * Replacement for Slurm's <slurm/spank.h> where the plugin is fuzzed or built without Slurm: the
- * names that elastic.c uses. Never installed.
+ * names that the plugin uses. Never installed.
  */
 #ifndef ELASTIC_FUZZ_SPANK_H
 #define ELASTIC_FUZZ_SPANK_H
@@ -28,15 +28,10 @@ struct spank_option {
 	int (*cb)(int value, const char *text, int remote);
 };
 
-#define SPANK_PLUGIN(name, version)                   \
-	const char plugin_name[] = #name;             \
-	const char plugin_type[] = "spank";           \
-	const unsigned int plugin_version = 0;        \
-	const unsigned int spank_plugin_version = (version);
-
 enum spank_context spank_context(void);
 spank_err_t spank_option_register(spank_t sp, struct spank_option *option);
 spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *value, int overwrite);
+long slurm_api_version(void);
 void slurm_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 int slurm_spank_init(spank_t sp, int ac, char **av);
