@@ -36,9 +36,20 @@ local function uid_of(account, passwd)
 	end
 end
 
--- Read slurm_elastic_conf.lua beside this file, which returns a table; all keys are optional.
+-- Return the folder of slurm.conf: the first one that is searched for modules and has it, which is
+-- that of job_submit.lua; packages put the modules elsewhere.
+local function slurm_folder()
+	for folder in package.path:gmatch("([^;]*/)%?%.lua") do
+		if cluster.read_file(folder .. "slurm.conf") then
+			return folder
+		end
+	end
+	return debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+end
+
+-- Read slurm_elastic_conf.lua beside slurm.conf, which returns a table; all keys are optional.
 local function load_settings()
-	local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+	local here = slurm_folder()
 	local path = here .. "slurm_elastic_conf.lua"
 	local settings = {}
 	if cluster.read_file(path) then

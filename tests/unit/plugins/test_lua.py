@@ -720,6 +720,27 @@ def test_slurm_conf(tmp_path):
     ]
 
 
+def test_modules_of_a_package_read_what_lies_beside_slurm_conf(tmp_path):
+    folder, packaged = tmp_path / "slurm", tmp_path / "package"
+    folder.mkdir()
+    packaged.mkdir()
+    Slurm(packaged)
+    (packaged / "slurm.conf").unlink()
+    script = (packaged / "job_submit.lua").read_text("utf-8")
+    assert "/usr/share/slurm-elastic" in script
+    text = script.replace("/usr/share/slurm-elastic/lua", str(packaged))
+    (folder / "job_submit.lua").write_text(text)
+    (folder / "slurm.conf").write_text("NodeName=n Gres=gpu:h100:6\n")
+    (folder / "slurm_elastic_conf.lua").write_text("return { default_gpus_per_node = 5 }")
+    code = f"""
+    slurm = {{ SUCCESS = 0, ERROR = -1, log_error = print }}
+    dofile("{folder}/job_submit.lua")
+    local settings = package.loaded.slurm_elastic.settings
+    print(settings.nodes.n.h100, settings.default_gpus_per_node)
+    """
+    assert lua(code, tmp_path) == ["6\t5"]
+
+
 @pytest.mark.parametrize("broken", ['"spank_job_env"', '"min_nodes"', '"reservation"'])
 def test_internal_errors_fail_open(slurm, broken):
     rc, said, changes = slurm.submit("2-4", broken=broken)
