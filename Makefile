@@ -6,7 +6,7 @@ ARGS   ?=
 # What jobs import: runs on Python 3.10.
 IN_JOBS = $(addprefix slurm_elastic/,core integrations job rpc training cli/console_scripts.py)
 
-.PHONY: help venv test-tools test test-unit test-integrations test-cluster lint docs docs-links generate fuzz lock data audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-integrations test-cluster lint docs docs-links generate fuzz packages test-packages lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,13 @@ generate: venv ## completion, manual pages and etc/elastic.toml, from the defini
 
 fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
 	$(RUN) tests.fuzz $(ARGS)
+
+PACKAGES ?=
+packages: venv ## wheel, .deb and .rpm in dist/, built in containers; make packages PACKAGES=trixie
+	$(VENV)/bin/python contrib/packaging/build $(PACKAGES)
+
+test-packages: venv ## each .deb installed, used and removed in a fresh container, after make packages
+	$(RUN) pytest tests/packages $(ARGS)
 
 lock: venv ## write requirements/dev.txt anew: exact versions and hashes
 	$(VENV)/bin/python contrib/lock

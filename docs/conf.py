@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 project = "slurm-elastic"
 release = re.findall(r'__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text("utf-8"))[0]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "contrib/cluster/README.md"]
+include_patterns = ["*.md", "docs/**", "contrib/*/README.md"]
 exclude_patterns = [".*", "build", "demo-out", "dist"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 4

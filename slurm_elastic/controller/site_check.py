@@ -183,6 +183,12 @@ def _plugin(facts: Facts, report: _Report) -> None:
                 "truncates a job's output at every resize where the plugin is missing",
                 "set JobFileAppend=1, or tell users --open-mode=append",
             )
+    if len(plugin_lines) > 1:
+        report.warning(
+            "plugstack.conf",
+            f"names elastic.so {len(plugin_lines)} times, each sbatch prints a line about it",
+            "keep one include, and one elastic.conf",
+        )
     if "lua" not in settings.get("JobSubmitPlugins", "").split(","):
         report.error(
             "JobSubmitPlugins",

@@ -53,7 +53,7 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
     users, _ = _run(
         ("sacctmgr", "-nP", "show", "user", account, "format=user,adminlevel"), timeout_s
     )
-    plugstack, problem = _plugstack(Path(settings.get("PlugStackConfig") or "/nonexistent"))
+    plugstack, problem = _plugstack(_plugstack_path(settings))
     return SlurmSite(
         settings=settings,
         switches="SwitchName=" in topology or "BlockName=" in topology,
@@ -95,6 +95,13 @@ def options(value: str) -> dict[str, str]:
     """Return `a=1,b,c=2` as a mapping; flags have the value ""."""
     pairs = (word.partition("=") for word in value.split(",") if word)
     return {key.strip(): setting.strip() for key, _, setting in pairs}
+
+
+def _plugstack_path(settings: Mapping[str, str]) -> Path:
+    """Return the path of plugstack.conf: as configured, by default beside slurm.conf."""
+    if settings.get("PlugStackConfig"):
+        return Path(settings["PlugStackConfig"])
+    return Path(settings.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name("plugstack.conf")
 
 
 def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from clusterlib.progress import ClusterError, NoEngineError, task
 
-BASE_IMAGE = "debian:trixie-slim"
 SUITE = "trixie"
 MIRROR = "http://deb.debian.org/debian"
 DOCKERD_LOG = Path("/var/log/dockerd.log")
@@ -128,28 +127,30 @@ def _start_dockerd() -> None:
     raise NoEngineError(f"dockerd did not start within 30 s: see {DOCKERD_LOG}")
 
 
-def ensure_base_image() -> None:
-    """Pull the base image, or make it from Debian packages under the same name."""
-    if ok("docker", "image", "inspect", BASE_IMAGE):
-        return
-    with task(f"base image {BASE_IMAGE}") as progress:
+def ensure_base_image(suite: str = SUITE) -> str:
+    """Pull the base image, or make it from Debian packages under the same name; return the name."""
+    image = f"debian:{suite}-slim"
+    if ok("docker", "image", "inspect", image):
+        return image
+    with task(f"base image {image}") as progress:
         progress.detail("pulling")
-        if ok("docker", "pull", BASE_IMAGE):
-            return
+        if ok("docker", "pull", image):
+            return image
         if os.geteuid() != 0:
-            raise ClusterError(f"{BASE_IMAGE} cannot be pulled; as root, this command can make it")
+            raise ClusterError(f"{image} cannot be pulled; as root, this command can make it")
         if not shutil.which("debootstrap"):
             _install("debootstrap", ["debootstrap", "debian-archive-keyring"])
         progress.detail("no registry answers, making it with debootstrap")
-        _import_debootstrap()
+        _import_debootstrap(suite, image)
+    return image
 
 
-def _import_debootstrap() -> None:
+def _import_debootstrap(suite: str, image: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
-        run("debootstrap", "--variant=minbase", SUITE, str(root), MIRROR)
+        run("debootstrap", "--variant=minbase", suite, str(root), MIRROR)
         archive = Path(folder, "root.tar")
         run(
             "tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*", "-cf", str(archive), "."
         )
-        run("docker", "import", str(archive), BASE_IMAGE)
+        run("docker", "import", str(archive), image)

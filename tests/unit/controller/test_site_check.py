@@ -101,6 +101,18 @@ def test_the_plugin():
     required = replace(GOOD.site, plugstack=("required /usr/lib/elastic.so",))
     (finding,) = check(replace(GOOD, site=required))
     assert "drains every node" in finding.harm
+    twice = replace(GOOD.site, plugstack=("optional elastic.so", "optional /usr/lib/elastic.so"))
+    (finding,) = check(replace(GOOD, site=twice))
+    assert "names elastic.so 2 times" in finding.harm
+
+
+def test_plugstack_lies_beside_slurm_conf_unless_configured():
+    path = slurm_settings._plugstack_path
+    assert path({"PlugStackConfig": "", "SLURM_CONF": "/opt/s/slurm.conf"}) == Path(
+        "/opt/s/plugstack.conf"
+    )
+    assert path({"PlugStackConfig": "/etc/p.conf"}) == Path("/etc/p.conf")
+    assert path({}) == Path("/etc/slurm/plugstack.conf")
 
 
 def test_plugstack_includes_are_followed(tmp_path):

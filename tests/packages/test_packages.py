@@ -1,0 +1,119 @@
+"""Each package installed, used and removed in a fresh container: `make test-packages`.
+
+Not part of `make test`: it needs what `make packages` has built, Docker and Debian's mirror.
+"""
+
+import re
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILT = ROOT / "dist" / "packages"
+START_SITE = Path(__file__).with_name("start-site")
+ACCOUNT_UID = "871"
+DEBIAN_SLURM = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge procps"
+PLUGSTACK = "/etc/slurm/plugstack.conf"
+INCLUDE = "include /etc/slurm/plugstack.conf.d"
+QUIET = "DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0"
+
+
+class Machine:
+    """A fresh container; commands run in it as root."""
+
+    def __init__(self, image, *options):
+        self.name = f"selastic-package-{uuid.uuid4().hex[:8]}"
+        command = ["docker", "run", "--detach", "--rm", "--init", "--name", self.name, *options]
+        subprocess.run([*command, image, "sleep", "3600"], check=True, capture_output=True)
+
+    def run(self, script, *, code=0):
+        """Run a shell script; return what it prints."""
+        done = subprocess.run(
+            ["docker", "exec", self.name, "bash", "-c", script],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == code, f"{script}\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def wait_for(self, script, seconds=60):
+        """Repeat a command until it succeeds; return what it prints."""
+        return self.run(
+            f'for _ in $(seq {5 * seconds}); do out=$({script} 2>&1) && echo "$out" && exit 0;'
+            ' sleep 0.2; done; echo "$out"; exit 1'
+        )
+
+    def files(self):
+        """Return the files and links of the machine that a package could have brought."""
+        listed = self.run("find / -xdev \\( -type f -o -type l \\) -not -path '/proc/*' -print")
+        volatile = r"/(tmp|run|proc|sys|var/(log|cache|lib/(apt|dpkg|systemd|slurm)|spool)|root)/"
+        return {f for f in listed.splitlines() if not re.match(volatile, f)}
+
+    def close(self):
+        subprocess.run(["docker", "rm", "--force", self.name], check=False, capture_output=True)
+
+
+@pytest.fixture(params=["trixie", "bookworm"])
+def machine(request):
+    """A machine with Debian's Slurm, on which the built packages lie in /packages."""
+    folder = BUILT / request.param
+    if not folder.is_dir():
+        pytest.skip(f"{folder.relative_to(ROOT)} is not there: make packages")
+    options = ["-v", f"{folder}:/packages:ro", "-v", f"{START_SITE}:/start-site:ro"]
+    machine = Machine(f"debian:{request.param}-slim", *options)
+    machine.suite = request.param
+    try:
+        machine.run("echo exit 101 >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d")
+        machine.run(f"{QUIET} update && {QUIET} install --no-install-recommends {DEBIAN_SLURM}")
+        yield machine
+    finally:
+        machine.close()
+
+
+def test_a_site_installs_uses_and_removes_the_packages(machine):
+    before = machine.files()
+    machine.run(f"{QUIET} install --no-install-recommends /packages/*.deb")
+
+    # The account has the documented uid; the daemon is neither enabled nor started.
+    assert machine.run("id -u selastic").strip() == ACCOUNT_UID
+    assert machine.run("find /etc/systemd -name 'selasticd*'") == ""
+    assert machine.run("pgrep -f '[s]elasticd -D' || true") == ""
+    for command in ("selastic", "selasticd", "esrun"):
+        assert machine.run(f"{command} --help").lower().startswith("usage:"), command
+    # A terminal gets coloured help, from the distribution's rich-click.
+    assert "Usage" in machine.run("script -qec 'selastic --help' /dev/null")
+
+    machine.run("cp /usr/share/slurm-elastic/lua/job_submit.lua /etc/slurm/")
+    machine.run("mkdir -p /etc/slurm; touch /etc/slurm/plugstack.conf")
+    machine.run(f"grep -q '^{INCLUDE}' {PLUGSTACK} || echo '{INCLUDE}/*.conf' >>{PLUGSTACK}")
+    machine.run("/start-site")
+    if machine.suite == "bookworm":  # its Slurm 22.05 is older than what is supported
+        said = machine.run("sbatch --help")
+        assert "elastic" not in said
+        assert "ncompatible" not in said
+    else:
+        _submit(machine)
+
+    # Removal keeps configuration; sbatch is as before for those who do not use --elastic.
+    machine.run("echo '# ours' >>/etc/slurm-elastic/elastic.toml")
+    machine.run(f"{QUIET} remove 'slurm-elastic*'")
+    assert "# ours" in machine.run("cat /etc/slurm-elastic/elastic.toml")
+    assert machine.run("sbatch -o /dev/null --parsable --wrap true").strip().isdigit()
+    refused = machine.run("sbatch --elastic=1-2 --wrap true", code=255)
+    assert "unrecognized option '--elastic=1-2'" in refused
+
+    machine.run(f"{QUIET} purge 'slurm-elastic*'")
+    ours = {"/etc/slurm/job_submit.lua", "/etc/slurm/plugstack.conf"}
+    left = {f for f in machine.files() - before if "slurm_elastic" in f or "elastic" in f}
+    assert left - ours == set()
+    assert machine.run("ls /var/lib/selastic", code=2)
+
+
+def _submit(machine):
+    """Submit an elastic job: the plugin passes the option on, the Lua modules record it."""
+    assert "--elastic=MIN-MAX" in machine.run("sbatch --help")
+    said = machine.run("cd /tmp && sbatch --elastic=1-2 --gpus=1 -o /dev/null --wrap 'sleep 600'")
+    assert "elastic: 1-2 GPUs; starts at 1" in said
+    assert "AdminComment={" in machine.run("scontrol show job 1")
