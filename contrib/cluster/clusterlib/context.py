@@ -9,6 +9,8 @@ import tarfile
 import tomllib
 from pathlib import Path
 
+from clusterlib.slurm_release import SlurmBuild, series
+
 CLUSTER_DIR = Path(__file__).resolve().parent.parent
 PROJECT_DIR = CLUSTER_DIR.parent.parent
 # Tests and documents stay out: editing them must not rebuild the image.
@@ -30,9 +32,10 @@ PROJECT_PARTS = (
 IGNORED = ("__pycache__", ".pyc", ".so", ".o", ".egg-info")
 
 
-def build_context() -> bytes:
+def build_context(slurm: SlurmBuild) -> bytes:
     """Return a tar archive for `docker build -`."""
     with _Archive() as archive:
+        _add_slurm(archive, slurm)
         for part in ("Dockerfile", "clusterlib", "image/cluster-start", "pyslurm"):
             archive.add_tree(CLUSTER_DIR / part, part)
         archive.add("requirements.txt", requirements().encode())
@@ -61,6 +64,17 @@ def host_ca() -> bytes:
         if name and Path(name).is_file():
             return Path(name).read_bytes()
     return b""
+
+
+def _add_slurm(archive: _Archive, slurm: SlurmBuild) -> None:
+    """Add the script that replaces Debian's Slurm, and the release that takes its place, if any."""
+    archive.add_tree(CLUSTER_DIR / "slurm", "slurm")
+    for path, name in ((slurm.tree, "tree"), (slurm.source, "source")):
+        if path:
+            archive.add(f"slurm/{name}", path.read_bytes())
+    if slurm.pyslurm:
+        major, minor = series(slurm.release)
+        archive.add("slurm/pyslurm", f"pyslurm=={major}.{minor}.*\n".encode())
 
 
 def _add_project(archive: _Archive, folder: str) -> None:

@@ -11,6 +11,7 @@ from clusterlib.compose import LABEL, image_name
 from clusterlib.context import build_context
 from clusterlib.engine import attempt, ensure_base_image
 from clusterlib.progress import ClusterError, task
+from clusterlib.slurm_release import SlurmBuild
 
 # Output of the builders: "Step 3/20 : RUN …" (classic) and "#7 [3/20] RUN …" (BuildKit).
 STEP = re.compile(r"^(?:Step (\d+/\d+) :|#\d+ \[(?:\S+ )?\s*(\d+/\d+)\]) (.*)")
@@ -28,7 +29,7 @@ BUILD_ARGS = (
 )
 
 
-def build_image(name: str) -> None:
+def build_image(name: str, slurm: SlurmBuild) -> None:
     """Build the image of the cluster `name`; cached layers make this a matter of seconds."""
     ensure_base_image()
     arguments = [f"--build-arg={key}" for key in BUILD_ARGS if key in os.environ]
@@ -43,7 +44,7 @@ def build_image(name: str) -> None:
         "-",
     ]
     with task("image") as progress, tempfile.TemporaryFile() as context:
-        context.write(build_context())
+        context.write(build_context(slurm))
         context.seek(0)
         build = subprocess.Popen(
             command,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
+from clusterlib.slurm_release import DEBIAN_RELEASE
+
 TYPES = ("a100", "v100")
 CTLD_HOST = 2  # number of the controller's address within the subnet
 FARM_HOST = 3
@@ -40,6 +42,7 @@ class Layout:
     subnet: str = "10.89.0.0/24"
     extra_conf: str = ""  # lines appended to slurm.conf
     small_mb: int = 0  # of a file system at /small that all hosts share and tests fill; 0: none
+    slurm: str = DEBIAN_RELEASE
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that carry the layout into the containers."""
@@ -49,6 +52,7 @@ class Layout:
             "CLUSTER_FARM": "1" if self.farm else "",
             "CLUSTER_SUBNET": self.subnet,
             "CLUSTER_EXTRA_CONF": self.extra_conf,
+            "CLUSTER_SLURM": self.slurm,
         }
 
     @staticmethod
@@ -60,6 +64,7 @@ class Layout:
             farm=bool(env["CLUSTER_FARM"]),
             subnet=env["CLUSTER_SUBNET"],
             extra_conf=env["CLUSTER_EXTRA_CONF"],
+            slurm=env["CLUSTER_SLURM"],
         )
 
     def host(self, number: int) -> str:

@@ -20,6 +20,7 @@ from clusterlib.engine import attempt, compose, ensure_engine, ok, reason, run
 from clusterlib.image import build_image, prune_images
 from clusterlib.layout import Layout
 from clusterlib.progress import ClusterError, Task, task
+from clusterlib.slurm_release import SlurmBuild
 
 PROJECT_IN_IMAGE = "opt/src/slurm-elastic"
 INSTALLER = f"{PROJECT_IN_IMAGE}/contrib/cluster/image/install-project"
@@ -28,18 +29,18 @@ INSTALLED = (
     f"{PROJECT_IN_IMAGE} opt/slurm-elastic/bin"
     " opt/slurm-elastic/lib/python3*/site-packages/slurm_elastic*"
     " usr/local/bin etc/slurm-elastic etc/slurm/*.lua etc/slurm/plugstack.conf*"
-    " $(find usr/lib -name elastic.so)"
+    " $(find usr/lib opt/slurm/lib -name elastic.so 2>/dev/null)"
 )
 READY_WITHIN = 90.0
 USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "drained", "draining")
 
 
-def up(name: str, layout: Layout) -> None:
+def up(name: str, layout: Layout, slurm: SlurmBuild) -> None:
     """Build what changed, create or replace what changed, return when every node is usable."""
     ensure_engine()
-    build_image(name)
+    build_image(name, slurm)
     with task("containers"), _one_at_a_time():
-        layout = replace(layout, subnet=_subnet(name))
+        layout = replace(layout, subnet=_subnet(name), slurm=slurm.release)
         document = json.dumps(compose_file(name, layout)).encode()
         run(*compose(), "-p", name, "-f", "-", "up", "-d", "--remove-orphans", stdin=document)
     with task("nodes") as progress:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from clusterlib.layout import CTLD_HOST, Layout
+from clusterlib.slurm_release import series
 
 # Explained line by line because people copy test clusters: some settings are for containers only.
 SLURM_CONF = """\
@@ -126,13 +127,19 @@ def topology_conf(layout: Layout) -> str:
     return "\n".join([*racks, f"SwitchName=spine Switches=rack[1-{len(racks)}]", ""])
 
 
+def cgroup_conf(layout: Layout) -> str:
+    """Return cgroup.conf: slurmd of 23.11 stops at the plugin `disabled`, which 24.05 has added."""
+    plugin = "disabled" if series(layout.slurm) >= (24, 5) else "cgroup/v1"
+    return f"CgroupPlugin={plugin}\n"
+
+
 def main() -> None:
     """Write all files for the layout in the environment into the directory `argv[1]`."""
     layout, etc = Layout.from_environment(), Path(sys.argv[1])
     (etc / "slurm.conf").write_text(slurm_conf(layout))
     (etc / "gres.conf").write_text(gres_conf(layout))
     (etc / "topology.conf").write_text(topology_conf(layout))
-    (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    (etc / "cgroup.conf").write_text(cgroup_conf(layout))
     (etc / "slurmdbd.conf").write_text(SLURMDBD_CONF)
 
 
