@@ -31,8 +31,8 @@ from benchmarks.resize import on_cluster, place_driver, quantile
 from benchmarks.simulated_users import USERS_DIR, SimulatedUsers, cluster_command
 from slurm_elastic.core.reason import Reason, log_form
 
-#: Jobs at most, two a node; and seconds that they have to save.
-MOVERS, NOTICE_S = 32, 10.0
+#: Jobs at most, two a node.
+MOVERS = 32
 TOP_UP_S = 5.0
 #: Of movers; it has to be there afterwards.
 NICE = 7
@@ -147,7 +147,7 @@ class Bench:
         driver = place_driver(self.cluster, "random_moves.py", USERS_DIR)
         words = [driver, "--jobs", json.dumps(self.movers)]
         words += ["--count", str(self.args.count), "--seed", str(self.args.seed)]
-        words += ["--notice", str(NOTICE_S)]
+        words += ["--notice", str(self.args.notice)]
         process = self.users.spawn("selastic", *words)
         assert process.stdout is not None
         rows = []
@@ -246,6 +246,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="at least so many transitions")
     parser.add_argument("--rivals", type=int, default=100)
     parser.add_argument("--deaf", type=float, default=0.0, help="share of notices not answered")
+    parser.add_argument("--notice", type=float, default=10.0, help="seconds that jobs have to save")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--cluster", default="farm64")

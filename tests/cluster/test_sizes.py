@@ -24,7 +24,16 @@ def submission(cluster: SlurmCluster, *options: str, script: str = "exec sleep 6
 
 
 def explained(daemon: Daemon, job: int) -> dict:
-    return json.loads(daemon.selastic("explain", "--json", str(job)))
+    """Return what selasticd tells of a job, as soon as it has seen it."""
+    answer = ""
+
+    def known() -> bool:
+        nonlocal answer
+        answer = daemon.selastic("explain", "--json", str(job), check=False)
+        return answer.startswith("{")
+
+    until(known, what=lambda: answer)
+    return json.loads(answer)
 
 
 # --- sizes ---
