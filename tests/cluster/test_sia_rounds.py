@@ -115,8 +115,11 @@ def test_each_application_ends_on_the_type_that_suits_it(
     for job in gone:
         cluster.wait(job, "CANCELLED")
     daemon.stop()
-    daemon.configure(configuration("act"))
     daemon.start()
+    for job in (typed, even):  # it does not move a job from which it has not heard
+        until(lambda job=job: measured(daemon, job), what=f"{job} has not reported again")
+    daemon.configure(configuration("act"))
+    daemon.selastic("reconfigure", user="root")
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
         seconds=60,
