@@ -5,7 +5,6 @@ back; the tests look at what they have left behind.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,14 +19,16 @@ from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
 FOLDER = "/shared/scratch/launchers"
 #: Adds up all ranks, each on the GPU that it would take.
 SUM = """
-import os, torch
+import os, sys, torch
 torch.distributed.init_process_group("gloo")
 total = torch.tensor([1.0])
 torch.distributed.all_reduce(total)
 gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 names = "RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE"
-print("=", *(os.environ[name] for name in names.split()), int(total), len(gpus),
-      gpus[int(os.environ["LOCAL_RANK"])], flush=True)
+row = *(os.environ[name] for name in names.split()), int(total), len(gpus)
+# In one write: ranks of a node share its output.
+sys.stdout.write(" ".join(map(str, ("=", *row, gpus[int(os.environ["LOCAL_RANK"])]))) + "\\n")
+sys.stdout.flush()
 torch.distributed.destroy_process_group()
 """
 
@@ -49,8 +50,7 @@ def finished(cluster: SlurmCluster, script: str, state: str, *options: str) -> s
 
 
 def sums(text: str) -> list[list[str]]:
-    """Return the numbers of each rank; another process may have begun the line."""
-    return sorted(found.split() for found in re.findall(r"=((?: \d+){7})", text))
+    return sorted(line.split()[1:] for line in text.splitlines() if line.startswith("="))
 
 
 def test_torchrun_on_nodes_with_different_numbers_of_gpus(
