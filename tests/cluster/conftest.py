@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,17 @@ from tests.support.slurm_cluster import (
 )
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
-#: Files in which the controller acts on step times that it measures. They run one after the other,
-#: as they would falsify each other's: all of the processes share a few cores.
+#: Files in which the controller acts on step times that it measures. Those of a row run one after
+#: the other: at once, their many ranks would falsify each other's times.
 MEASURING = (
-    "test_icefrog_rounds.py", "test_near_places.py", "test_hybrid.py", "test_sia_rounds.py",
-)  # fmt: skip
+    ("test_icefrog_rounds.py", "test_sia_rounds.py"),
+    ("test_near_places.py", "test_hybrid.py"),
+)
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (
-    *MEASURING, "test_failed_changes.py", "test_frameworks.py", "test_demo.py", "test_life.py",
+    *chain.from_iterable(MEASURING),
+    "test_failed_changes.py", "test_frameworks.py", "test_demo.py", "test_life.py",
     "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
     "test_controller.py", "test_esrun.py", "test_people.py", "test_queue.py", "test_standby.py",
     "test_launchers.py", "test_many.py", "test_guard.py", "test_debian_torch.py",
@@ -104,8 +107,9 @@ class FileScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path.endswith(MEASURING):
-            return "measuring"
+        for row in MEASURING:
+            if path.endswith(row):
+                return row[0]
         return nodeid if path.endswith(SINGLE_TESTS) else path
 
 
