@@ -17,7 +17,7 @@ from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.pyslurm_reader import Reader
+from slurm_elastic.slurm.reader_choice import connect
 from slurm_elastic.slurm.scontrol import Scontrol
 
 CONFIG = """\
@@ -41,7 +41,7 @@ def manual_controller() -> Iterator[Controller]:
     settings = schema.parse(CONFIG)
     controller = Controller(
         config=settings,
-        reader=Reader(reservation_prefix=settings.slurm.reservation_prefix),
+        reader=connect(reservation_prefix=settings.slurm.reservation_prefix),
         scontrol=Scontrol(),
         ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
         policy=policy_protocol.load(settings),

@@ -62,6 +62,8 @@ def ping(json_: bool) -> None:
     else:
         version = formatting.clean(answer.get("version", "?"))
         click.echo(f"selasticd {version} at {client.address()} answers in {seconds * 1000:.0f} ms")
+        if reader := formatting.clean(answer.get("reader", "")):
+            click.echo(f"reads slurmctld through {reader}")
 
 
 def _ping_all(*, json_: bool) -> None:

@@ -183,6 +183,12 @@ class SpeedupSettings:
 class SlurmSettings:
     """Section `[slurm]`."""
 
+    reader: str = key(
+        "auto",
+        "How slurmctld is read: `pyslurm`, `json` (the output of Slurm's commands, which costs"
+        " more), or `auto`: pyslurm if its release fits.",
+        choices=("auto", "pyslurm", "json"),
+    )
     reservation_prefix: str = key(
         "selastic_",
         "Prefix of the controller's reservations; job_submit.lua refuses it to users.",

@@ -34,7 +34,7 @@ from slurm_elastic.core.plan import Action, JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
-from slurm_elastic.slurm.pyslurm_reader import Reader
+from slurm_elastic.slurm.cluster_reader import ClusterReader
 from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe
 
@@ -51,7 +51,7 @@ class Controller:
         self,
         *,
         config: Config,
-        reader: Reader,
+        reader: ClusterReader,
         scontrol: Scontrol,
         ledger: Ledger,
         policy: Policy,
@@ -91,7 +91,7 @@ class Controller:
         self._jobs: dict[int, Job] = {}
         self._sizes: dict[str, int] = {}
         self._per_node: Mapping[str, Mapping[str, int]] = {}
-        self._pulse: frozenset[tuple[int, str, int]] = frozenset()
+        self._pulse: object = None
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
         policy_state = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = policy_state if isinstance(policy_state, dict) else {}

@@ -46,8 +46,10 @@ from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc.answers import CheckAnswer
+from slurm_elastic.slurm.cluster_reader import ClusterReader
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
+from slurm_elastic.slurm.pyslurm_source import pyslurm_version
+from slurm_elastic.slurm.reader_choice import connect
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
     NotActiveError,
@@ -64,6 +66,7 @@ _FIXED = (
     ("controller", "state_dir"),
     ("controller", "policy"),
     ("controller", "takeover_s"),
+    ("slurm", "reader"),
     ("slurm", "reservation_prefix"),
     ("slurm", "timeout_s"),
 )
@@ -83,6 +86,8 @@ class Daemon:
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
         self._election: LeaderElection | None = None
+        #: How slurmctld is read, and why; "" before that is known.
+        self._reading = ""
 
     def run(self) -> None:
         """Run until SIGTERM.
@@ -118,7 +123,7 @@ class Daemon:
         self._say_hello()
         _notify("READY=1")
 
-    def _make_election(self, reader: Reader, address: str) -> LeaderElection:
+    def _make_election(self, reader: ClusterReader, address: str) -> LeaderElection:
         takeover_s = self._config.controller.takeover_s
         election = LeaderElection(
             reader=reader,
@@ -133,9 +138,9 @@ class Daemon:
 
     def _role(self) -> Role:
         if self._election is None:
-            return Role()
+            return Role(reader=self._reading)
         active = self._election.active_address
-        return Role("active" if self._election.holds else "standby", active)
+        return Role("active" if self._election.holds else "standby", active, self._reading)
 
     def _stand_by(self, copying: StandbySync) -> bool:
         """Wait until this daemon is to act; return False when it is to stop."""
@@ -164,7 +169,7 @@ class Daemon:
             self._wakeup.clear()
         return not self._stop
 
-    def _act(self, ledger: Ledger, reader: Reader, server: Server) -> None:
+    def _act(self, ledger: Ledger, reader: ClusterReader, server: Server) -> None:
         """Act as the controller until SIGTERM, or until another controller acts."""
         election = self._election
         if election:
@@ -214,7 +219,7 @@ class Daemon:
             self._election.give_back()
         self._log.info(f"selasticd stops, {live} changes under way")
 
-    def _rival(self, reader: Reader) -> str:
+    def _rival(self, reader: ClusterReader) -> str:
         """Return the message about another controller that acts here, or ""."""
         if self._election:
             self._election.notice(reader.leases_seen)
@@ -234,20 +239,26 @@ class Daemon:
             self._stop = True
         self._wakeup.set()
 
-    def _connect(self) -> Reader | None:
+    def _connect(self) -> ClusterReader | None:
         """Wait for a usable slurm.conf; return None when the daemon is to stop."""
         logged = False
         while not self._stop:
             try:
-                return Reader(
+                reader = connect(
                     reservation_prefix=self._config.slurm.reservation_prefix,
                     limits=AccountingLimits(),
+                    setting=self._config.slurm.reader,
+                    timeout_s=self._config.slurm.timeout_s,
                 )
             except SlurmUnreachableError as error:
                 if not logged:
                     self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
                 logged = True
                 self._wakeup.wait(_RETRY_S)
+            else:
+                self._reading = str(reader.choice)
+                self._log.info(f"slurmctld is read through {self._reading}")
+                return reader
         return None
 
     def _say_hello(self) -> None:
@@ -293,6 +304,7 @@ class Daemon:
             mode=view.mode,
             account=_account(),
             pyslurm=pyslurm_version(),
+            reader=self._reading,
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
             problems=[*(str(n.parameters["error"]) for n in view.notes), *network_problems(view)],

@@ -13,6 +13,7 @@ from typing import Any
 from slurm_elastic import __version__
 from slurm_elastic.config.schema import Config
 from slurm_elastic.rpc.answers import CheckAnswer
+from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.slurm_settings import SlurmSite, options, seconds
 
 #: `error`: elastic jobs do not work or lose state; `warning`: harm in some cases;
@@ -139,23 +140,55 @@ def _versions(facts: Facts, report: _Report) -> None:
             f"differs from the controller's {answer['version']}",
             "install the same release on both",
         )
-    pyslurm, release = answer.get("pyslurm"), slurm.split(".")[:2]
-    if pyslurm == "":
-        report.error(
-            "pyslurm",
-            "is missing beside selasticd, it sees no jobs",
-            f"install pyslurm {'.'.join(release)}",
-        )
-    elif pyslurm and pyslurm.split(".")[:2] != release:
-        report.error(
-            f"pyslurm {pyslurm}",
-            f"does not fit Slurm {slurm}, reads fail",
-            f"install pyslurm {'.'.join(release)}",
-        )
+    _reading(answer, Release.parse(slurm), report)
     for problem in answer.get("problems", ()):
         harm, _, remedy = problem.rpartition("; ")
         report.warning(
             "selasticd", f"reports: {harm or problem}", remedy if harm else "see its log"
+        )
+
+
+def _reading(answer: CheckAnswer, release: Release | None, report: _Report) -> None:
+    """Report how the controller reads slurmctld."""
+    reader, pyslurm = answer.get("reader", ""), answer.get("pyslurm")
+    series = release.series if release else "of the same release"
+    if reader.startswith("json"):
+        report.info(
+            "selasticd",
+            f"reads slurmctld through {reader}, which costs more time than pyslurm",
+            f"install pyslurm {series} beside it, or do nothing",
+        )
+    elif reader:
+        return
+    elif pyslurm == "":  # a controller of 0.1, which reads through pyslurm only
+        report.error(
+            "pyslurm", "is missing beside selasticd, it sees no jobs", f"install pyslurm {series}"
+        )
+    elif pyslurm and release and not release.fits(pyslurm):
+        report.error(
+            f"pyslurm {pyslurm}",
+            f"does not fit Slurm {release}, reads fail",
+            f"install pyslurm {series}",
+        )
+
+
+def _release(facts: Facts, report: _Report) -> None:
+    """Report what this release of Slurm does differently."""
+    settings = facts.site.settings
+    release = Release.parse(settings.get("SLURM_VERSION", ""))
+    if release is None:
+        return
+    if refusal := release.refusal():
+        report.error(f"Slurm {release}", "is too old, selasticd does not start", refusal)
+    for fault in release.faults():
+        report.warning(f"Slurm {release}", fault.harm, fault.remedy)
+    delay = seconds(options(settings.get("SchedulerParameters", "")).get("requeue_delay", ""))
+    low = _CREDENTIAL_S[0]
+    if release.has_requeue_delay and delay is not None and delay < low:
+        report.error(
+            f"requeue_delay={delay:g}",
+            "lets Slurm restart a requeued job before it has its new shape",
+            "remove requeue_delay from SchedulerParameters, or set it to 120",
         )
 
 
@@ -353,6 +386,7 @@ def _rights(facts: Facts, report: _Report) -> None:
 _LOOKS: tuple[Callable[[Facts, _Report], None], ...] = (
     _reachable,
     _configuration,
+    _release,
     _versions,
     _plugin,
     _gpus,

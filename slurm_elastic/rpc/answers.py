@@ -26,7 +26,8 @@ class ReasonRow(_ReasonAlways, total=False):
 class PingAnswer(TypedDict):
     """`selastic ping`: `protocol` is the version of `rpc.protocol`, `uid` the caller's.
 
-    `role`: alone, active or standby; `active`: address of the active controller, "" if unknown.
+    `role`: alone, active or standby; `active`: address of the active controller, "" if unknown;
+    `reader`: how it reads slurmctld, and why.
     """
 
     version: str
@@ -34,6 +35,7 @@ class PingAnswer(TypedDict):
     uid: int
     role: str
     active: str
+    reader: str
 
 
 class _OrdersAlways(TypedDict):
@@ -103,7 +105,8 @@ class CheckAnswer(TypedDict):
     """The running controller's part of `selastic check`.
 
     `slowest_save_s` and `slowest_job`: the longest checkpoint measured and its job's display id;
-    `pyslurm`: version beside the controller, "" when missing; `account`: its Unix user;
+    `pyslurm`: version beside the controller, "" when missing; `reader`: how it reads slurmctld, and
+    why; `account`: its Unix user;
     `problems`: what the controller reports of itself, one line each.
     """
 
@@ -111,6 +114,7 @@ class CheckAnswer(TypedDict):
     mode: str
     account: str
     pyslurm: str
+    reader: str
     slowest_save_s: float | None
     slowest_job: str
     problems: list[str]

@@ -1,4 +1,4 @@
-"""Jobs from the records that pyslurm reads.
+"""Jobs from the records that a `RecordSource` reads.
 
 Strings that users can write are hostile: a field that is not UTF-8 reads as empty.
 """
@@ -6,7 +6,7 @@ Strings that users can write are hostile: a field that is not UTF-8 reads as emp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
@@ -40,9 +40,16 @@ _Parsed = tuple[Submission | None, Reason | None]
 
 
 class JobParser:
-    """Jobs from pyslurm's records; a record is parsed again only when it has changed."""
+    """Jobs from records; a record is parsed again only when it has changed.
 
-    def __init__(self) -> None:
+    Args:
+        mark: returns a mark of a record, its id first; records with equal marks make equal jobs.
+    """
+
+    def __init__(
+        self, mark: Callable[[Any, float], tuple[Any, ...]] = pyslurm_records.mark
+    ) -> None:
+        self._mark = mark
         self._log = structlog.get_logger("snapshot")
         self._submissions: dict[tuple[int, float, str], _Parsed] = {}
         self._user_names: dict[int, str] = {}
@@ -66,13 +73,13 @@ class JobParser:
         A record that cannot be parsed becomes an unmanaged job, with one line in the log.
 
         Args:
-            raw: record of pyslurm.
+            raw: record of a job.
 
         Returns:
             None if not even the job's id and state can be read.
         """
         try:
-            mark = pyslurm_records.mark(raw, time.time())
+            mark = self._mark(raw, time.time())
         except (ValueError, TypeError, AttributeError, OverflowError):
             return self._parse_or_log(raw)
         last = self._parsed.get(mark[0])

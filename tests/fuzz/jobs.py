@@ -31,7 +31,8 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.pyslurm_reader import Reader
+from slurm_elastic.slurm.cluster_reader import ClusterReader
+from slurm_elastic.slurm.pyslurm_source import PyslurmSource
 from slurm_elastic.slurm.scontrol import Scontrol
 from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
@@ -247,7 +248,7 @@ def one(rng: random.Random) -> str:
     log: Any = checked_log.quiet()
     with mock.patch.object(subprocess, "run", _command):
         sys.modules["pyslurm"] = slurm
-        reader = Reader(reservation_prefix="selastic_")
+        reader = ClusterReader(PyslurmSource(), reservation_prefix="selastic_")
         controller = Controller(
             config=_SETTINGS, reader=reader, scontrol=Scontrol(), ledger=Ledger(":memory:"),
             policy=_POLICY, account="selastic", log=log,

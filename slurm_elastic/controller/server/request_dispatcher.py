@@ -32,10 +32,12 @@ class Role(NamedTuple):
     Attributes:
         name: `alone`, `active` or `standby`.
         active: address of the active daemon; "" if it is not known.
+        reader: how it reads slurmctld, and why; "" if that is not known yet.
     """
 
     name: str = "alone"
     active: str = ""
+    reader: str = ""
 
 
 class ParsedRequest(NamedTuple):
@@ -175,9 +177,9 @@ class RequestDispatcher:
         """
         operation, arguments = request
         if operation.kind is Kind.PING:
-            role, active = self._role()
+            role, active, reader = self._role()
             ping = {"version": __version__, "protocol": VERSION, "uid": uid}
-            return {**ping, "role": role, "active": active}
+            return {**ping, "role": role, "active": active, "reader": reader}
         self._refuse_standing_by()
         if operation.kind is Kind.COPY:
             return self._copy(uid, arguments["since"])

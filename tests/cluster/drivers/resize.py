@@ -28,7 +28,7 @@ from slurm_elastic.controller.transitions.transition_engine import RequestedChan
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.slurm.pyslurm_reader import Reader
+from slurm_elastic.slurm.reader_choice import connect
 from slurm_elastic.slurm.scontrol import Scontrol
 
 
@@ -70,7 +70,7 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     log = structlog.get_logger()
-    reader = Reader(reservation_prefix="selastic_")
+    reader = connect(reservation_prefix="selastic_")
     ledger, settings, scontrol = (
         Ledger(args.ledger),
         schema.Config(slurm=schema.SlurmSettings(lease_s=60)),

@@ -11,7 +11,8 @@ from slurm_elastic.slurm import slurm_settings
 from slurm_elastic.slurm.slurm_settings import SlurmSite
 
 SCONTROL = (Path(__file__).parents[2] / "data" / "scontrol_show_config.txt").read_text()
-SETTINGS = slurm_settings.parse_settings(SCONTROL)
+PRINTED = slurm_settings.parse_settings(SCONTROL)
+SETTINGS = {**PRINTED, "SLURM_VERSION": "24.11.6"}  # 24.11.5 itself is a finding
 
 GOOD = Facts(
     site=SlurmSite(
@@ -32,11 +33,11 @@ def spoilt(**settings):
 
 
 def test_settings_are_read_as_slurm_prints_them():
-    assert SETTINGS["KillWait"] == "30 sec"
-    assert SETTINGS["AuthInfo"] == ""
-    assert SETTINGS["SLURM_VERSION"] == "24.11.5"
-    assert slurm_settings.seconds(SETTINGS["MinJobAge"]) == 300
-    assert slurm_settings.options(SETTINGS["SchedulerParameters"])["bf_interval"] == "5"
+    assert PRINTED["KillWait"] == "30 sec"
+    assert PRINTED["AuthInfo"] == ""
+    assert PRINTED["SLURM_VERSION"] == "24.11.5"
+    assert slurm_settings.seconds(PRINTED["MinJobAge"]) == 300
+    assert slurm_settings.options(PRINTED["SchedulerParameters"])["bf_interval"] == "5"
 
 
 def test_a_good_site_has_nothing_to_mend():
@@ -153,7 +154,7 @@ def test_versions():
     def found(**answer):
         return [str(f) for f in check(replace(GOOD, controller={**GOOD.controller, **answer}))]
 
-    assert "pyslurm 25.11.0 does not fit Slurm 24.11.5" in found(pyslurm="25.11.0")[0]
+    assert "pyslurm 25.11.0 does not fit Slurm 24.11.6" in found(pyslurm="25.11.0")[0]
     assert "pyslurm is missing" in found(pyslurm="")[0]
     assert "differs from the controller's 0.0.9" in found(version="0.0.9")[0]
     assert "reports: ledger is full" in found(problems=["ledger is full"])[0]
@@ -188,3 +189,42 @@ def test_a_command_that_is_missing_fails_or_hangs_is_one_line(tmp_path, monkeypa
     assert slurm_settings.gather(timeout_s=5).error == "scontrol: slurm_load_ctl_conf error: down"
     script.write_text("#!/bin/sh\nwhile :; do :; done\n")
     assert slurm_settings.gather(timeout_s=0.3).error == "scontrol: no answer in 0.3 s"
+
+
+@pytest.mark.parametrize(
+    ("version", "severity", "words"),
+    [
+        ("22.05.8", "error", "Slurm 22.05.8 is too old"),
+        (
+            "24.11.5",
+            "warning",
+            "may crash slurmctld when many jobs are requeued",
+        ),
+        ("25.05.8", "warning", "loses the licenses of requeued jobs"),
+    ],
+)
+def test_a_release_that_harms_elastic_jobs_is_named_with_the_remedy(version, severity, words):
+    facts = replace(spoilt(SLURM_VERSION=version), controller=None)
+    (finding,) = check(facts)
+    assert finding.severity == severity
+    assert words in str(finding)
+
+
+@pytest.mark.parametrize("version", ["23.11.11", "24.11.6", "25.11.7", "26.05.3"])
+def test_other_releases_are_not_complained_about(version):
+    assert check(replace(spoilt(SLURM_VERSION=version), controller=None)) == ()
+
+
+def test_a_short_requeue_delay_is_found_where_slurm_obeys_it():
+    old = spoilt(SLURM_VERSION="24.11.6", SchedulerParameters="requeue_delay=5,bf_interval=5")
+    assert check(replace(old, controller=None)) == ()
+    new = spoilt(SLURM_VERSION="25.11.7", SchedulerParameters="requeue_delay=5,bf_interval=5")
+    (finding,) = check(replace(new, controller=None))
+    assert "requeue_delay=5 lets Slurm restart a requeued job" in str(finding)
+
+
+def test_a_controller_that_reads_json_says_so():
+    answer = {**GOOD.controller, "pyslurm": "", "reader": "json (pyslurm is not installed)"}
+    (finding,) = check(replace(GOOD, controller=answer))
+    assert finding.severity == "info"
+    assert "reads slurmctld through json (pyslurm is not installed)" in str(finding)

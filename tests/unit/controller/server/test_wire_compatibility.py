@@ -37,8 +37,8 @@ EXCHANGES = RECORDED["exchanges"]
 LAUNCHERS = {"report", "orders"}
 USER, NOW = example_round.BOB, example_round.NOW
 CHECK = CheckAnswer(
-    version="0", mode="act", account="selastic", pyslurm="", slowest_save_s=2.1, slowest_job="4711",
-    problems=["a note"],
+    version="0", mode="act", account="selastic", pyslurm="", reader="json (why)",
+    slowest_save_s=2.1, slowest_job="4711", problems=["a note"],
 )  # fmt: skip
 
 

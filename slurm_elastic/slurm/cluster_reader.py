@@ -1,16 +1,14 @@
-"""Bulk reads of slurmctld's state, through pyslurm.
+"""Bulk reads of slurmctld's state: the cluster as values of this project.
 
-This module alone imports pyslurm (GPL-2.0-only). Strings that users can write
-are hostile: a field that is not UTF-8 reads as empty, never as an error.
+Strings that users can write are hostile: a field that is not UTF-8 reads as empty, never as an
+error.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch
@@ -18,7 +16,8 @@ from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.job_parser import JobParser
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.scontrol import SlurmUnreachableError
+from slurm_elastic.slurm.record_source import RecordSource, SlurmConf
+from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.switches import read_switches
 
 #: After the prefix of our reservations: name of the one that marks the active controller.
@@ -27,56 +26,66 @@ LEASE = "active_"
 _TOPOLOGY_S = 600.0
 
 
-class Reader:
-    """Connection to slurmctld for reading. Thread-safe: one call at a time.
+@dataclass(frozen=True, slots=True)
+class ReaderChoice:
+    """Way in which slurmctld is read, and why.
 
-    Args:
-        reservation_prefix: beginning of the names of our own reservations.
-        limits: limits of the accounting database; None: no limits.
-
-    Raises:
-        SlurmUnreachableError: pyslurm is missing or finds no usable slurm.conf.
+    Attributes:
+        name: `pyslurm` or `json`.
+        reason: why, for people.
+        release: of the installed commands.
     """
 
-    def __init__(self, *, reservation_prefix: str, limits: AccountingLimits | None = None) -> None:
-        os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # else a bad slurm.conf ends the process
-        try:
-            import pyslurm  # noqa: PLC0415 - must not be imported where it is missing
-        except ImportError as error:
-            raise SlurmUnreachableError(
-                f"pyslurm cannot be imported ({error}): install the release that matches "
-                "`scontrol --version` (docs/install.md)"
-            ) from None
-        self._pyslurm: Any = pyslurm
+    name: str
+    reason: str
+    release: Release
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+class ClusterReader:
+    """Reader of slurmctld. Thread-safe: one call at a time.
+
+    Made by `reader_choice.connect`. Every method raises SlurmUnreachableError without an answer.
+
+    Args:
+        source: of the records.
+        reservation_prefix: beginning of the names of our own reservations.
+        limits: limits of the accounting database; None: no limits.
+        choice: how the source was chosen; None: by the caller.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        *,
+        reservation_prefix: str,
+        limits: AccountingLimits | None = None,
+        choice: ReaderChoice | None = None,
+    ) -> None:
+        self.source, self.choice = source, choice
         self._prefix = reservation_prefix
         self._limits = limits
-        self._lock = threading.Lock()
         self._switches: tuple[Switch, ...] = ()
         self._links = LinkDomains()
         self._switches_read = 0.0
-        self._parser = JobParser()
+        self._parser = JobParser(mark=source.mark)
         #: Leases when reservations were last read.
         self.leases_seen: tuple[Reservation, ...] = ()
-        try:
-            pyslurm.slurm_init()
-        except pyslurm.PyslurmError as error:
-            raise SlurmUnreachableError(f"slurm.conf cannot be used: {error}") from None
 
     def jobs(self) -> dict[int, Job]:
-        """Return all jobs of slurmctld, by raw id.
+        """Return all jobs of slurmctld, by raw id."""
+        return self._parser.jobs(self.source.jobs())
 
-        Raises:
-            SlurmUnreachableError: no answer (after 9 s with slurmctld down, 2 s with munge down).
-        """
-        return self._parser.jobs(self._load(self._pyslurm.Jobs).values())
+    def some_jobs(self, job_ids: Collection[int]) -> dict[int, Job]:
+        """Return at least the jobs of these raw ids, as far as slurmctld knows them."""
+        jobs = (self._parser.job(record) for record in self.source.jobs(job_ids))
+        return {j.job_id: j for j in jobs if j is not None}
 
-    def pulse(self) -> frozenset[tuple[int, str, int]]:
-        """Return (job, state, restarts) of all jobs: it differs when a job has begun or ended.
-
-        A third of the work of `jobs`.
-        """
-        raw = self._load(self._pyslurm.Jobs).values()
-        return frozenset((int(j.id), str(j.state), int(j.requeue_count or 0)) for j in raw)
+    def pulse(self) -> object:
+        """Return a value that differs when a job has begun or ended; cheaper than `jobs`."""
+        return self.source.pulse()
 
     def snapshot(self, jobs: Mapping[int, Job] | None = None) -> Snapshot:
         """Return the whole cluster, from four bulk reads.
@@ -96,9 +105,9 @@ class Reader:
                 reserved=n.name in foreign,
                 domains=self._links.of(str(n.name)),
             )
-            for n in self._load(self._pyslurm.Nodes).values()
+            for n in self.source.nodes()
         )
-        partitions = self._load(self._pyslurm.Partitions).values()
+        partitions = tuple(self.source.partitions())
         return Snapshot(
             time=time.time(),
             nodes=nodes,
@@ -112,12 +121,12 @@ class Reader:
     def _caps(self, jobs: Mapping[int, Job], partition_qos: Mapping[str, str]) -> tuple[Limit, ...]:
         if self._limits is None:
             return ()
-        self._limits.cluster = self._limits.cluster or str(self.settings()["cluster_name"])
+        self._limits.cluster = self._limits.cluster or self.settings()["cluster_name"]
         return self._limits.limits(jobs.values(), partition_qos)
 
     def down(self) -> frozenset[str]:
         """Return the nodes on which no job can start now."""
-        nodes = self._load(self._pyslurm.Nodes).values()
+        nodes = self.source.nodes()
         return frozenset(str(n.name) for n in nodes if not pyslurm_records.usable(str(n.state)))
 
     def reservations(self) -> tuple[Reservation, ...]:
@@ -126,48 +135,23 @@ class Reader:
         return tuple(r for r in reservations if r not in self.leases_seen)
 
     def leases(self) -> tuple[Reservation, ...]:
-        """Return the reservations that mark the active controller (`controller.leader`).
-
-        Raises:
-            SlurmUnreachableError: no answer.
-        """
+        """Return the reservations that mark the active controller (`controller.leader`)."""
         self._every_reservation()
         return self.leases_seen
 
     def some_node(self) -> str:
-        """Return the name of a node in any state; "" if there is none.
-
-        Raises:
-            SlurmUnreachableError: no answer.
-        """
-        return max((str(n.name) for n in self._load(self._pyslurm.Nodes).values()), default="")
+        """Return the name of a node in any state; "" if there is none."""
+        return max((str(n.name) for n in self.source.nodes()), default="")
 
     def _every_reservation(self) -> tuple[Reservation, ...]:
-        records = self._load(self._pyslurm.Reservations).values()
+        records = self.source.reservations()
         reservations = tuple(self._reservation(r) for r in records)
         self.leases_seen = tuple(r for r in reservations if r.name.startswith(self._prefix + LEASE))
         return reservations
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of slurm.conf that the controller needs, and Slurm's version.
-
-        Raises:
-            SlurmUnreachableError: no answer.
-        """
-        conf = self._load(self._pyslurm.slurmctld.Config)
-        return {
-            "private_data": tuple(conf.private_data or ()),
-            "kill_wait_s": int(conf.kill_wait_time or 30),
-            "cluster_name": str(conf.cluster_name or ""),
-            "version": str(conf.version or ""),
-        }
-
-    def _load(self, collection: Any) -> Any:
-        with self._lock:
-            try:
-                return collection.load()
-            except self._pyslurm.RPCError as error:
-                raise SlurmUnreachableError(f"slurmctld: {_one_line(error)}") from None
+    def settings(self) -> SlurmConf:
+        """Return the settings of slurm.conf that the controller needs, and Slurm's version."""
+        return self.source.settings()
 
     def _topology(self) -> tuple[Switch, ...]:
         if time.monotonic() - self._switches_read > _TOPOLOGY_S or not self._switches_read:
@@ -201,15 +185,3 @@ def _used(jobs: Iterable[Job]) -> dict[str, int]:
 
 def _active(reservation: Reservation) -> bool:
     return reservation.start_time <= time.time() < reservation.end_time
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def pyslurm_version() -> str:
-    """Return the version of the installed pyslurm; "" if it is missing."""
-    try:
-        return importlib.metadata.version("pyslurm")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

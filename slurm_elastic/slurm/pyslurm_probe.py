@@ -1,0 +1,37 @@
+"""Program that tries pyslurm: one built for another release crashes the process that uses it.
+
+Exit code 0: it works, or slurmctld does not answer. The daemon runs it before it trusts pyslurm.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def main() -> None:
+    """Import pyslurm, and read configuration, jobs and nodes as the controller does."""
+    os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+    import pyslurm  # noqa: PLC0415
+
+    from slurm_elastic.slurm import pyslurm_records  # noqa: PLC0415
+    from slurm_elastic.slurm.job_parser import JobParser  # noqa: PLC0415
+
+    pyslurm.slurm_init()
+    try:
+        str(pyslurm.slurmctld.Config.load().version)
+        jobs = pyslurm.Jobs.load().values()
+        nodes = pyslurm.Nodes.load().values()
+    except pyslurm.RPCError:
+        return
+    now = time.time()
+    JobParser(mark=pyslurm_records.mark).jobs(jobs)
+    for job in jobs:
+        job.get_resource_layout_per_node()
+        pyslurm_records.text(job, "name")
+    for node in nodes:
+        pyslurm_records.node(node, 0, reserved=now < 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Prints where the snapshots of both readers differ; runs in ctld as the operator account.
+
+compare_readers.py           one JSON list of [kind, name, field, pyslurm's value, JSON's value]
+compare_readers.py --time N  seconds of wall clock and CPU of N reads of all jobs by each
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+
+from slurm_elastic.slurm.cluster_reader import ClusterReader
+from slurm_elastic.slurm.json_source import JsonSource
+from slurm_elastic.slurm.pyslurm_source import PyslurmSource
+from slurm_elastic.slurm.slurm_command import installed_release
+
+#: Words that only one of the two ways uses for a state of a node.
+WORDS = {"MAINTENANCE": "MAINT", "NO_RESPOND": "NOT_RESPONDING"}
+
+
+def differences(left, right):
+    for kind in ("nodes", "jobs", "partitions", "reservations"):
+        one, two = ({_name(r): r for r in getattr(s, kind)} for s in (left, right))
+        for name in one.keys() ^ two.keys():
+            yield kind, name, "", name in one, name in two
+        for name in one.keys() & two.keys():
+            for field in dataclasses.fields(one[name]):
+                values = [getattr(r[name], field.name) for r in (one, two)]
+                if kind == "nodes" and field.name == "state":
+                    values = [{WORDS.get(w, w) for w in v.split("+")} for v in values]
+                if values[0] != values[1]:
+                    yield kind, name, field.name, repr(values[0]), repr(values[1])
+
+
+def _name(row):
+    return getattr(row, "job_id", None) or row.name
+
+
+def timed(reader, times):
+    reader.jobs()
+    began, cpu = time.monotonic(), sum(os.times()[:4])
+    for _ in range(times):
+        reader.jobs()
+    spent, cpu = time.monotonic() - began, sum(os.times()[:4]) - cpu
+    return {"seconds": spent / times, "cpu": cpu / times}
+
+
+def main() -> None:
+    readers = [
+        ClusterReader(source, reservation_prefix="selastic_")
+        for source in (PyslurmSource(), JsonSource(installed_release()))
+    ]
+    if "--time" in sys.argv:
+        times = int(sys.argv[-1])
+        print(json.dumps([timed(reader, times) for reader in readers]))
+        return
+    found = []
+    for _ in range(5):  # the cluster may change between two reads
+        found = list(differences(*(reader.snapshot() for reader in readers)))
+        if not found:
+            break
+        time.sleep(0.5)
+    print(json.dumps({"jobs": len(readers[1].jobs()), "differences": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Choice between pyslurm and JSON: by release, by trial, or by the configuration."""
+
+import os
+
+import pytest
+
+from slurm_elastic.slurm import reader_choice
+from slurm_elastic.slurm.reader_choice import choose
+from slurm_elastic.slurm.scontrol import SlurmUnreachableError
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Set Slurm's release, pyslurm's version, and how the trial of pyslurm ends."""
+
+    def install(release="24.11.5", pyslurm="24.11.0", trial="import sys"):
+        command = tmp_path / "scontrol"
+        command.write_text(f"#!/bin/sh\necho slurm {release}\n")
+        command.chmod(0o755)
+        (tmp_path / "trial_of_pyslurm.py").write_text(trial)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(reader_choice, "_PROBE", "trial_of_pyslurm")
+        monkeypatch.setattr(reader_choice, "pyslurm_version", lambda: pyslurm)
+
+    return install
+
+
+def test_pyslurm_that_fits_is_used(site):
+    site()
+    assert str(choose()) == "pyslurm (24.11.0 fits Slurm 24.11.5)"
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [
+        ({"pyslurm": ""}, "pyslurm is not installed"),
+        ({"release": "25.05.8"}, "pyslurm 24.11.0 does not fit Slurm 25.05.8"),
+        (
+            {"trial": "import os; os.kill(os.getpid(), 11)"},
+            "pyslurm 24.11.0 crashed when tried (SIGSEGV)",
+        ),
+        (
+            {"trial": "raise ImportError('no libslurm')"},
+            "pyslurm 24.11.0 failed when tried (ImportError: no libslurm)",
+        ),
+    ],
+)
+def test_json_is_read_where_pyslurm_cannot_be_used(site, installed, reason):
+    site(**installed)
+    assert str(choose()) == f"json ({reason})"
+    with pytest.raises(SlurmUnreachableError, match="install one that fits, or set reader"):
+        choose("pyslurm")
+
+
+def test_releases_are_compared_as_numbers(site):
+    site(release="26.05.3", pyslurm="26.5.0")
+    assert choose().name == "pyslurm"
+
+
+def test_json_can_be_forced(site):
+    site(trial="raise SystemExit(1)")
+    assert str(choose("json")) == 'json ([slurm] reader = "json")'
+
+
+def test_a_release_that_is_too_old_is_refused(site):
+    site(release="22.05.8")
+    with pytest.raises(SlurmUnreachableError, match=r"Slurm 22\.05\.8 is too old: upgrade"):
+        choose()
