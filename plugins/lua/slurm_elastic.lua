@@ -234,6 +234,10 @@ local function plan(job, part_list)
 	if managed and job.requeue == 0 then
 		refuse("an elastic job is resized by requeueing it: leave out --no-requeue")
 	end
+	local expedite = slurm.EXPEDITED_REQUEUE -- from Slurm 25.11 on
+	if managed and expedite and math.floor((job.bitflags or 0) / expedite) % 2 == 1 then
+		refuse("--requeue=expedite starts a job again before it has its new size: leave out =expedite")
+	end
 	local lists, known = partition_lists(job, part_list)
 	local inventories, complete = partition_inventories(lists)
 	local sizes = partition_sizes(lists)

@@ -185,6 +185,8 @@ class Daemon:
             account=_account(),
             log=self._log,
         )
+        if reader.choice:
+            controller.engine.cool_s = reader.choice.release.wait_after_requeue_s
         controller.rival = lambda: self._rival(reader)
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one

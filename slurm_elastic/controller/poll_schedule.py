@@ -15,6 +15,7 @@ True
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ _FIRST_SILENCE_S, _SILENCE_MAX_S = 1.0, 15.0
 _INTERNAL_ERROR_S = 10.0
 #: Rounds whose times are kept.
 _ROUNDS = 1000
+
+
+def _cpu_s() -> float:
+    """Return the seconds of CPU of this process and of commands that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class PollSchedule:
@@ -74,17 +81,17 @@ class PollSchedule:
     @contextmanager
     def glancing(self) -> Iterator[None]:
         """Measure a cheap look, whose cost decides how often it is done."""
-        began = time.process_time()
+        began = _cpu_s()
         yield
-        self._pulse_s = time.process_time() - began
+        self._pulse_s = _cpu_s() - began
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Measure the reading of the jobs."""
         self.asked_for, self._looked = False, time.monotonic()
-        began = time.process_time()
+        began = _cpu_s()
         yield
-        self._look_s = time.process_time() - began
+        self._look_s = _cpu_s() - began
 
     def ask(self) -> bool:
         """Note a request for an unknown job; return whether it may cause a look at once."""
@@ -124,9 +131,9 @@ class PollSchedule:
     def deciding(self, *, every_s: float) -> Iterator[None]:
         """Measure a round; the next is due after `every_s` unless something happens."""
         self._next_round = time.monotonic() + every_s
-        wall, cpu = time.monotonic(), time.process_time()
+        wall, cpu = time.monotonic(), _cpu_s()
         yield
-        spent = time.process_time() - cpu
+        spent = _cpu_s() - cpu
         self.rounds.append((time.monotonic() - wall, spent))
         self._not_before = wall + spent / _ROUND_SHARE
         self._next_round = max(self._next_round, self._not_before)

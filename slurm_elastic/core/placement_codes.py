@@ -171,6 +171,7 @@ ELIGIBILITY = (
     define("interactive", "Only batch jobs can be requeued."),
     define("heterogeneous", "The job is a component of a heterogeneous job."),
     define("held-while-running", "The job is held: a requeue would leave it in the queue."),
+    define("licenses-lost", "This release of Slurm loses the licenses of requeued jobs."),
     define("array-waits", "Tasks of an array that never ran: Slurm starts them."),
     define("several-gpu-types", "The job holds GPUs of several types."),
     define("directive-invalid", "The directive cannot be read.", text("error", "why")),

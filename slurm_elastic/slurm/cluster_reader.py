@@ -70,7 +70,10 @@ class ClusterReader:
         self._switches: tuple[Switch, ...] = ()
         self._links = LinkDomains()
         self._switches_read = 0.0
-        self._parser = JobParser(mark=source.mark)
+        self._parser = JobParser(
+            mark=source.mark,
+            keeps_licenses=choice is None or choice.release.keeps_licenses,
+        )
         #: Leases when reservations were last read.
         self.leases_seen: tuple[Reservation, ...] = ()
 

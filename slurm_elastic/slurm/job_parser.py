@@ -44,12 +44,16 @@ class JobParser:
 
     Args:
         mark: returns a mark of a record, its id first; records with equal marks make equal jobs.
+        keeps_licenses: a requeued job keeps its request for licenses.
     """
 
     def __init__(
-        self, mark: Callable[[Any, float], tuple[Any, ...]] = pyslurm_records.mark
+        self,
+        mark: Callable[[Any, float], tuple[Any, ...]] = pyslurm_records.mark,
+        *,
+        keeps_licenses: bool = True,
     ) -> None:
-        self._mark = mark
+        self._mark, self._keeps_licenses = mark, keeps_licenses
         self._log = structlog.get_logger("snapshot")
         self._submissions: dict[tuple[int, float, str], _Parsed] = {}
         self._user_names: dict[int, str] = {}
@@ -110,6 +114,8 @@ class JobParser:
         submission, problem = self._submission(raw)
         if submission and not problem:
             problem = pyslurm_records.unmanageable(raw)
+            if raw.licenses and not self._keeps_licenses:
+                problem = problem or Reason("licenses-lost")
         allocation = None
         layout = {}
         if state is not JobState.PENDING:

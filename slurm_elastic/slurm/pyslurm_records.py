@@ -41,7 +41,7 @@ COMPARED = (
     *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
     *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
     *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
-    *("array_id", "array_task_id", "array_tasks_waiting"),
+    *("array_id", "array_task_id", "array_tasks_waiting", "licenses"),
 )
 _compared = attrgetter(*COMPARED)
 #: States in which the requested resources of a job cannot change any more.

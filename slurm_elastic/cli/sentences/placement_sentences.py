@@ -186,6 +186,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "held-while-running": (
         "held by its owner or an administrator: a requeue would leave it in the queue"
     ),
+    "licenses-lost": "has licenses, which this release of Slurm loses at a requeue",
     "array-waits": "tasks of an array that never ran: Slurm starts them",
     "several-gpu-types": "holds GPUs of several types",
     "directive-invalid": "{error}",

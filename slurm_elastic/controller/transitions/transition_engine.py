@@ -22,7 +22,11 @@ from slurm_elastic.controller.state.transition import UPROOTED, Transition, Tran
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
-from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
+from slurm_elastic.controller.transitions.transition_steps import (
+    COOL_S,
+    StepInputs,
+    TransitionSteps,
+)
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
@@ -80,6 +84,8 @@ class TransitionEngine:
         self._ledger, self._config, self._log = ledger, config, log
         self.reservations = Reservations(scontrol, config, account, log)
         self.outbox = OrderOutbox()
+        #: Seconds that a requeued job waits before it may start again; depends on the release.
+        self.cool_s = COOL_S
         self._steps = TransitionSteps(scontrol, log)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
@@ -217,6 +223,7 @@ class TransitionEngine:
             open=self._open,
             per_node=per_node,
             lease_s=self.config.slurm.lease_s,
+            cool_s=self.cool_s,
         )
         unwritten: LedgerError | None = None
         for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):

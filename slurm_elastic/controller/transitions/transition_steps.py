@@ -53,6 +53,7 @@ class StepInputs:
         open: makes the reservation usable by a transition's owner.
         per_node: partition → type → GPUs on its smallest node of that type.
         lease_s: how far ahead a waiting job's start time is put.
+        cool_s: seconds that a requeued job waits before it may start again.
     """
 
     jobs: Mapping[int, Job]
@@ -63,6 +64,7 @@ class StepInputs:
     open: Callable[[Transition], None]
     per_node: Mapping[str, Mapping[str, int]]
     lease_s: float
+    cool_s: float = COOL_S
     hopeless: frozenset[int] = frozenset()
 
     def job(self, transition: Transition) -> Job | None:
@@ -229,7 +231,7 @@ class TransitionSteps:
         if t.target is None:
             return TransitionState.RESHAPE
         now = time.time()
-        if t.waited(now, "drained") < COOL_S or t.waited(now) < 0.05:
+        if t.waited(now, "drained") < site.cool_s or t.waited(now) < 0.05:
             return None
         wrong = shape.difference(job, t.target)
         if wrong:

@@ -27,7 +27,7 @@ pytestmark = needs(LUA)
 
 SUBMIT = """
 local said = {}
-slurm = { SUCCESS = 0, ERROR = -1 }
+slurm = { SUCCESS = 0, ERROR = -1, EXPEDITED_REQUEUE = 2^45 }
 function slurm.log_user(...) said[#said + 1] = string.format(...) end
 function slurm.log_error(...) said[#said + 1] = "log: " .. string.format(...) end
 local elastic = require("slurm_elastic")
@@ -320,6 +320,7 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"tres_per_job": "license/x:1"}, "license/x:1 cannot be resized"),
         ("2-16", {"min_nodes": 4}, "4 nodes need as many GPUs at least"),
         ("2-16", {"requeue": 0}, "leave out --no-requeue"),
+        ("2-16", {"bitflags": 2**45 + 1}, "leave out =expedite"),
         ("2-16", {"het_job_offset": 0}, "heterogeneous jobs cannot be resized"),
         ("2-16", {"dependency": '"' * 20000}, "more than the 65536 that can be recorded"),
         (

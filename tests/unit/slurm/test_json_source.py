@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.core.cluster import Allocation, JobState
-from slurm_elastic.slurm.cluster_reader import ClusterReader
+from slurm_elastic.slurm.cluster_reader import ClusterReader, ReaderChoice
 from slurm_elastic.slurm.json_records import JobJson, gres_of
 from slurm_elastic.slurm.json_source import JsonSource
 from slurm_elastic.slurm.release_rules import Release
@@ -161,6 +161,18 @@ def test_text_that_is_not_utf_8_reads_as_empty_and_harms_no_other_job(reader, si
 def test_a_record_that_is_no_job_is_left_out(reader, site):
     site.jobs([{"job_id": "x"}, job()])
     assert set(reader.jobs()) == {7}
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"), [((25, 11, 6), "licenses-lost"), ((25, 11, 7), None), ((24, 11, 5), None)]
+)
+def test_jobs_with_licenses_are_left_alone_where_slurm_loses_them(site, patch, reason):
+    release = Release(*patch)
+    site.jobs([job(licenses="matlab:1", comment="elastic:1-4")])
+    choice = ReaderChoice("json", "", release)
+    reader = ClusterReader(JsonSource(release), reservation_prefix="selastic_", choice=choice)
+    unmanaged = reader.jobs()[7].unmanaged_reason
+    assert (unmanaged.code if unmanaged else None) == reason
 
 
 def test_only_records_that_have_changed_are_read_anew(reader, site):
