@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import PYTHON
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.selasticd import PYTHON, Daemon, eager_config, gpus, running
+from tests.support.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "compare_readers.py"
 PLACE = "/shared/scratch/compare_readers.py"
@@ -72,3 +72,22 @@ def test_both_readers_see_the_same(site: SlurmCluster) -> None:
     printed = differences(site)
     assert printed["differences"] == []
     assert printed["jobs"] >= 14
+
+
+@pytest.fixture
+def json_daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    with running(cluster, eager_config(extra='reader = "json"\n')) as daemon:
+        yield daemon
+
+
+def test_jobs_grow_and_give_way_without_pyslurm(json_daemon: Daemon, cluster: SlurmCluster) -> None:
+    assert 'reads slurmctld through json ([slurm] reader = "json")' in json_daemon.selastic("ping")
+    sleep = "exec sleep 600"
+    first = cluster.sbatch(sleep, "--gres=gpu:a100:4", "-w", "g04", "-o/dev/null", user="bob")
+    cluster.wait(first, "RUNNING")
+    options = ("--elastic=1-8,types=a100", "--gres=gpu:a100:1", "-o/dev/null")
+    job = cluster.sbatch(sleep, *options)
+    until(lambda: gpus(cluster, job) == 8)
+    second = cluster.sbatch(sleep, "--gres=gpu:a100:4", "-o/dev/null", user="bob")
+    cluster.wait(second, "RUNNING", timeout=20)
+    until(lambda: gpus(cluster, job) == 4)
