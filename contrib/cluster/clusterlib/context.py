@@ -9,7 +9,7 @@ import tarfile
 import tomllib
 from pathlib import Path
 
-from clusterlib.slurm_release import SlurmBuild, series
+from clusterlib.slurm_build import SlurmBuild, series
 
 CLUSTER_DIR = Path(__file__).resolve().parent.parent
 PROJECT_DIR = CLUSTER_DIR.parent.parent

@@ -11,7 +11,7 @@ from clusterlib.compose import LABEL, image_name
 from clusterlib.context import build_context
 from clusterlib.engine import attempt, ensure_base_image
 from clusterlib.progress import ClusterError, task
-from clusterlib.slurm_release import SlurmBuild
+from clusterlib.slurm_build import SlurmBuild
 
 # Output of the builders: "Step 3/20 : RUN …" (classic) and "#7 [3/20] RUN …" (BuildKit).
 STEP = re.compile(r"^(?:Step (\d+/\d+) :|#\d+ \[(?:\S+ )?\s*(\d+/\d+)\]) (.*)")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from clusterlib.slurm_release import DEBIAN_RELEASE
+from clusterlib.slurm_build import DEBIAN_RELEASE
 
 TYPES = ("a100", "v100")
 CTLD_HOST = 2  # number of the controller's address within the subnet

@@ -20,7 +20,7 @@ from clusterlib.engine import attempt, compose, ensure_engine, ok, reason, run
 from clusterlib.image import build_image, prune_images
 from clusterlib.layout import Layout
 from clusterlib.progress import ClusterError, Task, task
-from clusterlib.slurm_release import SlurmBuild
+from clusterlib.slurm_build import SlurmBuild
 
 PROJECT_IN_IMAGE = "opt/src/slurm-elastic"
 INSTALLER = f"{PROJECT_IN_IMAGE}/contrib/cluster/image/install-project"

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from clusterlib.layout import CTLD_HOST, Layout
-from clusterlib.slurm_release import series
+from clusterlib.slurm_build import series
 
 # Explained line by line because people copy test clusters: some settings are for containers only.
 SLURM_CONF = """\

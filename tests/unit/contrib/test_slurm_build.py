@@ -12,7 +12,7 @@ from tests.support.slurm_cluster import CLUSTER_DIR  # puts clusterlib on the pa
 
 from clusterlib.layout import Layout
 from clusterlib.progress import ClusterError
-from clusterlib.slurm_release import DEBIAN_RELEASE, VARIABLE, SlurmBuild, choose
+from clusterlib.slurm_build import DEBIAN_RELEASE, VARIABLE, SlurmBuild, choose
 from clusterlib.slurmconf import cgroup_conf
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
