@@ -22,7 +22,7 @@ from slurm_elastic.slurm.slurm_command import output
 from slurm_elastic.slurm.slurm_settings import parse_settings, seconds
 
 _JOBS = ("squeue", "--all", "--states=all", "--json")
-_STATES = ("squeue", "--all", "--only-job-state", "--json")
+_STATES = ("squeue", "--only-job-state", "--json")  # refuses --all, and shows all without it
 
 
 class _Jobs(msgspec.Struct):

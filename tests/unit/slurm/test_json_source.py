@@ -70,6 +70,7 @@ class Site:
             #!/bin/sh
             cd {folder}
             case "$0 $*" in
+            *--all*--only-job-state*) echo "squeue: fatal: works alone" >&2; exit 1;;
             *squeue*) f=jobs;; *nodes*) f=nodes;; *partitions*) f=partitions;; *) f=reservation;;
             esac
             test -e failure && {{ cat failure >&2; exit 1; }}
