@@ -55,15 +55,19 @@ class Machine:
         subprocess.run(["docker", "rm", "--force", self.name], check=False, capture_output=True)
 
 
-@pytest.fixture(params=["trixie", "bookworm"])
+#: Where each is tried. No EL userland is at hand: bookworm has EL 9's Python, and rpm.
+SUITES = {"trixie": "trixie", "bookworm": "bookworm", "el9": "bookworm"}
+
+
+@pytest.fixture
 def machine(request):
     """A machine with Debian's Slurm, on which the built packages lie in /packages."""
     folder = BUILT / request.param
     if not folder.is_dir():
         pytest.skip(f"{folder.relative_to(ROOT)} is not there: make packages")
     options = ["-v", f"{folder}:/packages:ro", "-v", f"{START_SITE}:/start-site:ro"]
-    machine = Machine(f"debian:{request.param}-slim", *options)
-    machine.suite = request.param
+    machine = Machine(f"debian:{SUITES[request.param]}-slim", *options)
+    machine.suite = SUITES[request.param]
     try:
         machine.run("echo exit 101 >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d")
         machine.run(f"{QUIET} update && {QUIET} install --no-install-recommends {DEBIAN_SLURM}")
@@ -72,6 +76,7 @@ def machine(request):
         machine.close()
 
 
+@pytest.mark.parametrize("machine", ["trixie", "bookworm"], indirect=True)
 def test_a_site_installs_uses_and_removes_the_packages(machine):
     before = machine.files()
     machine.run(f"{QUIET} install --no-install-recommends /packages/*.deb")
@@ -117,3 +122,25 @@ def _submit(machine):
     said = machine.run("cd /tmp && sbatch --elastic=1-2 --gpus=1 -o /dev/null --wrap 'sleep 600'")
     assert "elastic: 1-2 GPUs; starts at 1" in said
     assert "AdminComment={" in machine.run("scontrol show job 1")
+
+
+@pytest.mark.parametrize("machine", ["el9"], indirect=True)
+def test_the_rpm_is_installed_used_and_removed(machine):
+    machine.run(f"{QUIET} install --no-install-recommends rpm python3 passwd")
+    before = machine.files()
+    # Dependencies are in the database of apt, not of rpm.
+    machine.run("rpm --install --nodeps /packages/*.rpm")
+    assert machine.run("id -u selastic").strip() == ACCOUNT_UID
+    for command in ("selastic", "selasticd", "esrun"):
+        assert machine.run(f"{command} --help").lower().startswith("usage:"), command
+    assert "__pycache__" in machine.run("find /usr/lib/slurm-elastic -name __pycache__ | head -1")
+    machine.run("/start-site")
+    assert "ncompatible" not in machine.run("sbatch --help")
+
+    machine.run("echo '# ours' >>/etc/slurm-elastic/elastic.toml")
+    machine.run("rpm --upgrade --nodeps --replacepkgs /packages/*.rpm")
+    assert "# ours" in machine.run("cat /etc/slurm-elastic/elastic.toml")
+    assert machine.run("selastic --version").startswith("selastic")
+    machine.run("rpm --erase slurm-elastic slurm-elastic-{login,controller,plugins}")
+    left = {f for f in machine.files() - before if "elastic" in f}
+    assert left == {"/etc/slurm-elastic/elastic.toml.rpmsave"}
