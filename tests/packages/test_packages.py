@@ -12,9 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "dist" / "packages"
-START_SITE = Path(__file__).with_name("start-site")
+HERE = Path(__file__).parent
 ACCOUNT_UID = "871"
 DEBIAN_SLURM = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge procps"
+DEBIAN_SLURMDBD = "slurmdbd slurm-wlm-mysql-plugin mariadb-server"
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 INCLUDE = "include /etc/slurm/plugstack.conf.d"
 QUIET = "DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0"
@@ -62,18 +63,62 @@ SUITES = {"trixie": "trixie", "bookworm": "bookworm", "el9": "bookworm"}
 @pytest.fixture
 def machine(request):
     """A machine with Debian's Slurm, on which the built packages lie in /packages."""
-    folder = BUILT / request.param
+    name, _, more = request.param.partition(" ")
+    folder = BUILT / name
     if not folder.is_dir():
         pytest.skip(f"{folder.relative_to(ROOT)} is not there: make packages")
-    options = ["-v", f"{folder}:/packages:ro", "-v", f"{START_SITE}:/start-site:ro"]
-    machine = Machine(f"debian:{SUITES[request.param]}-slim", *options)
-    machine.suite = SUITES[request.param]
+    mounts = {folder: "/packages", HERE / "start-site": "/start-site"}
+    mounts[HERE / "systemctl"] = "/usr/local/bin/systemctl"
+    options = [f"--volume={source}:{target}:ro" for source, target in mounts.items()]
+    machine = Machine(f"debian:{SUITES[name]}-slim", *options)
+    machine.suite = SUITES[name]
     try:
         machine.run("echo exit 101 >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d")
-        machine.run(f"{QUIET} update && {QUIET} install --no-install-recommends {DEBIAN_SLURM}")
+        packages = f"{DEBIAN_SLURM} {DEBIAN_SLURMDBD if more else ''}"
+        machine.run(f"{QUIET} update && {QUIET} install --no-install-recommends {packages}")
         yield machine
     finally:
         machine.close()
+
+
+def page_commands(heading):
+    """Return the first block of commands below a heading of docs/install.md."""
+    text = (ROOT / "docs" / "install.md").read_text("utf-8")
+    section = text.partition(f"\n## {heading}\n")[2]
+    return section.split("```\n")[1]
+
+
+@pytest.mark.parametrize("machine", ["trixie slurmdbd"], indirect=True)
+def test_the_page_leads_from_packages_to_status_and_back(machine):
+    """Run the commands of docs/install.md as they stand there; a script stands for systemctl."""
+    machine.run("/start-site")
+    before = machine.files()
+    settings = "export DEBIAN_FRONTEND=noninteractive; cd /tmp; set -e; "
+    options = "apt-get install --yes --no-install-recommends"
+
+    look = page_commands("Five minutes to a first look").replace("apt-get install", options)
+    look = look.replace("selastic status", "")
+    look = look.replace("selastic check", "")
+    machine.run(f"cp /packages/*.deb /tmp; {settings}{look}")
+    machine.wait_for("selastic status")
+    assert "error:" not in machine.run("selastic check")
+
+    machine.run("rm /etc/slurm/job_submit.lua")
+    said = machine.run(f"{settings}{page_commands('The directive')}")
+    assert "elastic: 1-2 GPUs" in said
+    shown = machine.run("selastic check")
+    assert [line for line in shown.splitlines() if not line.startswith("info:")] == []
+    assert "1-2" in machine.wait_for("selastic status | grep 1-2")
+
+    removal = page_commands("Removing").replace("apt-get remove", "apt-get remove --yes")
+    machine.run(f"{settings}{removal}")
+    assert machine.run("squeue --noheader --format=%T").split() == ["RUNNING"]
+    # slurmctld starts with the script that is left, and takes jobs.
+    machine.run("pkill slurmctld; while pgrep slurmctld; do sleep 0.1; done; slurmctld")
+    machine.wait_for("sbatch --output=/dev/null --wrap true")
+    machine.run(f"{QUIET} purge 'slurm-elastic*'")
+    left = {f for f in machine.files() - before if "elastic" in f}
+    assert left == set()
 
 
 @pytest.mark.parametrize("machine", ["trixie", "bookworm"], indirect=True)
