@@ -107,7 +107,8 @@ def test_the_page_leads_from_packages_to_status_and_back(machine):
     said = machine.run(f"{settings}{page_commands('The directive')}")
     assert "elastic: 1-2 GPUs" in said
     shown = machine.run("selastic check")
-    assert [line for line in shown.splitlines() if not line.startswith("info:")] == []
+    known = ("info:", "warning: Slurm 24.11.5 may crash")
+    assert [line for line in shown.splitlines() if not line.startswith(known)] == []
     assert "1-2" in machine.wait_for("selastic status | grep 1-2")
 
     removal = page_commands("Removing").replace("apt-get remove", "apt-get remove --yes")
