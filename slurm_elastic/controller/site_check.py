@@ -23,6 +23,9 @@ SEVERITIES = ("error", "warning", "info")
 #: cred_expire must outlast a transition: until then Slurm leaves a requeued job alone.
 _CREDENTIAL_S = (60.0, 600.0)
 
+#: Topologies that are read, or that are none.
+_TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none", "tree")))
+
 _DOC = "docs/install.md"
 
 
@@ -345,7 +348,14 @@ def _scheduling(facts: Facts, report: _Report) -> None:
             "lets jobs run past their limit, so that nobody knows when GPUs come free",
             "set a number of minutes",
         )
-    if not facts.site.switches:
+    topology = settings.get("TopologyPlugin", "")
+    if topology not in _TOPOLOGIES:
+        report.warning(
+            f"TopologyPlugin={topology}",
+            "is not supported, jobs are kept together by node only",
+            "use topology/tree or topology/block, or [topology] of elastic.toml",
+        )
+    elif not facts.site.switches:
         report.info(
             "topology",
             "is flat, jobs are kept together by node only",

@@ -215,6 +215,14 @@ def test_other_releases_are_not_complained_about(version):
     assert check(replace(spoilt(SLURM_VERSION=version), controller=None)) == ()
 
 
+@pytest.mark.parametrize("plugin", ["topology/ring", "topology/torus3d", "topology/3d_torus"])
+def test_a_topology_that_is_not_read_is_not_called_flat(plugin):
+    site = replace(spoilt(TopologyPlugin=plugin).site, switches=False)
+    (finding,) = check(replace(GOOD, site=site))
+    assert str(finding).startswith(f"TopologyPlugin={plugin} is not supported")
+    assert finding.severity == "warning"
+
+
 def test_a_short_requeue_delay_is_found_where_slurm_obeys_it():
     old = spoilt(SLURM_VERSION="24.11.6", SchedulerParameters="requeue_delay=5,bf_interval=5")
     assert check(replace(old, controller=None)) == ()
