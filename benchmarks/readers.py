@@ -1,0 +1,57 @@
+"""Cost of reading all jobs, through pyslurm and through Slurm's JSON.
+
+    python -m benchmarks.readers [--jobs 2000] [--blocks 3] [--json] [--cluster selastic]
+
+Both read the same held jobs on the container cluster, in alternating blocks of five reads. CPU is
+that of the reader and of the commands that it starts, not slurmctld's. A fresh cluster, please:
+slurmctld shows jobs for five minutes after their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from benchmarks.resize import on_cluster
+
+DRIVER = Path(__file__).parents[1] / "tests" / "cluster" / "drivers" / "compare_readers.py"
+PLACE = "/tmp/readers.py"  # noqa: S108 - in the container
+PYTHON = "/opt/slurm-elastic/bin/python"
+_READS = "5"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readers")
+    parser.add_argument("--jobs", type=int, default=2000, help="held jobs in the queue")
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--cluster", default="selastic")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    submit = f"for _ in $(seq {args.jobs}); do sbatch -H -Q --wrap true -o /dev/null; done"
+    on_cluster(args.cluster, "bash", "-c", f"cd /tmp; {submit}", user="alice")
+    on_cluster(args.cluster, "tee", PLACE, stdin=DRIVER.read_text(encoding="utf-8"))
+    read = (PYTHON, PLACE, "--time", _READS)
+    blocks = [
+        json.loads(on_cluster(args.cluster, *read, user="selastic")) for _ in range(args.blocks)
+    ]
+    on_cluster(args.cluster, "scancel", "-u", "alice", "--state=PENDING")
+    medians = {
+        f"{name}_{unit}": statistics.median(block[place][unit] for block in blocks)
+        for place, name in enumerate(("pyslurm", "json"))
+        for unit in ("seconds", "cpu")
+    }
+    ratios = [block[1]["cpu"] / block[0]["cpu"] for block in blocks]
+    if args.json:
+        print(json.dumps({"jobs": args.jobs, **medians, "cpu_ratios": ratios}))
+        return
+    for name in ("pyslurm", "json"):
+        seconds, cpu = medians[f"{name}_seconds"], medians[f"{name}_cpu"]
+        print(f"{name:8} {seconds * 1000:6.0f} ms, {cpu * 1000:6.0f} ms of CPU for each read")
+    print(f"CPU json / pyslurm: {min(ratios):.0f} to {max(ratios):.0f}")
+
+
+if __name__ == "__main__":
+    main()
