@@ -6,7 +6,7 @@ ARGS   ?=
 # What jobs import: runs on Python 3.10.
 IN_JOBS = $(addprefix slurm_elastic/,core integrations job rpc training cli/console_scripts.py)
 
-.PHONY: help venv test-tools test test-unit test-integrations test-cluster lint docs docs-links generate fuzz packages test-packages lock data audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-integrations test-cluster test-releases lint docs docs-links generate fuzz packages test-packages lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ test-integrations: ## trainings of other frameworks in changing worlds, in an en
 
 test-cluster: test-tools venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
 	$(RUN) tests.run cluster $(ARGS)
+
+test-releases: venv ## try each release of Slurm in a small cluster of its own; prints the table of docs/slurm-versions.md
+	$(RUN) tests.releases $(ARGS)
 
 test: test-tools venv ## everything: lint, test-unit, test-cluster; says at the end what did not run
 	$(RUN) tests.run lint unit cluster $(ARGS)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 _NUMBERS = re.compile(r"(?<![0-9.])([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,2}))?(?![0-9])")
 #: Seconds that a requeued job waits before it may start again: until then slurmd may take the
-#: new launch credential for the revoked one (measured on 24.11). Not yet measured on 25.11 and
-#: later, where credentials are keyed by run.
+#: new launch credential for the revoked one. From 25.11 on credentials are keyed by run, and no
+#: wait is needed (measured: docs/slurm-versions.md).
 _WAIT_S = 2.0
 
 
@@ -75,7 +75,7 @@ class Release:
     @property
     def wait_after_requeue_s(self) -> float:
         """Seconds that a requeued job must wait before it may start again."""
-        return _WAIT_S
+        return _WAIT_S if self < Release(25, 11) else 0.0
 
     @property
     def has_requeue_delay(self) -> bool:

@@ -11,7 +11,7 @@ which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 | REQUEUE | `scontrol requeue` | the job is no longer running |
 | DRAIN | - | it is pending and its nodes have let it go |
 | RESHAPE | one update: size, CPUs, memory, time left | Slurm shows that size |
-| COOL | - | 2 s after DRAIN: else the old credential's revocation hits the new run |
+| COOL | - | 2 s after DRAIN before Slurm 25.11: else the old credential's end hits the new run |
 | RELEASE | one update: nodes, reservation, start now, priority | - |
 | VERIFY | - | it runs as planned |
 | CLEAR | reservation and priority are given back | - |

@@ -45,3 +45,9 @@ def test_faults_end_with_the_patch_level_that_mends_them():
     assert Release(25, 11, 6).faults()
     assert not Release(25, 11, 7).faults()
     assert (Release(25, 5, 8).keeps_licenses, Release(25, 11, 7).keeps_licenses) == (False, True)
+
+
+def test_a_requeued_job_waits_before_25_11_only():
+    assert Release(25, 5, 8).wait_after_requeue_s == 2.0
+    assert Release(25, 11).wait_after_requeue_s == 0.0
+    assert Release(26, 5, 3).wait_after_requeue_s == 0.0

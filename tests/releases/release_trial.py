@@ -1,0 +1,222 @@
+"""One release of Slurm: the steps that are tried on it, in a small cluster of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.selasticd import Daemon, eager_config, gpus, held, shown
+from tests.support.slurm_cluster import (  # puts clusterlib on the path
+    CLUSTER_DIR,
+    SlurmCluster,
+    until,
+)
+
+# isort: split
+
+from clusterlib.progress import ClusterError
+from clusterlib.slurm_build import DEBIAN_RELEASE, choose
+
+#: Supported series, as `--slurm` takes them.
+SERIES = ("23.11", "24.11", "25.05", "25.11", "26.05")
+#: Steps of a trial, in order: name → column of the table.
+STEPS = {
+    "install": "install",
+    "observe": "observe",
+    "check": "check",
+    "grow": "grow",
+    "shrink": "shrink",
+    "lost_node": "lost node",
+    "lost_slurmctld": "lost slurmctld",
+    "usage": "usage",
+}
+#: Changes of one job whose times are measured.
+CHANGES = 4
+_DONE = re.compile(r"Transition=\d+ .*State=DONE .*slurm:([0-9.]+)")
+
+
+class ReleaseTrial:
+    """The steps on a running cluster of three nodes, two of them with GPUs of type a100.
+
+    `run` stops at the first step that fails, as later ones build on it. Its result is JSON:
+    release, reader, seconds of each step that passed, failure, seconds of Slurm's part of changes.
+    """
+
+    def __init__(self, cluster: SlurmCluster, *, reader: str = "") -> None:
+        self.cluster = cluster
+        self.reader = reader
+        self.extra = f'reader = "{reader}"\n' if reader else ""
+        self.daemon = Daemon(cluster, self._config("observe"), reporters=("alice",))
+        self.begun = cluster.exec("date +%Y-%m-%dT%H:%M:%S").stdout.strip()
+        self.job = 0
+
+    def run(self) -> dict[str, Any]:
+        """Try every step and return the result."""
+        version = self.cluster.exec(["scontrol", "--version"]).stdout.split()[-1]
+        result: dict[str, Any] = {"release": version, "reader": self.reader, "steps": {}}
+        step = ""
+        try:
+            for step in STEPS:
+                begin = time.monotonic()
+                getattr(self, f"_{step}")()
+                result["steps"][step] = round(time.monotonic() - begin, 1)
+            self.daemon.check_log()
+        except AssertionError as error:
+            result["failure"] = f"{step}: {error}"
+        finally:
+            result["slurm_s"] = [float(s) for s in _DONE.findall(self.daemon.log())]
+            self.daemon.close()
+        return result
+
+    def _config(self, mode: str) -> str:
+        return eager_config(mode=mode, extra=self.extra)
+
+    def _install(self) -> None:
+        """The plugin is loaded by sbatch, silently, and selasticd answers."""
+        done = self.cluster.exec(["sbatch", "--help"], user="alice")
+        assert "--elastic=MIN-MAX" in done.stdout, done.stderr or "sbatch has no --elastic"
+        assert "plugin" not in done.stderr.lower(), done.stderr
+        self.daemon.start()
+        self.daemon.selastic("ping")
+        self.daemon.selastic("status")
+
+    def _observe(self) -> None:
+        """A job starts with its MIN; the plan would grow it, and nothing is changed."""
+        words = ("--elastic=1-4,types=a100", "--requeue", "-o/dev/null", "-t60")
+        self.job = self.cluster.sbatch("exec sleep 3000", *words)
+        self.cluster.wait(self.job, "RUNNING")
+        self._until(lambda: self._planned() == 4, "the plan does not grow the job")
+        assert (gpus(self.cluster, self.job), self._restarts()) == (1, 0)
+
+    def _planned(self) -> int:
+        plan = json.loads(self.daemon.selastic("plan", "--all", "--json"))
+        return next((int(c["gpus"]) for c in plan["changes"] if c["job_id"] == self.job), 0)
+
+    def _check(self) -> None:
+        """`selastic check` finds no error."""
+        done = self.cluster.exec(["selastic", "check", "--json"], user="selastic", check=False)
+        errors = [f for f in json.loads(done.stdout)["findings"] if f["severity"] == "error"]
+        assert done.returncode == 0, errors or done.stderr
+
+    def _grow(self) -> None:
+        """The job grows to its MAX; then it is resized several times by its owner."""
+        self.daemon.configure(self._config("act"))
+        self.daemon.signal("HUP")
+        self._until_gpus(4)
+        for change in range(CHANGES):
+            size = 2 if change % 2 == 0 else 4
+            self.daemon.selastic("update", str(self.job), f"--elastic=1-{size},types=a100")
+            self._until_gpus(size)
+
+    def _shrink(self) -> None:
+        """A rigid job that needs GPUs of the elastic one gets them."""
+        words = ("-N2", "--ntasks-per-node=1", "--gres=gpu:a100:3", "-t20", "-o/dev/null")
+        rigid = self.cluster.sbatch("exec sleep 600", *words, user="bob")
+        self.cluster.wait(rigid, "RUNNING")
+        self._until_gpus(1)
+        self.cluster.exec(["scancel", str(rigid)])
+        self._until_gpus(4)
+
+    def _lost_node(self) -> None:
+        """The job's node is killed: it runs on the other one, and the node comes back."""
+        (node,) = held(self.cluster, self.job)
+        restarts = self._restarts()
+        container = f"{self.cluster.name}-{node}"
+        subprocess.run(["docker", "kill", container], check=True, capture_output=True)
+        try:
+            self._until(
+                lambda: held(self.cluster, self.job) and node not in held(self.cluster, self.job),
+                "the job does not run on the other node",
+            )
+        finally:
+            subprocess.run(["docker", "start", container], check=True, capture_output=True)
+        assert self._restarts() > restarts
+        state = ["sinfo", "-h", "-n", node, "-o", "%T"]
+        self._until(lambda: "down" not in self.cluster.exec(state).stdout, "the node stays down")
+        self._until_gpus(4)
+
+    def _lost_slurmctld(self) -> None:
+        """Slurmctld is killed and started again: the job runs on, and changes go on."""
+        # slurmctld writes its state every 5 s, and forgets what is younger when it is killed.
+        self._until(lambda: self._ran_s() > 10, "the job does not run for 10 s")
+        before = self._restarts()
+        kill = "pkill -9 slurmctld; while pgrep slurmctld >/dev/null; do sleep 0.1; done"
+        self.cluster.exec(f"{kill}; cluster-start slurmctld")
+        self._until(lambda: gpus(self.cluster, self.job) == 4, "the job does not run on")
+        assert self._restarts() == before
+        self.daemon.selastic("update", str(self.job), "--elastic=1-2,types=a100")
+        self._until_gpus(2)
+
+    def _usage(self) -> None:
+        """`selastic usage` agrees with sacct on every run of the job."""
+        self.cluster.exec(["scancel", str(self.job)])
+        self.cluster.wait(self.job, "CANCELLED")
+        words = ["selastic", "usage", "--check", "-S", self.begun, "-u", "alice"]
+
+        said = ""
+
+        def agrees() -> bool:
+            nonlocal said
+            done = self.cluster.exec(words, user="alice", check=False)
+            said = done.stdout + done.stderr
+            return done.returncode == 0 and int(said.split()[0]) >= CHANGES
+
+        until(agrees, what=lambda: f"usage and sacct differ: {said}")
+
+    def _restarts(self) -> int:
+        return int(shown(self.cluster, self.job)["restart_cnt"])
+
+    def _ran_s(self) -> float:
+        start = shown(self.cluster, self.job)["start_time"]["number"]
+        return float(self.cluster.exec("date +%s").stdout) - start
+
+    def _until_gpus(self, count: int) -> None:
+        self._until(
+            lambda: gpus(self.cluster, self.job) == count, f"the job does not get {count} GPUs"
+        )
+
+    def _until(self, happens: Callable[[], object], what: str) -> None:
+        log = self.daemon.log
+        until(happens, what=lambda: f"{what}; the log ends: {log()[-800:]}")
+
+
+def missing(series: str) -> str:
+    """Return why a release cannot be tried here; "" if it can."""
+    try:
+        choose(series)
+    except ClusterError as error:
+        return str(error)
+    return ""
+
+
+def readers_of(series: str, *, pyslurm: bool) -> tuple[str, ...]:
+    """Return the readers that this release is tried with: pyslurm where the image has it."""
+    has_pyslurm = pyslurm or choose(series).release == DEBIAN_RELEASE
+    return ("pyslurm", "json") if has_pyslurm else ("json",)
+
+
+def try_release(
+    series: str, *, name: str, readers: tuple[str, ...] = ("",), pyslurm: bool = False
+) -> list[dict[str, Any]]:
+    """Start a cluster of this release, run a trial with each reader, and remove the cluster.
+
+    Args:
+        series: for example "25.11".
+        name: of the cluster.
+        readers: values of `[slurm] reader`; "": the configuration does not say.
+        pyslurm: build the package index's pyslurm of that release into the image.
+    """
+    command = [str(CLUSTER_DIR / "cluster"), "--name", name]
+    options = ["--slurm", series, "--nodes", "3", *(["--pyslurm"] if pyslurm else [])]
+    up = subprocess.run([*command, "up", *options], capture_output=True, text=True, check=False)
+    try:
+        if up.returncode:
+            failure = f"install: {(up.stderr.strip().splitlines() or ['no message'])[-1]}"
+            return [{"release": series, "reader": "", "steps": {}, "failure": failure}]
+        return [ReleaseTrial(SlurmCluster(name), reader=reader).run() for reader in readers]
+    finally:
+        subprocess.run([*command, "down", "--images"], capture_output=True, check=False)
