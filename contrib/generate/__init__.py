@@ -1,4 +1,4 @@
-"""`make generate`: completion, manual pages, example configuration and the page of reasons.
+"""`make generate`: completion, manual pages, example configuration, reasons and metrics.
 
 Options and verbs come from the click commands and from esrun's help, keys of the configuration from
 the schema, reasons from their registry. The templates hold the prose. A line `@name ARGUMENTS` of a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contrib.generate import completion, manual, reasons
+from contrib.generate import completion, manual, metrics, reasons
 from slurm_elastic.config import documentation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,7 @@ def documents() -> dict[Path, str]:
     return {
         ROOT / "etc" / "elastic.toml": documentation.example(),
         ROOT / "docs" / "reasons.md": reasons.page(),
+        ROOT / "docs" / "metrics.md": metrics.page(),
         ROOT / "contrib" / "completion" / "selastic.bash": completion.script(),
         **pages,
     }

@@ -401,6 +401,23 @@ class TopologySettings:
     )
 
 
+def _metrics_address(value: str) -> None:
+    host, colon, port = value.rpartition(":")
+    if value and not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError("HOST:PORT, e.g. 127.0.0.1:9341, or empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Section `[metrics]`."""
+
+    listen: str = key(
+        "",
+        "Address of `/metrics` for Prometheus, e.g. 127.0.0.1:9341 (docs/metrics.md); empty: none.",
+        parse=_metrics_address,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
@@ -428,6 +445,7 @@ class Config:
         TopologySettings, "network properties that Slurm does not report (docs/topology.md)"
     )
     slurm: SlurmSettings = section(SlurmSettings, "calls to slurmctld")
+    metrics: MetricsSettings = section(MetricsSettings, "totals for Prometheus (docs/metrics.md)")
 
 
 def load(path: Path = DEFAULT_PATH, *, policies: tuple[str, ...] = ()) -> Config:

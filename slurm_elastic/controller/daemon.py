@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.controller.leader.controller_addresses import own_address
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
 from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
+from slurm_elastic.controller.metrics.metrics_server import MetricsError, MetricsServer
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.controller.queries.view import View
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError, Role
@@ -88,6 +90,8 @@ class Daemon:
         self._election: LeaderElection | None = None
         #: How slurmctld is read, and why; "" before that is known.
         self._reading = ""
+        #: Acts now; None: this daemon stands by or starts.
+        self._acting: Controller | None = None
 
     def run(self) -> None:
         """Run until SIGTERM.
@@ -102,6 +106,12 @@ class Daemon:
         state = Path(self._config.controller.state_dir)
         ledger = Ledger(state / "ledger.sqlite")
         lock = sole_user(state)
+        with self._metrics():
+            self._run(ledger, address)
+        os.close(lock)
+
+    def _run(self, ledger: Ledger, address: str) -> None:
+        """Act and stand by until SIGTERM."""
         reader = self._connect()
         if reader is None:
             return
@@ -116,7 +126,37 @@ class Daemon:
             _notify("STOPPING=1")
             server.stop()
             ledger.close()
-            os.close(lock)
+
+    @contextlib.contextmanager
+    def _metrics(self) -> Iterator[None]:
+        """Serve `/metrics` for the time of the context, if it is configured.
+
+        Raises:
+            MetricsError, OSError: it cannot be served.
+        """
+        listen = self._config.metrics.listen
+        if not listen:
+            yield
+            return
+        try:
+            from slurm_elastic.controller.metrics import metrics_text  # noqa: PLC0415 - optional
+        except ImportError as error:
+            raise MetricsError(
+                f"[metrics] listen = {listen!r}: {error}; install the extra "
+                "slurm-elastic[controller], or leave the key empty"
+            ) from None
+
+        def source() -> metrics_text.MetricsSource:
+            controller = self._acting if self._role().name != "standby" else None
+            view = controller.view if controller else None
+            return metrics_text.MetricsSource(view, self._config, self._reading.partition(" ")[0])
+
+        server = MetricsServer(listen, metrics_text.MetricsText(source).render, self._log)
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop()
 
     def _open(self, server: Server) -> None:
         server.start()
@@ -193,6 +233,7 @@ class Daemon:
         server.serve(RequestHandler(controller, check=self._check, reconfigure=reconfigure))
         if election is None:
             self._open(server)
+        self._acting = controller
         try:
             while not self._stop:
                 self._reload_if_asked(controller)
@@ -206,6 +247,7 @@ class Daemon:
         except NotActiveError:
             server.wake_all()
         finally:
+            self._acting = None
             controller.engine.close()
             self._leave(len(controller.engine.live))
 
@@ -284,6 +326,8 @@ class Daemon:
         later = [name for section, name in _FIXED if _differs(fresh, self._config, section, name)]
         if fresh.api != self._config.api:
             later.append("[api]")
+        if fresh.metrics != self._config.metrics:
+            later.append("[metrics]")
         self._config = fresh
         if controller:
             controller.reconfigure(fresh)

@@ -1,0 +1,1 @@
+"""Metrics of the controller in OpenMetrics, for Prometheus."""
