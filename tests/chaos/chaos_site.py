@@ -35,6 +35,11 @@ UNGUARDED = (
 FAILING_S = 120.0
 #: Jobs submitted within this time before slurmctld is killed may be lost: it saves every 5 s.
 UNSAVED_S = 10.0
+#: What slurmctld's log says when it requeues job {0} by itself.
+_REQUEUED_BY_SLURM = (
+    r"requeue job JobId={0} due to failure of node"
+    r"|Duplicate jobid on nodes .*\n(?:.*\n){{0,3}}.*Requeuing JobId={0}$"
+)
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+)\b|selasticd \S+ Mode=")
 
 
@@ -231,7 +236,7 @@ class ChaosSite:
         if rule == "held":
             return now < self.holding.get(name, 0.0)
         if rule == "restarted":
-            return name in self.disturbed or self._was_hit(name)
+            return name in self.disturbed or self._was_hit(name) or self._requeued_by_slurm(name)
         if rule == "failed":
             return now < self.struck.get(name, 0.0) + FAILING_S
         return rule == "vanished" and name in self.lost
@@ -241,6 +246,25 @@ class ChaosSite:
         hit = {node for node, at in self.hit.items() if time.time() - at < 120}
         jobs = (j for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name)
         return any(not hit.isdisjoint(j["held"]) for j in jobs)
+
+    def _requeued_by_slurm(self, name: str) -> bool:
+        """Return whether slurmctld says that it has requeued a job by itself.
+
+        After a standstill it gives up nodes that have not answered meanwhile; and a node that runs
+        a job which slurmctld has forgotten refuses the next one of the same number.
+        """
+        numbers = {
+            j["id"] for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name
+        }
+        log = self._slurmctld_log()
+        return any(re.search(_REQUEUED_BY_SLURM.format(n), log, re.MULTILINE) for n in numbers)
+
+    def start_forgotten(self, number: int) -> bool:
+        """Return whether slurmctld was killed before it saved that this job had started."""
+        return f"Registered PENDING JobId={number} " in self._slurmctld_log()
+
+    def _slurmctld_log(self) -> str:
+        return self.cluster.exec("cat /var/log/slurm/slurmctld.log").stdout
 
     @contextmanager
     def fault(self, kind: str) -> Iterator[None]:

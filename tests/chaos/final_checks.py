@@ -64,8 +64,16 @@ def final(
     for name, (number, _) in load.accepted.items():
         state = states.get(name, "unknown")
         lasted = name in done or name in started
-        if state == "FAILED" and not lasted and times_given[number] > 1:
-            # The end of a job that slurmctld has forgotten is taken for that of this one.
+        if (
+            state == "FAILED"
+            and not lasted
+            and (
+                # The end of a job that slurmctld has forgotten is taken for that of this one.
+                times_given[number] > 1
+                # Slurm starts it again at once, and the node refuses that.
+                or site.start_forgotten(number)
+            )
+        ):
             forgotten += 1
         elif name in site.lost and name not in present and state != "FAILED":
             forgotten += name not in done  # else its processes came to their end all the same
