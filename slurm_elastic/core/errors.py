@@ -3,6 +3,7 @@
     SlurmElasticError
     ├── CliError                        cli.exit_codes
     ├── InstallationError               cli.installation.installed_files
+    ├── MetricsError                    controller.metrics.metrics_server
     ├── NoAnswerError                   controller.queries.view
     ├── QueueFullError                  controller.server.fair_queue
     ├── RequestAuthError                controller.server.request_auth

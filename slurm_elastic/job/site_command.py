@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 #: Packages of the extra `controller`, as they are imported.
 CONTROLLER_PACKAGES = (
     "highspy", "structlog", "click", "networkx", "numpy", "rich", "rich_click", "scipy",
+    "msgspec", "prometheus_client",
 )  # fmt: skip
 
 

@@ -196,7 +196,7 @@ def test_esrun_starts_a_program(installed):
 @pytest.mark.parametrize("words", [("selastic", "status"), ("selasticd", "--print-config")])
 def test_a_command_of_the_controller_says_in_one_line_what_it_needs(installed, words):
     done = run(installed, *words)
-    missing = "click, highspy, networkx, numpy, rich, rich_click, scipy, structlog"
+    missing = ", ".join(sorted(CONTROLLER_PACKAGES))
     assert done.stderr == (
         f"{words[0]}: not installed: {missing} (without the extra `controller` there are only the"
         f" parts for jobs): {installed}/bin/python -m pip install 'slurm-elastic[controller]', or"
