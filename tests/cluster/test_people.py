@@ -166,7 +166,8 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
     cluster.exec(["scontrol", "requeuehold", str(job)], user="alice")
     daemon.wait_for(f"JobId={job} Mended=node list", after=begun)
     is_itself_again(cluster, job, "")
-    assert shown(cluster, job)["state_reason"] in ("JobHeldUser", "job_requeued_in_held_state")
+    held_by_user = ("JobHeldUser", "job_requeued_in_held_state")
+    until(lambda: shown(cluster, job)["state_reason"] in held_by_user)
     own = f"scontrol update jobid={job} ReqNodeList=g05 Features="
     cluster.exec(own, user="alice")
     time.sleep(3)
