@@ -5,6 +5,7 @@ from clusterlib.compose import compose_file
 from clusterlib.context import build_context
 from clusterlib.image import STEP
 from clusterlib.layout import Layout
+from clusterlib.slurm_build import SlurmBuild
 from clusterlib.slurmconf import slurm_conf, topology_conf
 
 
@@ -59,7 +60,7 @@ def test_topology_names_each_node_once() -> None:
 
 
 def test_equal_trees_give_equal_contexts() -> None:
-    assert build_context() == build_context()
+    assert build_context(SlurmBuild()) == build_context(SlurmBuild())
 
 
 @pytest.mark.parametrize("line", ["Step 2/15 : RUN x", "#6 [ 2/15] RUN x", "#6 [base  2/15] RUN x"])
