@@ -106,9 +106,11 @@ class Daemon:
         state = Path(self._config.controller.state_dir)
         ledger = Ledger(state / "ledger.sqlite")
         lock = sole_user(state)
-        with self._metrics():
-            self._run(ledger, address)
-        os.close(lock)
+        try:
+            with self._metrics():
+                self._run(ledger, address)
+        finally:
+            os.close(lock)
 
     def _run(self, ledger: Ledger, address: str) -> None:
         """Act and stand by until SIGTERM."""
