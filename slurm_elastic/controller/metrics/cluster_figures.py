@@ -43,7 +43,7 @@ def figures(view: View, config: Config, now: float) -> Iterator[tuple[MetricDefi
     yield metrics.JOBS_ON_TRIAL, {(): sum(r.on_trial is not None for r in records.values())}
     yield metrics.TRANSITIONS_LIVE, _transitions(view)
     yield metrics.RESERVATIONS, {(): len(reservations)}
-    yield metrics.RESERVATION_OLDEST, {(): max(0.0, *reservations, 0.0)}
+    yield metrics.RESERVATION_OLDEST, {(): max((0.0, *reservations))}
     yield metrics.LEASES, {(): sum(r.leased for r in records.values())}
     yield metrics.LEASE_LENGTH, {(): config.slurm.lease_s}
     yield metrics.SNAPSHOT_AGE, {(): max(0.0, now - snapshot.time)}
