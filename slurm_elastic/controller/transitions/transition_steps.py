@@ -292,9 +292,10 @@ class TransitionSteps:
         if "cleared" in t.entered and job.nice:
             return TransitionState.UNDONE if t.given_up else TransitionState.DONE
         try:
+            # First, soon after the look at the job: it lifts a hold set since, too.
+            self._scontrol.release(job)
             if job.reservation and job.reservation == t.reservation:
                 self._scontrol.update(job, {"ReservationName": ""})
-            self._scontrol.release(job)
             if t.nice:
                 self._scontrol.update(job, {"Nice": str(t.nice)})
         except ScontrolError as error:

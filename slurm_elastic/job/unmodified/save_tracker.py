@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import pairwise
 from typing import NamedTuple
 
 from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
@@ -26,6 +27,9 @@ from slurm_elastic.job.unmodified.settle_time import (
 #: Weight of the ways in which earlier saves have ended; from `_TRUSTED` on their files are known:
 #: after one save that has settled, two that overwrite the same files, or three with counting names.
 _SETTLED, _OVERWRITTEN, _COUNTED, _TRUSTED = 6, 3, 2, 6
+#: Two saves that a late scan has found together do not count if so many times as much weight shows
+#: that they are two (our choice).
+_OUTWEIGHED = 3
 #: A file of unknown format that is rewritten after so many seconds belongs to the next save.
 _FILE_QUIET_S = 1.0
 _NUMBER = re.compile(r"\d+")
@@ -46,6 +50,10 @@ def without_numbers(name: str) -> str:
     'step_#/rank#.pt'
     """
     return _VARIABLE.sub("#", name)
+
+
+#: Names of the files of a save without their numbers, and how many files have each.
+_Shape = tuple[tuple[str, int], ...]
 
 
 class ChangeKind(Enum):
@@ -86,10 +94,8 @@ class _Save:
     pause_s: float = 0.0
     is_early: bool = False
 
-    def shape(self) -> tuple[tuple[str, int], ...]:
-        """Return the names of its files without their numbers, and how many have each."""
-        names = Counter(without_numbers(path) for path in self.members)
-        return tuple(sorted(names.items()))
+    def shape(self) -> _Shape:
+        return _shape(self.members)
 
     def finished(self) -> FinishedSave:
         return FinishedSave(tuple(self.members), self.number)
@@ -118,10 +124,12 @@ class SaveTracker:
         self._open: _Save | None = None
         self._last: _Save | None = None
         self._overtaken: list[_Save] = []
-        self._weights: Counter[tuple[tuple[str, int], ...]] = Counter()
+        self._weights: Counter[_Shape] = Counter()
         self._early_was_wrong = False
         #: Positions of the numbers in names that have risen with each save.
         self._counting_fields: set[int] | None = None
+        #: Shapes of saves that may be several, found together, with the shape of each of those.
+        self._divided: dict[_Shape, _Shape] = {}
         #: Whether all that is known of the files is from earlier attempts.
         self._is_inherited = known is not None
         self._unconfirmed_at: float | None = None
@@ -215,7 +223,7 @@ class SaveTracker:
                 over.append(self._close(save))
             elif self._is_settled(save, now):
                 self._settle.learn(save.pause_s)
-                self._weights[save.shape()] += _SETTLED
+                self._weigh(save, _SETTLED)
                 self._is_inherited, self._unconfirmed_at = False, None
                 over.append(self._close(save))
         return [save.finished() for save in over if save.members]
@@ -276,11 +284,46 @@ class SaveTracker:
     def _overtake(self, save: _Save) -> None:
         """Close a save because the next one has begun."""
         weight = _OVERWRITTEN if self._counting_fields is None else _COUNTED
-        self._weights[save.shape()] += weight
+        self._weigh(save, weight)
         if self._is_trusted(save) or all(m.is_directory for m in save.members.values()):
             self._settle.learn(save.pause_s)
         self._overtaken.append(save)
         self._last, self._open = save, None
+
+    def _weigh(self, save: _Save, weight: int) -> None:
+        """Count a save that is over among those of the same files."""
+        shape = save.shape()
+        self._weights[shape] += weight
+        part = self._part(save)
+        if part is not None:
+            self._divided[shape] = part
+        for whole, part in self._divided.items():
+            if self._weights[part] >= _OUTWEIGHED * self._weights[whole]:
+                del self._weights[whole]
+
+    def _part(self, save: _Save) -> _Shape | None:
+        """Return the shape of each of the saves that this one may be, found together; else None.
+
+        Each has the same files, with higher numbers than the one before.
+        """
+        if not self._counting_fields:
+            return None
+        parts: dict[tuple[int, ...], list[str]] = {}
+        for path in save.members:
+            numbers = _NUMBER.findall(path)
+            if len(numbers) <= max(self._counting_fields):
+                return None
+            parts.setdefault(
+                tuple(int(numbers[i][:18]) for i in sorted(self._counting_fields)), []
+            ).append(path)
+        ordered = sorted(parts)
+        shapes = {_shape(paths) for paths in parts.values()}
+        rises = all(
+            new > old
+            for earlier, later in pairwise(ordered)
+            for old, new in zip(earlier, later, strict=True)
+        )
+        return shapes.pop() if len(parts) > 1 and len(shapes) == 1 and rises else None
 
     def _close(self, save: _Save) -> _Save:
         self._last, self._open = save, None
@@ -317,6 +360,10 @@ class SaveTracker:
                 member.evidence is Evidence.EMPTY and quiet_s >= self._settle.seconds()
             ):
                 del save.members[path]
+
+
+def _shape(paths: Iterable[str]) -> _Shape:
+    return tuple(sorted(Counter(map(without_numbers, paths)).items()))
 
 
 def _weakest(save: _Save) -> Evidence:

@@ -72,7 +72,7 @@ def test_the_whole_way():
     assert stage.scontrol.fields()["ReqNodeList"] == "n2"
     assert stage.advance(job({"n2": 4}, run=1)) is TransitionState.CLEAR
     assert stage.advance(job({"n2": 4}, run=1, reservation="selastic_1")) is TransitionState.DONE
-    assert stage.scontrol.calls[-2:] == [("update", "7", {"ReservationName": ""}), ("release", "7")]
+    assert stage.scontrol.calls[-2:] == [("release", "7"), ("update", "7", {"ReservationName": ""})]
 
 
 @pytest.mark.parametrize(

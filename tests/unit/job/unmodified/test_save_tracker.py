@@ -133,6 +133,34 @@ def test_a_file_that_only_some_saves_have_ends_the_trust(saves: Saves) -> None:
     assert saves.tracker.under_way, "best may follow"
 
 
+def write_late(saves: Saves, *names: str) -> None:
+    """Write checkpoints that one scan finds together."""
+    for name in names:
+        saves.evidence[name] = Evidence.WHOLE
+        saves.tracker.change(name, ChangeKind.NEW, saves.now, is_directory=False)
+    saves.look()
+    saves.wait(1)
+
+
+def test_saves_that_a_late_scan_finds_together_end_the_trust_for_a_while(saves: Saves) -> None:
+    write_late(saves, "a1", "a2")
+    for name in ("a3", "a4", "a5"):
+        write_late(saves, name)
+        assert saves.tracker.under_way
+    write_late(saves, "a6")
+    assert not saves.tracker.under_way
+    write_late(saves, "a7", "a8")
+    assert saves.tracker.under_way
+    assert saves.write("a9") == [("a7", "a8"), ("a9",)]
+
+
+def test_saves_of_one_file_or_two_do_not_become_trusted(saves: Saves) -> None:
+    for number in range(0, 30, 3):
+        write_late(saves, f"a{number}", f"a{number + 1}")
+        write_late(saves, f"a{number + 2}")
+        assert saves.tracker.under_way
+
+
 def test_what_follows_the_last_byte_of_a_directory_ends_the_trust(saves: Saves) -> None:
     saves.write("d1", directory=True)
     saves.wait(FIRST_S)
