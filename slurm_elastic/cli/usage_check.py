@@ -17,7 +17,8 @@ def compared(
 ) -> tuple[int, list[str]]:
     """Return the number of runs that agree to the second, and a line for each that does not.
 
-    Runs that began before `since` (epoch s), or that have not ended, are left out.
+    Runs that began before `since` (epoch s), or that have not ended, are left out. Where sacct
+    does not show the number of a run (before Slurm 24.11), runs are compared by their start.
     """
     in_slurm = {
         (r.job_id, r.run, r.start): r for r in accounted if r.start >= since and r.end is not None
@@ -29,7 +30,8 @@ def compared(
     equal, lines = 0, []
     for key, ledger_run in sorted(in_ledger.items()):
         name = f"{formatting.clean(ledger_run['display_id'])} run {ledger_run['run']}"
-        slurm_run = in_slurm.pop(key, None)
+        job_id, _, start = key
+        slurm_run = in_slurm.pop(key, None) or in_slurm.pop((job_id, None, start), None)
         if ledger_run["end"] is None or not ledger_run["settled"]:
             if slurm_run is not None:
                 lines.append(f"{name}: not settled yet; repeat in a minute")
@@ -43,12 +45,13 @@ def compared(
         else:
             equal += 1
     for (_, run, _), slurm_run in sorted(in_slurm.items()):
+        run_text = "" if run is None else f" run {run}"
         elastic = slurm_run.submitted is not None or slurm_run.job_id in counted_jobs
         if elastic and slurm_run.gpus and slurm_run.seconds:
             gpu_s = slurm_run.gpus * slurm_run.seconds
             name = formatting.clean(slurm_run.display_id)
             lines.append(
-                f"{name} run {run}: 0 GPU s, sacct {gpu_s}: not recorded by the controller (yet)"
+                f"{name}{run_text}: 0 GPU s, sacct {gpu_s}: not recorded by the controller (yet)"
             )
     return equal, lines
 

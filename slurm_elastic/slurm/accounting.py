@@ -7,16 +7,21 @@ change: a job's name could forge rows.
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
+from slurm_elastic.slurm.release_rules import Release
+from slurm_elastic.slurm.scontrol import SlurmUnreachableError
+from slurm_elastic.slurm.slurm_command import installed_release, output
 
-_COLUMNS = "JobIDRaw,JobID,User,Restarts,Start,End,ElapsedRaw,AllocTRES,AdminComment"
+#: Columns without text of users, then AdminComment.
+_COLUMNS = (
+    *("JobIDRaw", "JobID", "User", "Restarts", "Start", "End", "ElapsedRaw", "AllocTRES"),
+    "AdminComment",
+)
 
 
 class AccountingError(SlurmElasticError):
@@ -28,7 +33,7 @@ class AccountedRun:
     """One run of a job.
 
     Attributes:
-        run: restart count.
+        run: restart count; None: sacct does not show it (before 24.11).
         start, end: epoch s, whole; end None: it still runs.
         seconds: run time without suspended time, as Slurm counts it.
         gpus: GPUs held; None: AllocTRES has none (`AccountingStorageTRES=gres/gpu` is missing).
@@ -39,7 +44,7 @@ class AccountedRun:
     job_id: int
     display_id: str
     user: str
-    run: int
+    run: int | None
     start: int
     end: int | None
     seconds: int
@@ -64,54 +69,57 @@ def runs(
     """
     user_options = () if mine else ("-u", ",".join(users)) if users else ("-a",)
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))  # sacct takes no epoch s
-    command = ("sacct", *user_options, "-DXPn", f"-S{start}", "-Enow", f"--format={_COLUMNS}")
     try:
-        process = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+        shown = columns(installed_release(command="sacct", timeout_s=timeout_s))
+        text = output(
+            *("sacct", *user_options, "-DXPn", f"-S{start}", "-Enow"),
+            f"--format={','.join(shown)}",
+            timeout_s=timeout_s,
+            shown="sacct",
         )
-    except subprocess.TimeoutExpired:
-        raise AccountingError(f"sacct: no answer in {timeout_s:g} s") from None
-    except OSError as error:
-        raise AccountingError(f"sacct: {error.strerror}") from None
-    if process.returncode:
-        error_text = " ".join(process.stderr.decode(errors="replace").split())
-        raise AccountingError(f"sacct: {error_text or f'exit code {process.returncode}'}")
-    return attributed(parse(process.stdout.decode(errors="replace")))
+    except SlurmUnreachableError as error:
+        raise AccountingError(str(error)) from None
+    return attributed(parse(text.decode(errors="replace"), shown))
 
 
-def parse(text: str) -> Iterator[AccountedRun]:
+def columns(release: Release) -> tuple[str, ...]:
+    """Return the columns that are asked of a release's sacct."""
+    return tuple(c for c in _COLUMNS if c != "Restarts" or release.accounts_restarts)
+
+
+def parse(text: str, shown: Sequence[str] = _COLUMNS) -> Iterator[AccountedRun]:
     """Yield the rows of sacct that have an allocation; rows that cannot be read are left out.
 
     >>> row = "7|7|alice|1|100|110|10|cpu=4,gres/gpu:a100=2,gres/gpu=2|"
     >>> [(r.run, r.seconds, r.gpus, r.gpu_type) for r in parse(row)]
     [(1, 10, 2, 'a100')]
+
+    Args:
+        text: rows of sacct.
+        shown: their columns.
     """
     for line in text.splitlines():
-        fields = line.split("|", 8)
-        if len(fields) != 9 or not (fields[0].isdigit() and fields[3].isdigit()):
+        values = line.split("|", len(shown) - 1)
+        if len(values) != len(shown):
             continue
-        number, display, user, restarts, start, end, elapsed, tres, admin = fields
-        if not start.isdigit() or not elapsed.isdigit():
-            continue  # it never started
-        counts = dict(part.partition("=")[::2] for part in tres.split(","))
+        fields = dict(zip(shown, values, strict=True))
+        numbers = [fields[c] for c in ("JobIDRaw", "Restarts", "Start", "ElapsedRaw") if c in shown]
+        if not all(number.isdigit() for number in numbers):
+            continue  # it is forged, or never started
+        counts = dict(part.partition("=")[::2] for part in fields["AllocTRES"].split(","))
         types = [k.partition(":")[2] for k in counts if k.startswith("gres/gpu:")]
         held = counts.get("gres/gpu", "")
         yield AccountedRun(
-            job_id=int(number),
-            display_id=display,
-            user=user,
-            run=int(restarts),
-            start=int(start),
-            end=int(end) if end.isdigit() else None,
-            seconds=int(elapsed),
+            job_id=int(fields["JobIDRaw"]),
+            display_id=fields["JobID"],
+            user=fields["User"],
+            run=int(fields["Restarts"]) if "Restarts" in fields else None,
+            start=int(fields["Start"]),
+            end=int(fields["End"]) if fields["End"].isdigit() else None,
+            seconds=int(fields["ElapsedRaw"]),
             gpus=int(held) if held.isdigit() else None,
             gpu_type=types[0] if len(types) == 1 else "",
-            submitted=_submitted(admin),
+            submitted=_submitted(fields["AdminComment"]),
         )
 
 

@@ -12,17 +12,18 @@ from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 _ENVIRONMENT = {"SLURM_JSON": "compact", "SLURM_TIME_FORMAT": "%s"}
 
 
-def output(*words: str, timeout_s: float = 30.0) -> bytes:
+def output(*words: str, timeout_s: float = 30.0, shown: str = "") -> bytes:
     """Return what a command of Slurm prints.
 
     Args:
         words: the command and its arguments.
         timeout_s: seconds after which it is killed.
+        shown: the command in error messages; "": its first three words.
 
     Raises:
         SlurmUnreachableError: it is missing, failed or took too long.
     """
-    shown = " ".join(words[:3])
+    shown = shown or " ".join(words[:3])
     try:
         process = subprocess.run(
             words,
@@ -46,17 +47,17 @@ def output(*words: str, timeout_s: float = 30.0) -> bytes:
     return process.stdout
 
 
-def installed_release(*, timeout_s: float = 30.0) -> Release:
-    """Return the release of the commands on this host.
+def installed_release(*, command: str = "scontrol", timeout_s: float = 30.0) -> Release:
+    """Return the release of a command on this host.
 
     Raises:
-        SlurmUnreachableError: scontrol is missing, or the release cannot be used.
+        SlurmUnreachableError: the command is missing, or the release cannot be used.
     """
-    text = output("scontrol", "--version", timeout_s=timeout_s).decode(errors="replace").strip()
+    text = output(command, "--version", timeout_s=timeout_s).decode(errors="replace").strip()
     release = Release.parse(text)
     if release is None:
         raise SlurmUnreachableError(
-            f"scontrol --version: {text!r:.80} is invalid: expected a release such as 24.11.5"
+            f"{command} --version: {text!r:.80} is invalid: expected a release such as 24.11.5"
         )
     if refusal := release.refusal():
         raise SlurmUnreachableError(refusal)

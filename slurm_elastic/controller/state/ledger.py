@@ -291,21 +291,35 @@ class Ledger:
             ).fetchone()
         return row["start"] if row else None
 
-    def settle(self, job_id: int, run: int, start: float, *, end: float, seconds: int) -> bool:
-        """Set end and length of a segment by accounting; return whether it exists."""
+    def settle(
+        self, job_id: int, run: int | None, start: float, *, end: float, seconds: int
+    ) -> bool:
+        """Set end and length of a segment by accounting; return whether it exists.
+
+        Args:
+            job_id: of the segment.
+            run: restart count; None: unknown, the segment is found by its start.
+            start: of the segment, within a second (epoch s).
+            end: to be set (epoch s).
+            seconds: length to be set.
+        """
         with self._open() as db:
             cursor = db.execute(
                 "UPDATE segments SET end = ?, seconds = ? "
-                "WHERE job_id = ? AND run = ? AND start BETWEEN ? AND ?",
+                "WHERE job_id = ? AND run = coalesce(?, run) AND start BETWEEN ? AND ?",
                 (end, seconds, job_id, run, start - 1, start + 1),
             )
         return cursor.rowcount > 0
 
     def add_settled(self, row: Mapping[str, Any]) -> int:
-        """Add a segment that only accounting has; return how many were added."""
+        """Add a segment that only accounting has; return how many were added.
+
+        A run None is numbered after the segments of its job that began before it.
+        """
         with self._open() as db:
             cursor = db.execute(
-                "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', :run, "
+                "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', coalesce(:run, "
+                "(SELECT max(run) + 1 FROM segments WHERE key = :key AND start < :start), 0), "
                 ":gpu_type, :gpus, '', :start, :end, :seconds)",
                 dict(row),
             )

@@ -1,5 +1,6 @@
 """Segments are as long as Slurm's accounting says, and what nobody saw is filled in."""
 
+import dataclasses
 import doctest
 
 import pytest
@@ -79,6 +80,26 @@ def test_a_later_run_is_its_jobs_whatever_sacct_has_forgotten(ledger):
 def test_a_rigid_runs_row_does_not_settle_another_run(ledger):
     settle(ledger, runs(row(run=1, start=101, admin="")))
     assert ledger.segments()[0]["seconds"] is None
+
+
+def unnumbered(*rows):
+    """Return runs of a sacct that does not show restarts."""
+    return [dataclasses.replace(r, run=None) for r in runs(*rows)]
+
+
+def test_without_restart_counts_a_run_is_known_by_its_start(ledger):
+    late = row(run=5, start=120, end=150, seconds=30, gpus=4)
+    assert settle(ledger, unnumbered(row(), late)) == 2
+    assert settle(ledger, unnumbered(row(), late)) == 2  # the same two again
+    segments = [(s["run"], s["start"], s["seconds"], s["gpus"]) for s in ledger.segments()]
+    assert segments == [(0, 100, 10, 2), (1, 120, 30, 4)]
+
+
+def test_without_restart_counts_runs_are_compared_by_their_start():
+    theirs = unnumbered(row(), row(start=120, end=150, seconds=30))
+    equal, lines = compared([counted()], theirs, since=60.0)
+    assert equal == 1
+    assert lines == ["7: 0 GPU s, sacct 60: not recorded by the controller (yet)"]
 
 
 def counted(**fields):
