@@ -11,8 +11,6 @@ from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.cli.usage_check import compared
-from slurm_elastic.slurm import accounting
-from slurm_elastic.slurm.accounting import AccountingError
 
 if TYPE_CHECKING:
     from slurm_elastic.rpc.usage_answers import UsageAnswer
@@ -90,9 +88,11 @@ def usage(
 
 def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) -> None:
     """Print the differences to sacct, and exit with 1 if there are any."""
+    from slurm_elastic.slurm import accounting  # noqa: PLC0415 - loads structlog, and rich with it
+
     try:
         accounted = accounting.runs(since, users=(user,) if user else ())
-    except AccountingError as error:
+    except accounting.AccountingError as error:
         raise CliError(f"usage: {error}", REFUSED) from None
     equal, lines = compared(answer["runs"], accounted, since=since)
     if json_:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli import formatting
-from slurm_elastic.slurm.accounting import AccountedRun
 
 if TYPE_CHECKING:
     from slurm_elastic.rpc.usage_answers import RunUsage
+    from slurm_elastic.slurm.accounting import AccountedRun
 
 
 def compared(
