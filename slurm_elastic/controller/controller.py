@@ -17,6 +17,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.change_starter import ChangeStarter
 from slurm_elastic.controller.log_format import log_line
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.poll_schedule import PollSchedule
 from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
 from slurm_elastic.controller.report_handler import ReportHandler
@@ -57,13 +58,15 @@ class Controller:
         policy: Policy,
         account: str,
         log: Any,
+        counts: ActivityCounts | None = None,
     ) -> None:
+        self.counts = counts or ActivityCounts()
         self.config, self.reader, self.ledger, self.policy = config, reader, ledger, policy
         self._log = log
         self.store = JobStore(ledger, config)
         self.cleanup = OrphanCleanup(scontrol, config, self.store, log)
         self.usage = UsageReconciler(ledger, log)
-        self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log)
+        self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log, counts=self.counts)
         self.engine = TransitionEngine(
             scontrol=scontrol,
             ledger=ledger,
@@ -71,13 +74,15 @@ class Controller:
             account=account,
             log=log,
         )
-        self.failed_changes = FailedChanges(self.store, self.engine, config, log)
+        self.failed_changes = FailedChanges(
+            self.store, self.engine, config, log, counts=self.counts
+        )
         self.early_ends = EarlyEnds(scontrol, self.store, ledger, log)
         capabilities = capabilities_of(policy)
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
         self.report_handler = ReportHandler(
-            store=self.store, engine=self.engine, tuner=self.tuner, log=log
+            store=self.store, engine=self.engine, tuner=self.tuner, log=log, counts=self.counts
         )
         self._starter = ChangeStarter(self.store, self.engine, self.tuner, config, log)
         self.store.learning.adaptive_batches = chooser != "user"
@@ -176,6 +181,8 @@ class Controller:
                 if live:  # what was read is older than what has just been written
                     self._read_jobs()
                 self.round()
+            seconds, cpu_s = self.pace.rounds[-1]
+            self.counts.round_done(seconds, cpu_s=cpu_s)
             self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
 
     def _read_jobs(self) -> None:
@@ -197,10 +204,14 @@ class Controller:
         """Record transitions that have ended."""
         while self.engine.ended:
             transition, job = self.engine.ended.pop(0)
+            save_s = self.store.entry(job).checkpoint_s if job else None
+            self.counts.transition_ended(transition, save_s)
             if transition.state is TransitionState.DONE or transition.given_up:
                 self.store.changed(transition, job, time.time())
             if transition.state is TransitionState.DONE and transition.target is not None:
                 self.report_handler.expect(transition)
+            else:
+                self.report_handler.attempts.withdraw(transition.job_id)
             self.soon()
 
     # --- a round ---
@@ -313,6 +324,8 @@ class Controller:
     def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         """Begin the changes of the plan and due rehearsals; lease nodes to waiting jobs."""
         started = self._starter.begin_planned(snapshot, plan, records)
+        for job_id in started:
+            self.report_handler.attempts.promise(plan.decision[job_id])
         started |= self._starter.begin_rehearsals(snapshot, plan, records)
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:

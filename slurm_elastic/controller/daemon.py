@@ -23,7 +23,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,7 +37,9 @@ from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.controller.leader.controller_addresses import own_address
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
 from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
-from slurm_elastic.controller.metrics.metrics_server import MetricsError, MetricsServer
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.controller.metrics.metrics_service import serving
+from slurm_elastic.controller.metrics.metrics_source import MetricsSource
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.controller.queries.view import View
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError, Role
@@ -92,6 +93,7 @@ class Daemon:
         self._reading = ""
         #: Acts now; None: this daemon stands by or starts.
         self._acting: Controller | None = None
+        self._counts = ActivityCounts()
 
     def run(self) -> None:
         """Run until SIGTERM.
@@ -107,7 +109,7 @@ class Daemon:
         ledger = Ledger(state / "ledger.sqlite")
         lock = sole_user(state)
         try:
-            with self._metrics():
+            with serving(self._config.metrics.listen, lambda: self._metrics(ledger), self._log):
                 self._run(ledger, address)
         finally:
             os.close(lock)
@@ -118,7 +120,7 @@ class Daemon:
         if reader is None:
             return
         self._election = self._make_election(reader, address) if address else None
-        server = Server(self._config.api, None, self._log, role=self._role)
+        server = Server(self._config.api, None, self._log, role=self._role, counts=self._counts)
         if self._election:
             self._open(server)
         try:
@@ -129,36 +131,18 @@ class Daemon:
             server.stop()
             ledger.close()
 
-    @contextlib.contextmanager
-    def _metrics(self) -> Iterator[None]:
-        """Serve `/metrics` for the time of the context, if it is configured.
-
-        Raises:
-            MetricsError, OSError: it cannot be served.
-        """
-        listen = self._config.metrics.listen
-        if not listen:
-            yield
-            return
-        try:
-            from slurm_elastic.controller.metrics import metrics_text  # noqa: PLC0415 - optional
-        except ImportError as error:
-            raise MetricsError(
-                f"[metrics] listen = {listen!r}: {error}; install the extra "
-                "slurm-elastic[controller], or leave the key empty"
-            ) from None
-
-        def source() -> metrics_text.MetricsSource:
-            controller = self._acting if self._role().name != "standby" else None
-            view = controller.view if controller else None
-            return metrics_text.MetricsSource(view, self._config, self._reading.partition(" ")[0])
-
-        server = MetricsServer(listen, metrics_text.MetricsText(source).render, self._log)
-        server.start()
-        try:
-            yield
-        finally:
-            server.stop()
+    def _metrics(self, ledger: Ledger) -> MetricsSource:
+        """Return what metrics are made of now; called at each scrape."""
+        controller = self._acting if self._role().name != "standby" else None
+        return MetricsSource(
+            view=controller.view if controller else None,
+            config=self._config,
+            counts=self._counts,
+            reader=self._reading.partition(" ")[0],
+            ledger_bytes=ledger.size,
+            lease_s=self._election.left_s if self._election else 0.0,
+            generation=self._election.generation if self._election else 0,
+        )
 
     def _open(self, server: Server) -> None:
         server.start()
@@ -226,6 +210,7 @@ class Daemon:
             policy=policy_protocol.load(self._config),
             account=_account(),
             log=self._log,
+            counts=self._counts,
         )
         if reader.choice:
             controller.engine.cool_s = reader.choice.release.wait_after_requeue_s

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.controller.metrics.attempt_comparison import AttemptComparison
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
@@ -32,14 +34,24 @@ class ReportHandler:
         engine: receives acknowledgements of saved jobs.
         tuner: receives the layers that may be frozen.
         log: structlog logger.
+        counts: of lost steps and speeds, for metrics.
 
     Attributes:
+        attempts: compares each attempt with the one before.
         predicts_frozen_layers: whether the policy does (`policy_protocol.Capabilities`).
     """
 
     def __init__(
-        self, *, store: JobStore, engine: TransitionEngine, tuner: BatchTuner, log: Any
+        self,
+        *,
+        store: JobStore,
+        engine: TransitionEngine,
+        tuner: BatchTuner,
+        log: Any,
+        counts: ActivityCounts | None = None,
     ) -> None:
+        self._counts = counts or ActivityCounts()
+        self.attempts = AttemptComparison(self._counts)
         self._store, self._engine, self._tuner, self._log = store, engine, tuner, log
         self._outbox = engine.outbox
         self.predicts_frozen_layers = False
@@ -61,6 +73,9 @@ class ReportHandler:
             now = time.time()
             self._note_change(report, job)
             news = self._store.record_report(report, job, now)
+            if report.run == job.run:
+                by_change = self._store.entry(job).trials.changed_run == job.run
+                self.attempts.record(report, by_change=by_change)
             self._answer_failure(report, job)
             try:
                 self._measure(report, job, now)
@@ -137,6 +152,7 @@ class ReportHandler:
     def forget(self, alive: Collection[int]) -> None:
         """Drop the data of jobs that are gone."""
         self._measuring = {k: t for k, t in self._measuring.items() if k in alive}
+        self.attempts.forget(alive)
         self._outbox.forget(alive)
 
     def _measure(self, report: Report, job: Job, now: float) -> None:
@@ -151,6 +167,7 @@ class ReportHandler:
         total = transition.seconds()["total"]
         if total is not None:
             self._store.command(job, restart_s=total)
+        self._counts.training_again(transition)
         self._engine.persist(transition)
         self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.cli import formatting
 from slurm_elastic.config import documentation, schema
-from slurm_elastic.controller.server import socket_server
+from slurm_elastic.controller import listening_thread
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.core.nodelist import expand, fold
@@ -85,7 +85,7 @@ PARSERS = {
     "elastic.toml": Parser(schema.parse, (schema.ConfigError,), (_TOML, _TOML.replace("\n# ", "\n"))),
     "time": Parser(_time, (ValueError,), ("now-2days", "2026-11-20T14:00:00", "today")),
     "address": Parser(frames.parse_address, (frames.ControllerUnreachableError,), ("ctld:7321", "[::1]:7321")),
-    "listen": Parser(socket_server.split_address, (OSError,), ("0.0.0.0:7321", "[::]:7321")),
+    "listen": Parser(listening_thread.split_address, (OSError,), ("0.0.0.0:7321", "[::]:7321")),
 }  # fmt: skip
 
 _SLOWEST_S = 2.0

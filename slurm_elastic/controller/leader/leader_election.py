@@ -189,8 +189,13 @@ class LeaderElection:
     @property
     def holds(self) -> bool:
         """Whether the lease is held now."""
+        return self.left_s > 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which the lease still holds; 0: it is not held."""
         with self._lock:
-            return self._tenure is not None and self._tenure.left(self._clock()) > 0
+            return max(0.0, self._tenure.left(self._clock())) if self._tenure else 0.0
 
     def right(self) -> float:
         """Return the seconds for which a write may still be under way.
@@ -199,7 +204,7 @@ class LeaderElection:
             NotActiveError: none.
         """
         with self._lock:
-            left = self._tenure.left(self._clock()) if self._tenure else 0.0
+            left = self.left_s
             if left > 0:
                 return left
             raise NotActiveError(self._why or "the lease was not renewed in time")

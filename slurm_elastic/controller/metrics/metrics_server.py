@@ -7,23 +7,15 @@ is closed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import threading
 from collections.abc import Callable
 
-from slurm_elastic.controller.server.socket_server import EventLog, split_address
-from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.controller.listening_thread import EventLog, ListeningThread
 
 #: Seconds for a request, and for its answer; bytes of a request; open connections.
 IO_TIMEOUT_S, _MAX_REQUEST, _MAX_CONNECTIONS = 5.0, 8192, 32
 
 #: Returns content type and text by the Accept header.
 Render = Callable[[str], tuple[str, bytes]]
-
-
-class MetricsError(SlurmElasticError):
-    """Error: metrics cannot be served; the message names the key and the remedy."""
 
 
 class MetricsServer:
@@ -37,13 +29,16 @@ class MetricsServer:
 
     def __init__(self, listen: str, render: Render, log: EventLog) -> None:
         self._listen, self._render, self._log = listen, render, log
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Event | None = None
+        self._thread = ListeningThread(
+            "selastic-metrics", "metrics", self._connection, limit=_MAX_REQUEST
+        )
         self._open: dict[asyncio.StreamWriter, None] = {}
         self._failed = False
-        #: (host, port) as bound.
-        self.address: tuple[str, int] = ("", 0)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) as bound."""
+        return self._thread.address
 
     def start(self) -> None:
         """Listen, and return once scrapes are answered.
@@ -51,36 +46,11 @@ class MetricsServer:
         Raises:
             OSError: the address cannot be bound; the message names it.
         """
-        try:
-            host, port = split_address(self._listen)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise OSError(error.errno, f"[metrics] listen = {self._listen!r}: {reason}") from None
-        self.address = listener.getsockname()[:2]
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(listener, ready)),
-            name="selastic-metrics",
-            daemon=True,
-        )
-        self._thread.start()
-        ready.wait()
+        self._thread.start(self._listen)
 
     def stop(self) -> None:
         """Close all connections and return when the thread has ended."""
-        if self._loop and self._ending and self._thread:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._ending.set)
-            self._thread.join()
-
-    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._connection, sock=listener, limit=_MAX_REQUEST)
-        ready.set()
-        await self._ending.wait()
-        server.close()
+        self._thread.stop()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= _MAX_CONNECTIONS:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from slurm_elastic import __version__
+from slurm_elastic.controller.listening_thread import EventLog
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.rpc import requests
@@ -108,22 +109,6 @@ class RequestBackend(Protocol):
         Returns:
             `CommandAnswer` or `TextAnswer` of `rpc.answers`.
         """
-        ...
-
-
-class EventLog(Protocol):
-    """A structlog or logging logger; each line is one event."""
-
-    def info(self, event: str) -> object:
-        """Log an event of normal operation."""
-        ...
-
-    def warning(self, event: str) -> object:
-        """Log a refusal, or a problem that may end by itself."""
-        ...
-
-    def error(self, event: str) -> object:
-        """Log a problem that an administrator has to solve."""
         ...
 
 

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import re
-import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from slurm_elastic.config import schema
+from slurm_elastic.controller.listening_thread import EventLog, ListeningThread
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.controller.metrics.metric_definitions import UNAUTHENTICATED
 from slurm_elastic.controller.queries.view import NoAnswerError
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
 from slurm_elastic.controller.server.request_auth import MungeAuth, RequestAuth, RequestAuthError
 from slurm_elastic.controller.server.request_dispatcher import (
-    EventLog,
     ParsedRequest,
     RequestBackend,
     RequestDispatcher,
@@ -41,7 +39,7 @@ from slurm_elastic.rpc.protocol import MAX_REQUEST, MAX_WAIT_S, RequestError
 from slurm_elastic.rpc.requests import LONG_POLL
 from slurm_elastic.slurm.scontrol import NotActiveError
 
-__all__ = ["EventLog", "RequestBackend", "RequestRefusedError", "Role", "Server"]
+__all__ = ["RequestBackend", "RequestRefusedError", "Role", "Server"]
 
 #: Seconds for a caller to send its request, and to receive its reply.
 IO_TIMEOUT_S = 5.0
@@ -55,8 +53,6 @@ _MAX_CONNECTIONS, _MAX_POLLS, _MAX_OPEN = 20_000, 4000, 1000
 
 #: Calls to munge at once, and bytes of one address that may wait for one.
 _AUTH_THREADS, _MAX_BYTES = 4, 16 << 20
-
-_MAX_PORT = 65535
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -76,6 +72,7 @@ class Server:
         log: receives refusals and errors, one line each.
         auth: opens requests and seals replies; munge's by default.
         role: returns the role of this daemon among several.
+        counts: of requests, for metrics.
     """
 
     def __init__(
@@ -85,9 +82,12 @@ class Server:
         log: EventLog,
         auth: RequestAuth | None = None,
         role: Callable[[], Role] = Role,
+        *,
+        counts: ActivityCounts | None = None,
     ) -> None:
         self._settings, self._log = settings, log
         self._auth = auth or MungeAuth()
+        self._counts = counts or ActivityCounts()
         rate = settings.rate_per_user
         self._requests = RequestDispatcher(backend, log, rate_per_user=rate, role=role)
         self._auth_pool = ThreadPoolExecutor(_AUTH_THREADS, thread_name_prefix="selastic-auth")
@@ -98,15 +98,16 @@ class Server:
         self._open: Counter[int] = Counter()
         self._bytes: Counter[str] = Counter()
         self._backend_thread = ThreadPoolExecutor(1, thread_name_prefix="selastic-requests")
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Event | None = None
+        self._thread = ListeningThread("selastic-api", "api", self._connection)
         self._waiting: dict[int, set[asyncio.Event]] = {}
         #: Connections without a request yet, by address, the oldest first.
         self._reading: dict[str, dict[_HangUp, float]] = {}
         self._connections = 0
-        #: (host, port) as bound: the real port where 0 was configured.
-        self.address: tuple[str, int] = ("", 0)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) as bound: the real port where 0 was configured."""
+        return self._thread.address
 
     def start(self) -> None:
         """Listen, and return once requests are accepted.
@@ -116,26 +117,14 @@ class Server:
         Raises:
             OSError: the address cannot be bound; the message names it.
         """
-        listener = _listener(self._settings.listen)
-        self.address = listener.getsockname()[:2]
         problem = self._auth.problem()
         if problem:
             self._log.error(f"{problem} Requests are dropped until it answers")
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(listener, ready)),
-            name="selastic-api",
-            daemon=True,
-        )
-        self._thread.start()
-        ready.wait()
+        self._thread.start(self._settings.listen)
 
     def stop(self) -> None:
         """Close all connections and return when the thread has ended."""
-        if self._loop and self._ending and self._thread:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._ending.set)
-            self._thread.join()
+        self._thread.stop()
         self._auth_pool.shutdown(wait=False, cancel_futures=True)
         self._backend_thread.shutdown(wait=False, cancel_futures=True)
 
@@ -145,9 +134,7 @@ class Server:
 
     def wake_all(self) -> None:
         """Answer all long polls, as the role of this daemon has changed. Thread-safe."""
-        if self._loop:
-            with contextlib.suppress(RuntimeError):  # stopping
-                self._loop.call_soon_threadsafe(self._wake_all)
+        self._thread.call(self._wake_all)
 
     def _wake_all(self) -> None:
         for job_id in list(self._waiting):
@@ -155,23 +142,11 @@ class Server:
 
     def wake(self, job_id: int) -> None:
         """Answer the long polls of a job, as its orders have changed. Thread-safe."""
-        if self._loop:
-            with contextlib.suppress(RuntimeError):  # stopping
-                self._loop.call_soon_threadsafe(self._wake, job_id)
+        self._thread.call(lambda: self._wake(job_id))
 
     def _wake(self, job_id: int) -> None:
         for event in self._waiting.get(job_id, ()):
             event.set()
-
-    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._connection, sock=listener, backlog=1024)
-        ready.set()
-        await self._ending.wait()
-        server.close()
-        for _ in range(3):  # let connections just accepted get the task that closes them
-            await asyncio.sleep(0)
-        # asyncio.run cancels the connections that are open.
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = str((writer.get_extra_info("peername") or ("?",))[0])
@@ -187,6 +162,7 @@ class Server:
                     reader,
                     too_many=open_requests > (_MAX_POLLS if polls else _MAX_OPEN),
                 )
+                self._counts.request(request.content.get("op"), reply)
                 async with self._auth_queue.turn(peer):
                     sealed = await _on(self._auth_pool, lambda: self._auth.close(reply, request))
                 async with asyncio.timeout(IO_TIMEOUT_S):
@@ -195,6 +171,7 @@ class Server:
         except (_CallerGoneError, TimeoutError, OSError, EOFError, QueueFullError):
             pass  # slow, silent, vanished and flooding callers are dropped without a log line
         except RequestAuthError as error:
+            self._counts.request(None, {"error": str(error), "code": UNAUTHENTICATED})
             self._requests.warn(peer, f"Peer={peer} Refused={error}")
         finally:
             self._connections -= 1
@@ -318,25 +295,3 @@ async def _until(changed: asyncio.Event, reader: asyncio.StreamReader, left: flo
     finally:
         event.cancel()
         hangup.cancel()
-
-
-def _listener(address: str) -> socket.socket:
-    try:
-        host, port = split_address(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"[api] listen = {address!r}: {reason}") from None
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`.
-
-    Raises:
-        OSError: the text is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
-        raise OSError(errno.EINVAL, "is not HOST:PORT, e.g. 0.0.0.0:7321")
-    return host.strip("[]"), int(port)

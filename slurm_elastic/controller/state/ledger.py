@@ -82,6 +82,11 @@ class Ledger:
         with self._lock:
             self._db.close()
 
+    @property
+    def size(self) -> int:
+        """Bytes of its file and of the log that is not yet written back; 0 in memory."""
+        return sum(_size(f"{self.path}{end}") for end in ("", "-wal"))
+
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
@@ -397,6 +402,13 @@ def _body(text: str, name: str) -> Body:
 
 def _left_out(problem: str) -> None:
     structlog.get_logger("ledger").warning(f"ledger: {problem} and is left out")
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def _remedy(path: Path | str) -> str:

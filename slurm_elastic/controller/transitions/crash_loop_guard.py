@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress, Verdict
 from slurm_elastic.controller.state.job_store import JobStore
@@ -38,18 +39,23 @@ class CrashLoopGuard:
         store: records of jobs.
         ledger: where holds are kept for `selastic history`.
         log: structlog logger.
-
-    Attributes:
-        holds: jobs held so far.
+        counts: of holds, for metrics.
     """
 
     def __init__(
-        self, scontrol: Scontrol, config: Config, store: JobStore, ledger: Ledger, log: Any
+        self,
+        scontrol: Scontrol,
+        config: Config,
+        store: JobStore,
+        ledger: Ledger,
+        log: Any,
+        *,
+        counts: ActivityCounts | None = None,
     ) -> None:
         self._scontrol, self.config, self._store = scontrol, config, store
         self._ledger, self._log = ledger, log
         self._advised: set[str] = set()
-        self.holds = 0
+        self._counts = counts or ActivityCounts()
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Any], *, act: bool) -> None:
         """Count attempts that are over, hold jobs without progress, end holds that were released.
@@ -140,7 +146,7 @@ class CrashLoopGuard:
             watch.why = None
             self._log.warning(f"JobId={job.display_id} Problem={error}")
             return
-        self.holds += 1
+        self._counts.job_held()
         self._log.warning(
             f"JobId={job.display_id} Action=hold Reason={watch.why} "
             f"Remedy='mend it, then: selastic release {job.display_id}'"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.shape_trials import ShapeTrials, shape_of
 from slurm_elastic.controller.state.transition import Transition
@@ -35,9 +36,19 @@ class FailedChanges:
         engine: gives up changes of failed jobs that have not begun yet.
         config: the site's.
         log: structlog logger.
+        counts: of failures, for metrics.
     """
 
-    def __init__(self, store: JobStore, engine: TransitionEngine, config: Config, log: Any) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        engine: TransitionEngine,
+        config: Config,
+        log: Any,
+        *,
+        counts: ActivityCounts | None = None,
+    ) -> None:
+        self._counts = counts or ActivityCounts()
         self._store, self._engine, self.config, self._log = store, engine, config, log
         self._logged: dict[str, int] = {}
 
@@ -85,6 +96,7 @@ class FailedChanges:
         self._engine.abandon(job, trials.failure)
         if self._logged.get(job.key) != job.run:
             self._logged[job.key] = job.run
+            self._counts.change_failed()
             self._log.warning(
                 f"JobId={job.display_id} Run={job.run} Change=failed "
                 f"Failures={trials.failures} Reason={failure(job, trials)}"

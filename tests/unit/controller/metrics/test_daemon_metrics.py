@@ -7,6 +7,8 @@ import pytest
 
 from slurm_elastic.config.schema import ConfigError, parse
 from slurm_elastic.controller.daemon import Daemon
+from slurm_elastic.controller.metrics.metrics_service import serving
+from slurm_elastic.controller.state.ledger import Ledger
 from tests.support.fake_controller import FakeLog
 
 
@@ -16,10 +18,16 @@ def daemon(tmp_path, port):
     return Daemon(path, FakeLog())
 
 
+def served(daemon):
+    ledger = Ledger(":memory:")
+    listen = daemon._config.metrics.listen
+    return serving(listen, lambda: daemon._metrics(ledger), daemon._log)
+
+
 def test_a_starting_selasticd_says_that_it_does_not_act(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with daemon(tmp_path, port)._metrics():
+    with served(daemon(tmp_path, port)):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
     assert b"selastic_active 0.0\n" in text
     assert b"selastic_gpus" not in text
@@ -29,7 +37,7 @@ def test_a_taken_port_ends_the_start(tmp_path):
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match=r"\[metrics\] listen"),
-        daemon(tmp_path, taken.getsockname()[1])._metrics(),
+        served(daemon(tmp_path, taken.getsockname()[1])),
     ):
         pass
 
