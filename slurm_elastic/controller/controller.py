@@ -180,6 +180,8 @@ class Controller:
             with self.pace.deciding(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
                     self._read_jobs()
+                    self.engine.end_with_jobs(self._jobs)
+                    self._collect()
                 self.round()
             seconds, cpu_s = self.pace.rounds[-1]
             self.counts.round_done(seconds, cpu_s=cpu_s)

@@ -26,6 +26,7 @@ from slurm_elastic.controller.transitions.transition_steps import (
     COOL_S,
     StepInputs,
     TransitionSteps,
+    present_job,
 )
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
@@ -238,7 +239,7 @@ class TransitionEngine:
         self, transition: Transition, site: StepInputs
     ) -> tuple[Transition, Job | None, LedgerError | None]:
         """Advance one transition as far as it goes; an unwritten step is not begun."""
-        job = site.job(transition)
+        job = present_job(transition, site.jobs)
         for _ in range(len(TransitionState)):
             last_state = transition.state
             try:
@@ -371,6 +372,16 @@ class TransitionEngine:
             self.persist(self._unwritten[0])
             del self._unwritten[0]
 
+    def end_with_jobs(self, jobs: Mapping[int, Job]) -> None:
+        """End the transitions of jobs that have ended since the last step.
+
+        Args:
+            jobs: read just now.
+        """
+        for transition in self.live.values():
+            if present_job(transition, jobs) is None:
+                self._end(transition, TransitionState.ENDED, Reason("job-ended"), None)
+
     def _end(
         self, transition: Transition, state: TransitionState, problem: Reason, job: Job | None
     ) -> None:
@@ -405,8 +416,8 @@ class TransitionEngine:
         """Give up, after a restart, transitions that left their job untouched; continue others."""
         self._recovering = set()
         for t in transitions:
-            job = jobs.get(t.job_id)
-            if job is None or job.key != t.key or job.state is JobState.ENDED:
+            job = present_job(t, jobs)
+            if job is None:
                 self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)
             elif t.state in _UNTOUCHED or (
                 t.state is TransitionState.REQUEUE

@@ -67,13 +67,6 @@ class StepInputs:
     cool_s: float = COOL_S
     hopeless: frozenset[int] = frozenset()
 
-    def job(self, transition: Transition) -> Job | None:
-        """Return the job; None when it has ended or another has its id."""
-        job = self.jobs.get(transition.job_id)
-        if job is None or job.key != transition.key or job.state is JobState.ENDED:
-            return None
-        return job
-
     def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
         return sum(
@@ -117,6 +110,14 @@ class StepInputs:
         """Return whether another transition may still free GPUs on the target's nodes."""
         nodes = set(transition.target.nodes if transition.target else ())
         return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
+
+
+def present_job(transition: Transition, jobs: Mapping[int, Job]) -> Job | None:
+    """Return the job of a transition; None when it has ended or another has its id."""
+    job = jobs.get(transition.job_id)
+    if job is None or job.key != transition.key or job.state is JobState.ENDED:
+        return None
+    return job
 
 
 class TransitionSteps:

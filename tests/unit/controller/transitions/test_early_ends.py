@@ -38,6 +38,27 @@ def test_it_goes_back_to_where_it_worked_and_completes(site, tick):
     assert ("grow", "4", "failed") in outcomes(site)
 
 
+def test_a_start_and_an_end_between_two_looks_of_one_round_count_too(site, monkeypatch):
+    site.slurm.submit(7, elastic="1-4,sizes=1:2:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    engine = site.controller.engine
+    step = engine.step
+
+    def step_and_end(*arguments, **options):
+        step(*arguments, **options)
+        if sizes(site) == [1] and engine.live:
+            site.slurm.pass_time(0.5)
+            if sizes(site) == [1, 4]:
+                site.slurm.end(7, 3)
+                site.controller.pace.at_once()
+
+    monkeypatch.setattr(engine, "step", step_and_end)
+    play(site, [script], 1200)
+    assert script.saved == 60
+    assert [code for _, _, code in site.slurm.ends] == [3, 0]
+    assert sizes(site)[:3] == [1, 4, 1]
+
+
 def test_where_it_fails_everywhere_it_is_held(site):
     site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
     script = SimulatedScript(site, 7, {4: "early"})

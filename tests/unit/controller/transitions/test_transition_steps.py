@@ -6,7 +6,11 @@ import pytest
 
 from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget, fresh
 from slurm_elastic.controller.state.transition import TransitionState
-from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
+from slurm_elastic.controller.transitions.transition_steps import (
+    StepInputs,
+    TransitionSteps,
+    present_job,
+)
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
@@ -37,7 +41,7 @@ class Stage:
             per_node={"gpu": {"a100": 4}},
             lease_s=300,
         )
-        self.steps.advance(self.t, site.job(self.t), site, self.enter)
+        self.steps.advance(self.t, present_job(self.t, site.jobs), site, self.enter)
         return self.t.state
 
     def enter(self, t, state):
