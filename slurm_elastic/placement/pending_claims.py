@@ -41,6 +41,8 @@ PATIENCE = 10.0
 #: Pending jobs considered in a round, and attempts to make others give way, in all.
 _MOST_LOOKED_AT = 512
 _MOST_TRIALS = 512
+#: In place of a type, as in `NodeArrays.of_type`.
+_ANY_TYPE = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,7 +177,8 @@ def _waiting(round_jobs: Mapping[int, RoundJob], jobs: Iterable[Job], at: float)
 def _start_shapes(frame: NodeArrays, job: Job, round_job: RoundJob | None) -> list[StartShape]:
     """Return the shapes in which a pending job may start: an elastic one at MIN, others as asked.
 
-    A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed.
+    A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed,
+    of one type if possible. Slurm gives a request without a type nodes of several, too.
     """
     required, *_ = frame.own_constraints(job)
     partition = frame.partition(job.partition)
@@ -190,8 +193,13 @@ def _start_shapes(frame: NodeArrays, job: Job, round_job: RoundJob | None) -> li
         sizes = [(t, round_job.directive.sizes(t)) for t in types]
         return [StartShape(demand, t, s[0], round_job.directive.unit_for(t)) for t, s in sizes if s]
     shapes = []
-    for name in (job.gpu_type,) if job.gpu_type else types:
-        splits = even_splits(job.gpus, frame.per_node.get(name, 0))
+    most = dict(frame.per_node)
+    names = [job.gpu_type] if job.gpu_type else [*types]
+    if round_job is None and len(names) > 1 and _ANY_TYPE not in names:
+        names.append(_ANY_TYPE)
+        most[_ANY_TYPE] = max(most.values())
+    for name in names:
+        splits = even_splits(job.gpus, most.get(name, 0))
         nodes = next((n for n, _ in splits if n >= job.min_nodes), None)
         if nodes is not None and nodes <= (demand.max_nodes or nodes):
             exact = dataclasses.replace(demand, min_nodes=nodes, max_nodes=nodes)

@@ -335,6 +335,19 @@ def test_the_shape_it_asked_for_counts():
     assert plan.changes[0].target.gpus == 4
 
 
+def test_without_a_type_its_nodes_may_be_of_several():
+    c = Cluster([node("a1"), node("v1", gpu_type="v100"), node("v2", gpu_type="v100")])
+    c.add(1, elastic="1-4", on={"a1": 4})
+    c.add(2, elastic="1-4", on={"v1": 4})
+    c.add(3, on={"v2": 3})
+    c.add(4, gpus=4, min_nodes=2)
+    assert changes(c) == {1: (Action.SHRINK, {"a1": 2}), 2: (Action.SHRINK, {"v1": 2})}
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpu_type="v100")
+    assert not changes(c)
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpu_type="", gpus=2)
+    assert changes(c) == {2: (Action.SHRINK, {"v1": 3})}, "of one type if possible"
+
+
 def test_its_node_list_type_and_cpus_count():
     c = Cluster([*nodes(2), node("v1", 4, "v100")])
     c.add(1, elastic="1-4", on={"g1": 4})
