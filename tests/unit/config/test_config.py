@@ -19,6 +19,7 @@ def test_examples_in_docstrings():
     [
         ('[controller]\n\npolicy = "sai"', 'f.toml:3: policy "sai" is unknown; known: fair, sia'),
         ("[contoller]", "f.toml:1: section [contoller] is unknown; known: controller, api"),
+        ('policy = "fair"', "f.toml:1: policy is outside its section: put it in [controller]"),
         (PREFIX + "intervall = 3", "f.toml:3: intervall is unknown in [controller]; known: mode"),
         (PREFIX + "interval_s = 0", "f.toml:3: interval_s = 0 is invalid: expected 1 to 3600"),
         (PREFIX + 'interval_s = "30"', "f.toml:3: interval_s = '30' is invalid: expected a number"),
