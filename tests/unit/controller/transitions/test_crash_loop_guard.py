@@ -3,6 +3,8 @@
 import pytest
 
 from slurm_elastic.config.schema import parse
+from slurm_elastic.controller.metrics import metric_definitions
+from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
@@ -19,7 +21,10 @@ class Site:
     def __init__(self, text=""):
         self.ledger, self.scontrol, self.log = Ledger(":memory:"), FakeScontrol(), Log()
         self.store = JobStore(self.ledger)
-        self.guard = CrashLoopGuard(self.scontrol, parse(text), self.store, self.ledger, self.log)
+        self.counts = ActivityCounts()
+        self.guard = CrashLoopGuard(
+            self.scontrol, parse(text), self.store, self.ledger, self.log, counts=self.counts
+        )
         self.run, self.at = 0, 1000.0
 
     def look(self, seen, *, live=(), act=True, node=True):
@@ -60,7 +65,7 @@ def test_two_attempts_without_progress_are_enough():
         ("hold", "7"), ("update", "7", {"Comment": f"selastic: held, {why}"})
     ]  # fmt: skip
     assert any(f"JobId=7 Action=hold Reason={why}" in line for line in site.log.lines)
-    assert site.guard.holds == 1
+    assert site.counts.values(metric_definitions.HOLDS) == {(): 1}
     (row,) = site.ledger.transitions(7)
     assert (row["action"], row["reason"], row["live"]) == ("hold", why.to_json(), False)
     held = site.waits(1, reason="JobHeldUser")
