@@ -25,6 +25,7 @@ TOOLS = "as root: contrib/install-test-tools"
 PACKAGES = "make venv"
 REMEDIES = {
     "docker": "as root, or with Docker at hand: contrib/cluster/cluster up",
+    "promtool": "as root, about 100 MB: apt-get install --no-install-recommends prometheus",
     "root": "run the tests as root",
 }
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
