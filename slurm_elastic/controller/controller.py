@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
@@ -36,6 +36,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.cluster_reader import ClusterReader
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe
 
@@ -59,6 +60,7 @@ class Controller:
         account: str,
         log: Any,
         counts: ActivityCounts | None = None,
+        wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S,
     ) -> None:
         self.counts = counts or ActivityCounts()
         self.config, self.reader, self.ledger, self.policy = config, reader, ledger, policy
@@ -72,6 +74,7 @@ class Controller:
             ledger=ledger,
             config=config,
             account=account,
+            wait_after_requeue_s=wait_after_requeue_s,
             log=log,
         )
         self.failed_changes = FailedChanges(
@@ -159,9 +162,12 @@ class Controller:
     def _look(self) -> None:
         if self._idle():
             return
-        with self.pace.looking():
-            self._read_jobs()
         live = self.engine.live
+        with self.pace.looking():
+            if live and not self.pace.all_due():
+                self._read_again(live)
+            else:
+                self._read_jobs()
         others = frozenset(
             (j.job_id, j.state, j.run) for j in self._jobs.values() if j.job_id not in live
         )
@@ -173,7 +179,7 @@ class Controller:
                 self._jobs, sizes=self._sizes, per_node=self._per_node, down=self.reader.down
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
-            self._read_jobs()
+            self._read_again(live)
         self._collect()
         self._publish()
         if self.pace.round_is_due():
@@ -188,7 +194,13 @@ class Controller:
             self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
 
     def _read_jobs(self) -> None:
-        self._jobs = self.store.all_in_force(self.reader.jobs())
+        with self.pace.reading_all():
+            self._jobs = self.store.all_in_force(self.reader.jobs())
+
+    def _read_again(self, job_ids: Collection[int]) -> None:
+        """Read these jobs again; the others are those of the last time that all were read."""
+        others = {i: job for i, job in self._jobs.items() if i not in job_ids}
+        self._jobs = others | self.store.all_in_force(self.reader.some_jobs(job_ids))
 
     def _idle(self) -> bool:
         """Return whether nothing has happened and nothing is due, by a cheap look."""

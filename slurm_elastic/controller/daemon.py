@@ -211,9 +211,8 @@ class Daemon:
             account=_account(),
             log=self._log,
             counts=self._counts,
+            wait_after_requeue_s=reader.wait_after_requeue_s,
         )
-        if reader.choice:
-            controller.engine.cool_s = reader.choice.release.wait_after_requeue_s
         controller.rival = lambda: self._rival(reader)
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one

@@ -57,8 +57,8 @@ class PollSchedule:
         self.asked_for = False
         self._next_round = 0.0
         self._not_before = 0.0
-        self._looked = 0.0
-        self._pulse_s = self._look_s = 0.0
+        self._looked = self._all_read = 0.0
+        self._pulse_s = self._look_s = self._all_s = 0.0
 
     def pause(self, *, poll_s: float, live: bool) -> float:
         """Return the seconds until the next look.
@@ -92,6 +92,21 @@ class PollSchedule:
         began = _cpu_s()
         yield
         self._look_s = _cpu_s() - began
+
+    @contextmanager
+    def reading_all(self) -> Iterator[None]:
+        """Measure the reading of all jobs, whose cost decides when all are read again."""
+        began = _cpu_s()
+        yield
+        self._all_s, self._all_read = _cpu_s() - began, time.monotonic()
+
+    def all_due(self) -> bool:
+        """Return whether a look during transitions shall read all jobs, not only theirs.
+
+        Where that is cheap: always.
+        """
+        pause_s = self._all_s / _FAST_SHARE
+        return pause_s <= _FAST_S or time.monotonic() - self._all_read >= pause_s
 
     def ask(self) -> bool:
         """Note a request for an unknown job; return whether it may cause a look at once."""

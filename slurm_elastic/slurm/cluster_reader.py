@@ -17,7 +17,7 @@ from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.job_parser import JobParser
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.record_source import RecordSource, SlurmConf
-from slurm_elastic.slurm.release_rules import Release
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
 from slurm_elastic.slurm.switches import read_switches
 
 #: After the prefix of our reservations: name of the one that marks the active controller.
@@ -76,6 +76,11 @@ class ClusterReader:
         )
         #: Leases when reservations were last read.
         self.leases_seen: tuple[Reservation, ...] = ()
+
+    @property
+    def wait_after_requeue_s(self) -> float:
+        """Seconds that a requeued job must wait before it may start again."""
+        return self.choice.release.wait_after_requeue_s if self.choice else WAIT_AFTER_REQUEUE_S
 
     def jobs(self) -> dict[int, Job]:
         """Return all jobs of slurmctld, by raw id."""

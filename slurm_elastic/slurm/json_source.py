@@ -22,6 +22,7 @@ from slurm_elastic.slurm.slurm_command import output
 from slurm_elastic.slurm.slurm_settings import parse_settings, seconds
 
 _JOBS = ("squeue", "--all", "--states=all", "--json")
+_UNKNOWN_JOB = "Invalid job id"
 _STATES = ("squeue", "--only-job-state", "--json")  # refuses --all, and shows all without it
 
 
@@ -51,9 +52,13 @@ class JsonSource:
     def jobs(self, only: Collection[int] = ()) -> Iterable[Any]:
         """Return the records of all jobs, or of those named."""
         if only:
-            content = output(
-                *_JOBS, f"--jobs={','.join(map(str, sorted(only)))}", timeout_s=self._timeout_s
-            )
+            ids = ",".join(map(str, sorted(only)))
+            try:
+                content = output(*_JOBS, f"--jobs={ids}", timeout_s=self._timeout_s)
+            except SlurmUnreachableError as error:
+                if _UNKNOWN_JOB in str(error):  # the only one, and Slurm has forgotten it
+                    return []
+                raise
             return [j for c in self._slices(content) if (j := self._job(c))]
         content = output(*_JOBS, timeout_s=self._timeout_s)
         with self._lock:

@@ -16,7 +16,7 @@ _NUMBERS = re.compile(r"(?<![0-9.])([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,2}))?(?![
 #: Seconds that a requeued job waits before it may start again: until then slurmd may take the
 #: new launch credential for the revoked one. From 25.11 on credentials are keyed by run, and no
 #: wait is needed (measured: docs/slurm-versions.md).
-_WAIT_S = 2.0
+WAIT_AFTER_REQUEUE_S = 2.0
 
 
 class KnownFault(NamedTuple):
@@ -75,7 +75,7 @@ class Release:
     @property
     def wait_after_requeue_s(self) -> float:
         """Seconds that a requeued job must wait before it may start again."""
-        return _WAIT_S if self < Release(25, 11) else 0.0
+        return WAIT_AFTER_REQUEUE_S if self < Release(25, 11) else 0.0
 
     @property
     def has_requeue_delay(self) -> bool:

@@ -39,7 +39,7 @@ def again(cluster: SlurmCluster, job: int, run: int) -> None:
         return found["restart_cnt"] == run and found["job_state"] == ["PENDING"]
 
     until(back, seconds=60, what=f"for attempt {run} of job {job}")
-    # Started within a second of its requeue it fails: "Job credential revoked" (moves.COOL_S).
+    # Started within a second of its requeue it fails: "Job credential revoked".
     cluster.exec(f"sleep 2; scontrol update jobid={job} StartTime=now", user="alice")
 
 
@@ -52,7 +52,8 @@ def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(
     again(cluster, hopeless, 1)
     daemon.wait_for(f"JobId={hopeless} Action=hold Reason=no-progress attempts=2", timeout=60)
     found = shown(cluster, hopeless)
-    assert (found["state_reason"], found["restart_cnt"]) == ("JobHeldUser", 2)
+    assert found["state_reason"] == "JobHeldUser"
+    assert found["restart_cnt"] >= 2  # more if Slurm failed to launch it, which is no attempt
     why = "no progress in 2 attempts in a row: it has reported no checkpoint; exit code 3"
     assert found["comment"] == "selastic: held, no-progress attempts=2 exit_code=3"
     until(lambda: why in daemon.selastic("explain", str(hopeless)))

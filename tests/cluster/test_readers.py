@@ -72,6 +72,7 @@ def test_both_readers_see_the_same(site: SlurmCluster) -> None:
     printed = differences(site)
     assert printed["differences"] == []
     assert printed["jobs"] >= 14
+    assert printed["some"] == [[], []], "jobs that are read by themselves"
 
 
 @pytest.fixture

@@ -174,6 +174,9 @@ class SimulatedSlurm:
     def jobs(self):
         return dict(self.listed)
 
+    def some_jobs(self, job_ids):
+        return {i: self.listed[i] for i in job_ids if i in self.listed}
+
     def pulse(self):
         return frozenset((j.job_id, j.state.value, j.run) for j in self.listed.values())
 

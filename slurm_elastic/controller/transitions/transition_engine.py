@@ -23,7 +23,6 @@ from slurm_elastic.controller.transitions.admission import admitted, hopeless
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.transition_steps import (
-    COOL_S,
     StepInputs,
     TransitionSteps,
     present_job,
@@ -32,6 +31,7 @@ from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Calls to scontrol under way at once.
@@ -70,6 +70,7 @@ class TransitionEngine:
         ledger: where states are kept.
         config: the site's.
         account: Unix name of the controller's own account, sole user of fresh reservations.
+        wait_after_requeue_s: seconds that a requeued job waits before it may start again.
         log: structlog logger.
     """
 
@@ -80,13 +81,13 @@ class TransitionEngine:
         ledger: Ledger,
         config: Config,
         account: str,
+        wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S,
         log: Any,
     ) -> None:
         self._ledger, self._config, self._log = ledger, config, log
         self.reservations = Reservations(scontrol, config, account, log)
         self.outbox = OrderOutbox()
-        #: Seconds that a requeued job waits before it may start again; depends on the release.
-        self.cool_s = COOL_S
+        self._wait_after_requeue_s = wait_after_requeue_s
         self._steps = TransitionSteps(scontrol, log)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
@@ -224,7 +225,7 @@ class TransitionEngine:
             open=self._open,
             per_node=per_node,
             lease_s=self.config.slurm.lease_s,
-            cool_s=self.cool_s,
+            wait_after_requeue_s=self._wait_after_requeue_s,
         )
         unwritten: LedgerError | None = None
         for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):

@@ -18,11 +18,9 @@ from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
-#: Between a requeue and the next start: the revocation of the old credential must not hit the
-#: new launch (measured: job FAILED within the same second).
-COOL_S = 2.0
 #: Pending for longer than this after RELEASE: the update is sent again, then the plan given up.
 PATIENCE_S = 6.0
 GIVE_UP_S = 25.0
@@ -53,7 +51,7 @@ class StepInputs:
         open: makes the reservation usable by a transition's owner.
         per_node: partition → type → GPUs on its smallest node of that type.
         lease_s: how far ahead a waiting job's start time is put.
-        cool_s: seconds that a requeued job waits before it may start again.
+        wait_after_requeue_s: seconds that a requeued job waits before it may start again.
     """
 
     jobs: Mapping[int, Job]
@@ -64,7 +62,7 @@ class StepInputs:
     open: Callable[[Transition], None]
     per_node: Mapping[str, Mapping[str, int]]
     lease_s: float
-    cool_s: float = COOL_S
+    wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S
     hopeless: frozenset[int] = frozenset()
 
     def gpus_of_others(self, node: str, job_id: int) -> int:
@@ -232,7 +230,7 @@ class TransitionSteps:
         if t.target is None:
             return TransitionState.RESHAPE
         now = time.time()
-        if t.waited(now, "drained") < site.cool_s or t.waited(now) < 0.05:
+        if t.waited(now, "drained") < site.wait_after_requeue_s or t.waited(now) < 0.05:
             return None
         wrong = shape.difference(job, t.target)
         if wrong:

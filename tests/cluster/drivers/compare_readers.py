@@ -10,6 +10,7 @@ import os
 import sys
 import time
 
+from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm.cluster_reader import ClusterReader
 from slurm_elastic.slurm.json_source import JsonSource
 from slurm_elastic.slurm.pyslurm_source import PyslurmSource
@@ -17,6 +18,9 @@ from slurm_elastic.slurm.slurm_command import installed_release
 
 #: Words that only one of the two ways uses for a state of a node.
 WORDS = {"MAINTENANCE": "MAINT", "NO_RESPOND": "NOT_RESPONDING"}
+
+#: Id of a job that slurmctld does not know.
+FORGOTTEN = 900_000
 
 
 def differences(left, right):
@@ -35,6 +39,16 @@ def differences(left, right):
 
 def _name(row):
     return getattr(row, "job_id", None) or row.name
+
+
+def differing_alone(reader):
+    """Return the ids of running and pending jobs that differ when they are read by themselves."""
+    jobs = reader.jobs()
+    kept = sorted(i for i, j in jobs.items() if j.state in (JobState.RUNNING, JobState.PENDING))
+    few = [reader.some_jobs(ids) for ids in ([FORGOTTEN], [FORGOTTEN, kept[0]])]
+    assert FORGOTTEN not in few[0] | few[1]
+    assert few[1][kept[0]] == jobs[kept[0]]
+    return [i for i in kept if reader.some_jobs([i])[i] != jobs[i]]
 
 
 def timed(reader, times):
@@ -61,7 +75,15 @@ def main() -> None:
         if not found:
             break
         time.sleep(0.5)
-    print(json.dumps({"jobs": len(readers[1].jobs()), "differences": found}))
+    print(
+        json.dumps(
+            {
+                "jobs": len(readers[1].jobs()),
+                "differences": found,
+                "some": [differing_alone(reader) for reader in readers],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

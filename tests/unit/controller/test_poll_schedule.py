@@ -96,3 +96,17 @@ def test_a_word_about_an_unknown_job_brings_the_next_look_forward_once(clock: Cl
     assert schedule.pause(poll_s=20.0, live=False) == 1.0
     clock.now += 2.0
     assert schedule.ask()
+
+
+@pytest.mark.parametrize(("cost", "reads"), [(0.01, 100), (0.85, 5)])
+def test_all_jobs_are_read_as_often_as_their_cost_allows(
+    clock: Clock, cost: float, reads: int
+) -> None:
+    schedule, begun, done = PollSchedule(), clock.now, 0
+    for look in range(100):
+        clock.now = begun + 0.25 * look
+        if schedule.all_due():
+            done += 1
+            with schedule.reading_all():
+                clock.work(cost)
+    assert done == reads

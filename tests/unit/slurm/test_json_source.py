@@ -192,6 +192,12 @@ def test_a_job_that_slurm_has_forgotten_is_gone(reader, site):
     assert set(reader.jobs()) == {8}
 
 
+def test_one_job_that_slurm_has_forgotten_is_no_failure(reader, site):
+    assert set(reader.some_jobs([7])) == {7}
+    site.write("failure", "slurm_load_jobs error: Invalid job id specified\n")
+    assert reader.some_jobs([8]) == {}
+
+
 def test_the_pulse_differs_when_a_job_has_ended(reader, site):
     before = reader.pulse()
     assert reader.pulse() == before

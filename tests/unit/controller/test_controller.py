@@ -1,0 +1,26 @@
+"""A whole controller on a simulated Slurm."""
+
+from tests.support.simulated_script import SimulatedScript
+from tests.support.simulated_slurm import SimulatedSite
+from tests.unit.controller.transitions.test_failed_changes import CONFIG, play, sizes
+
+
+def test_while_a_change_is_under_way_looks_at_its_job_suffice(monkeypatch):
+    site = SimulatedSite(monkeypatch, {"n1": 4, "n2": 4}, CONFIG)
+    read = site.slurm.jobs
+    all_read = []
+    monkeypatch.setattr(site.slurm, "jobs", lambda: all_read.append(site.slurm.now) or read())
+    monkeypatch.setattr(site.controller.pace, "all_due", lambda: False)
+    site.slurm.submit(7, elastic="1-4", gpus=1)
+    site.slurm.submit(8, gpus=4)
+    scripts = [SimulatedScript(site, 7)]
+    while not site.controller.engine.live:
+        play(site, scripts, 0.5)
+    before = len(all_read)
+    looks = 0
+    while site.controller.engine.live:
+        play(site, scripts, 0.5)
+        looks += 1
+    assert sizes(site) == [1, 4]
+    assert len(all_read) - before < looks / 2, "rounds read all jobs"
+    site.close()
