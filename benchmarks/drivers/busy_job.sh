@@ -17,10 +17,17 @@ note() { echo "$1 $SLURM_JOB_ID $run $2 $EPOCHREALTIME" >>"$home/log"; }
 tell() { [ ! -e "$JOBS_DIR/reporter" ] || echo "$*" >>"$JOBS_DIR/out"; }
 note begin "$step"
 tell begin "$SLURM_JOB_ID" "$run" "$SLURM_JOB_NAME" "$gpus" "$nodes" "$step" "$WORK"
+line=
 while [ "$step" -lt "$WORK" ]; do
-    if ! read -r -t 1 -u 8 word notice; then
+    # The second may be over in the middle of a line, which is then read in two parts.
+    if ! IFS= read -r -t 1 -u 8 part; then
+        line+=$part
         step=$((step + gpus))
-    elif [ "$word" = save ]; then
+        continue
+    fi
+    read -r word notice <<<"$line$part"
+    line=
+    if [ "$word" = save ]; then
         echo "$step" >"$home/saved.new" && mv "$home/saved.new" "$home/saved"
         note saved "$step"
         tell saved "$SLURM_JOB_ID" "$run" "$notice" "$step"

@@ -30,7 +30,9 @@ def test_all_land_as_planned_and_nobody_steals(cluster: SlurmCluster) -> None:
         )
         assert done.stdout, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
-        wrong = [r for r in result["rows"] if r["state"] != "DONE"]
+        wrong = [
+            (r["id"], r["problem"], r["entered"]) for r in result["rows"] if r["state"] != "DONE"
+        ]
         assert (result["landed"] >= 20, wrong) == (True, [])
         assert (result["stolen"], result["left"]) == ([], [])
         assert result["attempts"]["lost"] == 0
