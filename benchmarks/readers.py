@@ -1,4 +1,4 @@
-"""Cost of reading all jobs, through pyslurm and through Slurm's JSON.
+"""Cost of reading all jobs, through pyslurm and through Slurm's JSON; and three jobs by JSON.
 
     python -m benchmarks.readers [--jobs 2000] [--blocks 3] [--json] [--cluster selastic]
 
@@ -39,18 +39,21 @@ def main() -> None:
     ]
     on_cluster(args.cluster, "scancel", "-u", "alice", "--state=PENDING")
     medians = {
-        f"{name}_{unit}": statistics.median(block[place][unit] for block in blocks)
-        for place, name in enumerate(("pyslurm", "json"))
+        f"{name}_{unit}": statistics.median(block[name][unit] for block in blocks)
+        for name in blocks[0]
         for unit in ("seconds", "cpu")
     }
-    ratios = [block[1]["cpu"] / block[0]["cpu"] for block in blocks]
+    ratios = [block["json"]["cpu"] / block["pyslurm"]["cpu"] for block in blocks]
+    parts = [block["json_three"]["cpu"] / block["json"]["cpu"] for block in blocks]
     if args.json:
-        print(json.dumps({"jobs": args.jobs, **medians, "cpu_ratios": ratios}))
+        result = {"jobs": args.jobs, **medians, "cpu_ratios": ratios, "three_to_all": parts}
+        print(json.dumps(result))
         return
-    for name in ("pyslurm", "json"):
+    for name in blocks[0]:
         seconds, cpu = medians[f"{name}_seconds"], medians[f"{name}_cpu"]
-        print(f"{name:8} {seconds * 1000:6.0f} ms, {cpu * 1000:6.0f} ms of CPU for each read")
+        print(f"{name:10} {seconds * 1000:6.0f} ms, {cpu * 1000:6.0f} ms of CPU for each read")
     print(f"CPU json / pyslurm: {min(ratios):.0f} to {max(ratios):.0f}")
+    print(f"CPU of three jobs / of all, by JSON: {min(parts):.2f} to {max(parts):.2f}")
 
 
 if __name__ == "__main__":

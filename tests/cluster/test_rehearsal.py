@@ -3,14 +3,16 @@
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, running, shown
+from tests.support.selasticd import PYTHON, Daemon, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 SCRATCH = "/shared/scratch/rehearsal"
+FULL_DISK = Path(__file__).parent / "drivers" / "full_disk.py"
 
 #: Trains without the library: counts, and saves each second in its own manner. Options: `resume`,
 #: `rename` (else in place), `fussy` (refuses an output folder that exists), `until=N` steps.
@@ -104,6 +106,23 @@ def test_what_the_batch_script_decides_is_rehearsed_and_the_job_grows(
     assert kept_for(job) in log
     assert cluster.exec(f"ls -A {kept_for(job)}", check=False).returncode != 0, "it is removed"
     assert len(rows(daemon, job)) == 1
+
+
+def test_a_disk_that_fills_up_costs_the_copy_and_nothing_else(cluster: SlurmCluster) -> None:
+    """On a real file system, of 64 MB: that of shared memory in the container."""
+    place = "/dev/shm/full-disk"
+    try:
+        printed = cluster.exec(f"{PYTHON} - {place}", user="alice", stdin=FULL_DISK.read_text())
+    finally:
+        cluster.exec(f"rm -rf {place}")
+    assert json.loads(printed.stdout) == {
+        "problem": "no-room",
+        "left": ["model.pt", "optimizer.pt"],
+        "kept_again": 24_000_000,
+        "free": 0,
+        "restored": True,
+        "aside": [True],
+    }
 
 
 def test_a_script_that_starts_anew_completes_and_nothing_is_overwritten(
