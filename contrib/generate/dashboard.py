@@ -92,7 +92,7 @@ _PANELS = (
     ),
     _Panel(
         "Changes under way",
-        (("{{state}}", "sum by (state) (selastic_transitions_live{JOB}) > 0"),),
+        (("{{state}}", "sum by (state) (selastic_transitions_live{JOB})"),),
         stacked=True,
     ),
     _Panel(

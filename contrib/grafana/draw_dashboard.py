@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import re
 import time
 import urllib.error
@@ -22,6 +23,7 @@ from typing import Any
 DASHBOARD = Path(__file__).parent / "dashboards" / "slurm-elastic.json"
 #: Of the grid: rows of one height unit, in inches.
 _UNIT, _WIDTH = 0.42, 20.0
+_NONE = float("nan")
 
 
 def main() -> None:
@@ -52,11 +54,14 @@ class Source:
 
     def __init__(self, url: str, job: str, start: float, end: float) -> None:
         self.url, self.job, self.start, self.end = url, job, start, end
-        self.step = max(5.0, (end - start) / 200)
+        step = max(5.0, (end - start) / 200)
+        #: At which each query is evaluated.
+        self.times = [round(start + step * i, 1) for i in range(int((end - start) / step) + 1)]
+        self.step = step
         self.asked = 0
 
-    def series(self, query: str, legend: str) -> list[tuple[str, list[float], list[float]]]:
-        """Return (name, times, values) of each series of a query."""
+    def series(self, query: str, legend: str) -> list[tuple[str, list[float]]]:
+        """Return (name, values) of each series of a query; NaN where it has no value."""
         self.asked += 1
         query = query.replace("$job", self.job).replace("$__rate_interval", "1m")
         arguments = {"query": query, "start": self.start, "end": self.end, "step": self.step}
@@ -69,11 +74,9 @@ class Source:
             raise ValueError(f"{query}: {reason}") from None
         rows = []
         for row in result:
-            points = [(float(t), float(v)) for t, v in row["values"] if v != "NaN"]
-            if points:
-                times, values = zip(*points, strict=True)
-                rows.append((_name(legend, row["metric"]), list(times), list(values)))
-        return rows
+            values = {round(float(t), 1): float(v) for t, v in row["values"]}
+            rows.append((_name(legend, row["metric"]), [values.get(t, _NONE) for t in self.times]))
+        return [(name, values) for name, values in rows if not all(map(math.isnan, values))]
 
 
 def _name(legend: str, labels: dict[str, str]) -> str:
@@ -109,46 +112,44 @@ def draw(panels: list[dict[str, Any]], source: Source, out: Path) -> list[str]:
         ]
         if not series:
             empty.append(panel["title"])
-        _DRAW[panel["type"]](axes, panel, series)
+        if panel["type"] == "timeseries":
+            _lines(axes, panel, series, source.times)
+        else:
+            _text(axes, panel, series)
     figure.savefig(out)
     return empty
 
 
-def _stat(axes: Any, panel: dict[str, Any], series: list[Any]) -> None:
-    value = f"{series[0][2][-1]:g}" if series else "no data"
-    if series and panel["fieldConfig"]["defaults"]["unit"] == "s":
-        value = f"{series[0][2][-1]:.1f} s"
-    axes.text(0.5, 0.4, value, fontsize=18, ha="center", va="center")
+def _text(axes: Any, panel: dict[str, Any], series: list[tuple[str, list[float]]]) -> None:
+    """Show the last value of one series large, or the last ones of a table's rows."""
     axes.set_axis_off()
+    if panel["type"] == "table":
+        lines = [f"{name}: {values[-1]:g}" for name, values in series if not math.isnan(values[-1])]
+        axes.text(0.0, 0.95, "\n".join(lines) or "none", fontsize=8, va="top", wrap=True)
+        return
+    value = f"{series[0][1][-1]:.4g}" if series else "no data"
+    unit = panel["fieldConfig"]["defaults"]["unit"].replace("short", "")
+    axes.text(0.5, 0.4, f"{value} {unit}", fontsize=18, ha="center", va="center")
 
 
-def _table(axes: Any, _: dict[str, Any], series: list[Any]) -> None:
-    lines = [f"{name}: {values[-1]:g}" for name, _, values in series] or ["none"]
-    axes.text(0.0, 0.95, "\n".join(lines), fontsize=8, va="top", wrap=True)
-    axes.set_axis_off()
-
-
-def _lines(axes: Any, panel: dict[str, Any], series: list[Any]) -> None:
+def _lines(
+    axes: Any, panel: dict[str, Any], series: list[tuple[str, list[float]]], times: list[float]
+) -> None:
     defaults = panel["fieldConfig"]["defaults"]
-    stacked = defaults["custom"]["stacking"]["mode"] == "normal"
-    if stacked and series:
-        times = sorted({t for _, row, _ in series for t in row})
-        values = [[dict(zip(t, v, strict=True)).get(at, 0.0) for at in times] for _, t, v in series]
-        dates = [datetime.datetime.fromtimestamp(t, datetime.UTC) for t in times]
-        axes.stackplot(
-            dates, values, labels=[name for name, _, _ in series], alpha=0.7, step="post"
-        )
+    dates = [datetime.datetime.fromtimestamp(t, datetime.UTC) for t in times]
+    if defaults["custom"]["stacking"]["mode"] == "normal" and series:
+        filled = [[0.0 if math.isnan(v) else v for v in values] for _, values in series]
+        axes.stackplot(dates, filled, labels=[n for n, _ in series], alpha=0.7, step="post")
     else:
-        for name, row, values in series:
-            dates = [datetime.datetime.fromtimestamp(t, datetime.UTC) for t in row]
-            marker = "." if len(row) < 3 else None
-            axes.plot(dates, values, label=name, drawstyle="steps-post", marker=marker)
+        for name, values in series:
+            axes.plot(dates, values, label=name, drawstyle="steps-post", linewidth=1.2)
+    axes.set_xlim(dates[0], dates[-1])
     axes.set_ylim(bottom=0)
-    axes.set_ylabel({"short": ""}.get(defaults["unit"], defaults["unit"]), fontsize=7)
+    axes.set_ylabel(defaults["unit"].replace("short", ""), fontsize=7)
     axes.tick_params(labelsize=7)
     axes.xaxis.set_major_formatter(lambda x, _: _clock(x))
     axes.grid(alpha=0.3)
-    if any(name for name, _, _ in series):
+    if any(name for name, _ in series):
         axes.legend(fontsize=6, loc="upper left")
 
 
@@ -156,9 +157,6 @@ def _clock(number: float) -> str:
     from matplotlib import dates  # noqa: PLC0415
 
     return dates.num2date(number).strftime("%H:%M")
-
-
-_DRAW = {"stat": _stat, "table": _table, "timeseries": _lines}
 
 
 if __name__ == "__main__":

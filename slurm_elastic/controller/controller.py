@@ -218,8 +218,7 @@ class Controller:
         """Record transitions that have ended."""
         while self.engine.ended:
             transition, job = self.engine.ended.pop(0)
-            save_s = self.store.entry(job).checkpoint_s if job else None
-            self.counts.transition_ended(transition, save_s)
+            self.counts.transition_ended(transition)
             if transition.state is TransitionState.DONE or transition.given_up:
                 self.store.changed(transition, job, time.time())
             if transition.state is TransitionState.DONE and transition.target is not None:

@@ -75,7 +75,7 @@ class ReportHandler:
             news = self._store.record_report(report, job, now)
             if report.run == job.run:
                 by_change = self._store.entry(job).trials.changed_run == job.run
-                self.attempts.record(report, by_change=by_change)
+                self.attempts.record(report, job.allocation, by_change=by_change)
             self._answer_failure(report, job)
             try:
                 self._measure(report, job, now)
@@ -90,7 +90,9 @@ class ReportHandler:
                 self._tuner.answer_report(
                     job, report, directive=self._store.directive(job), learned=learned
                 )
-        if report.phase == "saved" and report.notice is not None:
+        if report.phase == "saving" and report.notice is not None:
+            self._engine.note_saving(report.job_id, report.run, report.notice)
+        elif report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
         return news
 

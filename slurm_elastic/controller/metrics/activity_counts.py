@@ -79,20 +79,17 @@ class ActivityCounts:
 
     # --- events ---
 
-    def transition_ended(self, transition: Transition, save_s: float | None) -> None:
-        """Count a transition that has ended, and the parts that are known then.
-
-        Args:
-            transition: not live any more.
-            save_s: seconds that training waited for the save; None: not reported.
-        """
+    def transition_ended(self, transition: Transition) -> None:
+        """Count a transition that is not live any more, and its parts that are known then."""
         outcome = transition.state.value.lower()
         self._add(metrics.TRANSITIONS, transition.action.value, outcome)
-        seconds = transition.seconds()
-        self._phase("notice", seconds["checkpoint"])
-        if seconds["checkpoint"] is not None:
-            self._phase("save", save_s)
-        self._phase("slurm", seconds["slurm"])
+        at = transition.entered
+        if "NOTIFY" in at and "saved" in at:
+            # A save shorter than a report takes is seen only when it has ended.
+            saving = at.get("saving", at["saved"])
+            self._phase("notice", saving - at["NOTIFY"])
+            self._phase("save", at["saved"] - saving)
+        self._phase("slurm", transition.seconds()["slurm"])
 
     def training_again(self, transition: Transition) -> None:
         """Count the parts of a transition that end with the first step after it."""

@@ -4,9 +4,9 @@ Only what this process has seen is compared; steps and speeds are those that job
 
 >>> counts = ActivityCounts()
 >>> attempts = AttemptComparison(counts)
->>> attempts.record(Report(job_id=7, run=0, phase="training", step=120), by_change=False)
+>>> attempts.record(Report(job_id=7, run=0, phase="training", step=120), None, by_change=False)
 >>> attempts.record(Report(job_id=7, run=1, phase="training", step=101, resumed_from=100),
-...                 by_change=False)
+...                 None, by_change=False)
 >>> counts.values(metric_definitions.LOST_STEPS)[("other",)]
 20
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.controller.metrics import metric_definitions  # noqa: F401 - for the doctest
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Decision
 from slurm_elastic.core.report import Report
 
@@ -32,7 +33,7 @@ class _Attempt:
 
     Attributes:
         last_step: of the attempt before, until it was compared; None: nothing to compare.
-        promise: predicted speed over `last_rate`, on so many GPUs of a type.
+        promise: predicted speed over `last_rate`, and on which GPUs.
     """
 
     run: int
@@ -40,7 +41,7 @@ class _Attempt:
     rate: float | None = None
     last_step: int | None = None
     last_rate: float | None = None
-    promise: tuple[float, int, str] | None = None
+    promise: tuple[float, Allocation] | None = None
 
 
 class AttemptComparison:
@@ -60,8 +61,7 @@ class AttemptComparison:
         with self._lock:
             attempt = self._attempts.get(decision.job_id)
             if attempt is not None and decision.current and decision.target:
-                target = decision.target
-                attempt.promise = (1 + decision.gain, target.gpus, target.gpu_type)
+                attempt.promise = (1 + decision.gain, decision.target)
 
     def withdraw(self, job_id: int) -> None:
         """Forget the promise of a change that was not carried out."""
@@ -70,11 +70,12 @@ class AttemptComparison:
             if attempt is not None:
                 attempt.promise = None
 
-    def record(self, report: Report, *, by_change: bool) -> None:
+    def record(self, report: Report, held: Allocation | None, *, by_change: bool) -> None:
         """Record a report of the present attempt of its job.
 
         Args:
             report: as it arrived.
+            held: by the job.
             by_change: whether a change of the controller began the attempt.
         """
         if report.kind != "library":
@@ -91,7 +92,7 @@ class AttemptComparison:
                     promise=attempt.promise,
                 )
             self._compare_steps(attempt, report, by_change=by_change)
-            self._compare_speeds(attempt, report)
+            self._compare_speeds(attempt, report, held)
 
     def _compare_steps(self, attempt: _Attempt, report: Report, *, by_change: bool) -> None:
         if report.step is None:
@@ -103,15 +104,15 @@ class AttemptComparison:
             attempt.last_step = None
         attempt.step = max(report.step, attempt.step or 0)
 
-    def _compare_speeds(self, attempt: _Attempt, report: Report) -> None:
+    def _compare_speeds(self, attempt: _Attempt, report: Report, held: Allocation | None) -> None:
         enough = report.steps_measured >= _MIN_STEPS
         if not enough or not report.step_time_s or not report.global_batch:
             return
         attempt.rate = report.global_batch / report.step_time_s
         if attempt.promise is None or not attempt.last_rate:
             return
-        ratio, *shape = attempt.promise
-        if [report.gpus, report.gpu_type] == shape:
+        ratio, target = attempt.promise
+        if held == target:
             self._counts.speed_changed(promised=ratio, delivered=attempt.rate / attempt.last_rate)
         attempt.promise = attempt.last_rate = None
 

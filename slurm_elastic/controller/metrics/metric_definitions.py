@@ -116,9 +116,9 @@ TRANSITIONS = MetricDefinition(
 PHASES = ("notice", "save", "slurm", "start", "restore")
 TRANSITION_SECONDS = MetricDefinition(
     "transition_seconds",
-    "Parts of a change: `notice`, until the job has saved; `save`, for which its training waited "
-    "meanwhile; `slurm`, from requeue to running; `start`, from the program's start to its first "
-    "step, without `restore`; `total`, from notice to first step.",
+    "Parts of a change: `notice`, until the job reports that it saves; `save`; `slurm`, from "
+    "requeue to running; `start`, from the program's start to its first step, without `restore`; "
+    "`total`, from notice to first step.",
     ("phase",),
     "histogram",
     buckets=(0.1, 0.3, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600),

@@ -89,9 +89,9 @@ class Transition:
         spare_s: seconds that are left on top of the running attempt's limit, which Slurm keeps
             in whole minutes.
         nice: to be restored after the priority was.
-        entered: when each state was last entered; `saved`, `unanswered` (no such word came in
-            time), `declined` (the job cannot be rehearsed), `running`, `first_step`, `cleared` as
-            well.
+        entered: when each state was last entered; `saving`, `saved`, `unanswered` (no such word
+            came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
+            `cleared` as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.

@@ -282,6 +282,13 @@ class TransitionEngine:
         if state.live:
             self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
 
+    def note_saving(self, job_id: int, run: int, notice: int) -> None:
+        """Record when a job began to save for a notice."""
+        with self._lock:
+            transition = self._live.get(job_id)
+            if transition and (transition.id, transition.run) == (notice, run):
+                transition.entered.setdefault("saving", time.time())
+
     def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
         """Record that a job has saved; one without a live transition resumes."""
         with self._lock:

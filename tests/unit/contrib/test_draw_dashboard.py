@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import math
 import threading
 import urllib.parse
 
@@ -20,7 +21,7 @@ def prometheus():
             query = urllib.parse.parse_qs(urllib.parse.urlparse(self.path).query)["query"][0]
             self.server.asked.append(query)
             refused = self.server.refuses
-            values = [[1000 + 30 * i, str(i)] for i in range(5)] + [[1200, "NaN"]]
+            values = [[1000 + 5 * i, str(i)] for i in range(5)] + [[1025, "NaN"]]
             rows = [{"metric": {"use": use}, "values": values} for use in ("idle", "rigid")]
             body = {"error": "parse error"} if refused else {"data": {"result": rows}}
             self.send_response(400 if refused else 200)
@@ -55,7 +56,9 @@ def test_every_panel_is_drawn_from_its_own_queries(prometheus, tmp_path):
 def test_legends_are_filled_and_missing_values_left_out(prometheus):
     (idle, _) = source(prometheus).series('x{job="$job"}', "{{use}} GPUs")
     assert idle[0] == "idle GPUs"
-    assert idle[2] == [0, 1, 2, 3, 4]
+    assert idle[1][:5] == [0, 1, 2, 3, 4]
+    assert all(math.isnan(value) for value in idle[1][5:])
+    assert len(idle[1]) == 1 + 200 / 5
     assert prometheus.asked == ['x{job="site"}']
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from slurm_elastic.controller.metrics import metric_definitions as metrics
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.core.report import Report
 from tests.support.simulated_script import SimulatedScript
 from tests.support.simulated_slurm import SimulatedSite
 
@@ -54,8 +55,24 @@ def test_a_change_is_counted_once_with_its_parts(site):
     assert ended(counts) == {}
     play(site, SimulatedScript(site, 7), 120)
     assert ended(counts) == {("grow", "done"): 1}
-    assert observed(counts) == {"notice": 1, "slurm": 1}
+    assert observed(counts) == {"notice": 1, "save": 1, "slurm": 1}
     assert counts.histograms(metrics.ROUND_SECONDS)[()].total >= 120 / 10
+
+
+def test_a_save_is_counted_from_its_own_report(site):
+    script, handler = SimulatedScript(site, 7), site.controller.report_handler
+    play(site, script, 120, until=lambda: site.controller.engine.live)
+    play(site, script, 2)
+    (transition,) = site.controller.engine.live.values()
+    saving = Report(job_id=7, run=0, phase="saving", kind="script", notice=transition.id)
+    handler.handle(saving, site.controller.job(7), act=True)
+    play(site, script, 120)
+    parts = site.controller.counts.histograms(metrics.TRANSITION_SECONDS)
+    notice, save = (parts[(phase,)].sum for phase in ("notice", "save"))
+    seen = transition.entered
+    assert notice + save == seen["saved"] - seen["NOTIFY"]
+    assert notice > 0
+    assert save > notice
 
 
 def test_a_change_resumed_from_the_ledger_is_counted_where_it_ends(site):

@@ -15,9 +15,10 @@ class Compared:
         self.attempts = AttemptComparison(self.counts)
 
     def report(self, run, step=None, *, by_change=False, **fields):
-        values = {"job_id": 7, "phase": "training", "gpus": 2, "gpu_type": "a100"}
+        values = {"job_id": 7, "phase": "training", "gpus": 2}  # the type is not always reported
         report = Report(run=run, step=step, **(values | fields))
-        self.attempts.record(report, by_change=by_change)
+        held = Allocation.of("a100", {"n1": report.gpus})
+        self.attempts.record(report, held, by_change=by_change)
 
     def grow(self, gain):
         self.attempts.promise(
