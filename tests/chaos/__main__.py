@@ -68,7 +68,8 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
         print(f"{time.time() - begun:7.1f} s  {text}", flush=True)
 
     campaign = Campaign(SlurmCluster(args.name), plan, say)
-    record = {"commit": _commit()} | campaign.run()
+    slurm = campaign.cluster.exec(["scontrol", "--version"]).stdout.split()[-1]
+    record = {"commit": _commit(), "slurm": slurm} | campaign.run()
     if args.evidence:
         _keep(campaign, args.evidence)
     if args.results:

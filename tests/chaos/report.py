@@ -27,7 +27,8 @@ def lines(records: Sequence[Record]) -> list[str]:
         (
             f"{len(records)} campaigns, {sum(r['seconds'] for r in records) / 60:.0f} min in all, "
             f"{sum(r['minutes'] for r in records):g} of them with faults; "
-            f"seeds {', '.join(str(r['seed']) for r in records)}."
+            f"seeds {', '.join(str(r['seed']) for r in records)}"
+            f"{_releases(records)}."
         ),
         (
             f"{sum(r['jobs'] for r in records)} jobs, {len(faults)} faults, "
@@ -62,6 +63,12 @@ def lines(records: Sequence[Record]) -> list[str]:
     broken = Counter(b["rule"] for r in records for b in r["breaches"])
     tail = ", ".join(f"{rule} {n}" for rule, n in broken.most_common()) or "none"
     return [*head, *rows, _row("all", faults), "", f"Invariants broken: {tail}."]
+
+
+def _releases(records: Sequence[Record]) -> str:
+    """Return the releases of Slurm, for the end of a sentence; older records have none."""
+    known = dict.fromkeys(r["slurm"] for r in records if "slurm" in r)
+    return f"; Slurm {', '.join(known)}" if known else ""
 
 
 def _scripts(records: Sequence[Record]) -> list[str]:

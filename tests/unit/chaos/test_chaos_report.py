@@ -70,10 +70,12 @@ def test_the_table() -> None:
     scripts = {"manners": {"place": 2, "anew": 1}, "starts": 7, "answers": 3, "proven": 2}
     scripts |= {"refuted": 1, "torn": 1, "twice": 0, "again_after_changes": [0, 4]}
     scripts |= {"again_after_faults": [30]}
-    text = "\n".join(lines([record, record | {"scripts": scripts}]))
+    text = "\n".join(lines([record, record | {"scripts": scripts, "slurm": "25.11.7"}]))
     assert "Unmodified scripts: 1 `anew`, 2 `place`; 7 starts, 3 notices answered" in text
     assert "2.0, 4.0 after each of 2 changes, 30.0, 30.0 after each of 1 faults" in text
+    assert "seeds 4, 4; Slurm 25.11.7." in text
     assert "Unmodified" not in "\n".join(lines([record]))
+    assert "; Slurm" not in lines([record])[0]
     assert "| drain | 4 | 4 | 4 | 0 | 0 | 3.0, 3.0 | 0 | - |" in text
     assert "6 transitions: 4 landed, 2 were undone" in text
     assert "Invariants broken: held 2." in text
