@@ -348,14 +348,20 @@ def _scheduling(facts: Facts, report: _Report) -> None:
             "lets jobs run past their limit, so that nobody knows when GPUs come free",
             "set a number of minutes",
         )
+    for name, reason in facts.site.unused_topologies.items():
+        report.warning(
+            f"topology {name}",
+            f"is not used: {reason}",
+            "use a tree or blocks, and one topology for partitions that share nodes",
+        )
     topology = settings.get("TopologyPlugin", "")
-    if topology not in _TOPOLOGIES:
+    if topology not in _TOPOLOGIES and not facts.site.unused_topologies:
         report.warning(
             f"TopologyPlugin={topology}",
             "is not supported, jobs are kept together by node only",
             "use topology/tree or topology/block, or [topology] of elastic.toml",
         )
-    elif not facts.site.switches:
+    elif not facts.site.switches and not facts.site.unused_topologies:
         report.info(
             "topology",
             "is flat, jobs are kept together by node only",

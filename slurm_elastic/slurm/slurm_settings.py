@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.slurm.switches import read_topologies
+
 _SETTING = re.compile(r"^(\w[\w/.]*)\s*=\s?(.*)$")
 _ABSENT = ("(null)", "(null type)", "N/A")
 _INCLUDE_DEPTH = 5
@@ -25,6 +27,7 @@ class SlurmSite:
         settings: settings of slurm.conf, from slurmctld; unset ones are "".
         error: why there are no settings, else "".
         switches: whether a switch tree is configured.
+        unused_topologies: topology and partition → why it is not used.
         admin_level: of the controller's account: None, Operator, Administrator, or "" for unknown.
         plugstack: lines that load plugins on this host, includes resolved.
         plugstack_error: why there are none, else "".
@@ -33,6 +36,7 @@ class SlurmSite:
     settings: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
     switches: bool = False
+    unused_topologies: Mapping[str, str] = field(default_factory=dict)
     admin_level: str = ""
     plugstack: tuple[str, ...] = ()
     plugstack_error: str = ""
@@ -49,14 +53,15 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
     settings = parse_settings(text)
     if error or not settings:
         return SlurmSite(error=error or "scontrol show config printed no settings")
-    topology, _ = _run(("scontrol", "-o", "show", "topology"), timeout_s)
+    topologies = read_topologies()
     users, _ = _run(
         ("sacctmgr", "-nP", "show", "user", account, "format=user,adminlevel"), timeout_s
     )
     plugstack, problem = _plugstack(_plugstack_path(settings))
     return SlurmSite(
         settings=settings,
-        switches="SwitchName=" in topology or "BlockName=" in topology,
+        switches=bool(topologies.switches),
+        unused_topologies=topologies.unused,
         admin_level=parse_admin_level(users, account),
         plugstack=plugstack,
         plugstack_error=problem,

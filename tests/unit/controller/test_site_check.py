@@ -223,6 +223,14 @@ def test_a_topology_that_is_not_read_is_not_called_flat(plugin):
     assert finding.severity == "warning"
 
 
+def test_topologies_of_partitions_that_are_not_used_are_named():
+    unused = {"ring1 of partition gpu": "RingName is not supported"}
+    site = replace(spoilt(TopologyPlugin="topology/ring").site, unused_topologies=unused)
+    (finding,) = check(replace(GOOD, site=site))
+    assert str(finding).startswith("topology ring1 of partition gpu is not used: RingName is not")
+    assert finding.severity == "warning"
+
+
 def test_a_short_requeue_delay_is_found_where_slurm_obeys_it():
     old = spoilt(SLURM_VERSION="24.11.6", SchedulerParameters="requeue_delay=5,bf_interval=5")
     assert check(replace(old, controller=None)) == ()

@@ -1,13 +1,14 @@
 """Switches and link domains from Slurm's commands and files."""
 
 import doctest
+import textwrap
 from types import SimpleNamespace
 
 import pytest
 
 from slurm_elastic.slurm import gres, pyslurm_records, switches
 from slurm_elastic.slurm.gres import parse_link_domains, read_link_domains
-from slurm_elastic.slurm.switches import parse_topology, read_switches
+from slurm_elastic.slurm.switches import combined, parse_topology, read_switches
 from slurm_elastic.topology import Tier, Topology, problems
 
 TREE = """\
@@ -45,6 +46,11 @@ def test_trees_and_blocks_of_several_levels(text):
     assert len(tree.racks) == 3
 
 
+def test_a_speed_that_is_not_given_is_one():
+    (switch,) = parse_topology("SwitchName=leaf1 Level=0 LinkSpeed=0 Nodes=n[1-2]\n")
+    assert switch.link_speed == 1
+
+
 def test_blocks_above_blocks_know_which_they_hold():
     above = {s.name: (s.level, s.children) for s in parse_topology(BLOCKS) if s.children}
     assert above == {"b[1-2]": (1, ("b1", "b2")), "b[1-3]": (2, ("b3", "b[1-2]"))}
@@ -53,6 +59,63 @@ def test_blocks_above_blocks_know_which_they_hold():
 @pytest.mark.parametrize("text", ["", "No topology information available\n"])
 def test_a_flat_network_has_no_switches(text):
     assert parse_topology(text) == ()
+
+
+def named(**topologies):
+    return {name: (f"of-{name}", text) for name, text in topologies.items()}
+
+
+POD = """\
+BlockName=leaf1 BlockIndex=0 Nodes=n[3-4] BlockSize=1
+BlockName=b2 BlockIndex=1 Nodes=n5 BlockSize=1
+AggregatedBlock=leaf1,b2 BlockIndex=2 Nodes=n[3-5] BlockSize=2
+"""
+RING = "RingName=r1 Nodes=n[1-6] RingSize=6\n"
+UNSUPPORTED = "RingName is not supported, jobs are kept together by node only"
+
+
+def test_a_node_stands_in_the_topology_of_its_partition():
+    switches, unused = combined(TREE, named(same=TREE, pod=POD, flat=""))
+    assert not unused
+    assert problems(switches) == ()
+    tree = Topology(switches, NODES)
+    assert [tree.rack_of(n) for n in NODES] == ["leaf1", "leaf1", *["pod/leaf1"] * 2, "b2", "leaf3"]
+    by_name = {s.name: (s.nodes, s.children) for s in switches}
+    assert by_name["leaf1,b2"] == (("n3", "n4", "n5"), ("pod/leaf1", "b2"))
+    assert by_name["row1"] == (("n1", "n2"), ("leaf1",))  # leaf2 is empty
+    assert by_name["core"] == (("n1", "n2", "n6"), ("row1", "row2"))
+
+
+def test_topologies_that_are_not_used_are_named():
+    switches, unused = combined(TREE, named(pod=POD, blocks=BLOCKS, ring=RING))
+    assert [s.name for s in switches if not s.children] == ["leaf1", "leaf3", "pod/leaf1", "b2"]
+    assert unused == {
+        "blocks of partition of-blocks": "n3 stands in the topology of another partition",
+        "ring of partition of-ring": UNSUPPORTED,
+    }
+    assert combined(RING, {}) == ((), {"of the cluster": UNSUPPORTED})
+
+
+def test_partitions_are_asked_for_their_topologies(tmp_path, monkeypatch):
+    script = f"""\
+        #!/bin/sh
+        case "$*" in
+        "-o show partition") cat {tmp_path}/partitions;;
+        "-o show topology") cat {tmp_path}/tree;;
+        "-o show topology pod") cat {tmp_path}/pod;;
+        *) exit 1;;
+        esac
+        """
+    (tmp_path / "scontrol").write_text(textwrap.dedent(script))
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "tree").write_text(TREE)
+    (tmp_path / "pod").write_text(POD)
+    partitions = "PartitionName=a Nodes=n[1-6] State=UP MaxNodes=2\n"
+    for name in ("b", "c"):
+        partitions += f"PartitionName={name} Nodes=n[3-5] State=UP Topology=pod MaxNodes=2\n"
+    (tmp_path / "partitions").write_text(partitions)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert read_switches() == combined(TREE, named(pod=POD)).switches
 
 
 def test_without_scontrol_the_network_is_flat(monkeypatch):
