@@ -4,9 +4,10 @@
 
 The image of the container cluster is built, and the first cluster started, while the parts before
 `cluster` run. Each worker of the cluster tests has a cluster of its own: they mostly wait. Those
-that measure times (mark `alone`) come after the others. As real daemons on a shared machine are
-late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES` may
-need that; all are named. Other tests have one try.
+that measure times (mark `alone`) come after the others, and after these the trials of each release
+of Slurm (tests/releases), all side by side. As real daemons on a shared machine are late at times,
+a cluster test that fails is tried once more at the end. At most `SECOND_TRIES` may need that; all
+are named. Other tests have one try.
 
 Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
 """
@@ -25,11 +26,14 @@ from tests.support.outcomes import Outcome, lacking, read
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 CLUSTER_TESTS = "tests/cluster"
+RELEASE_TESTS = "tests/releases"
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
 CLUSTERS = 5
+#: Small clusters at once, one for each release of Slurm.
+RELEASES_AT_ONCE = 5
 SECOND_TRIES = 3
 SLOWEST = 10
 #: Exit codes of pytest.
@@ -72,6 +76,9 @@ class Run:
             return False
         passed = self._pytest("beside", "-n", str(CLUSTERS), "-m", "not alone", CLUSTER_TESTS)
         passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
+        began = time.monotonic()
+        passed &= self._pytest("releases", "-n", str(RELEASES_AT_ONCE), RELEASE_TESTS)
+        self.times["releases of Slurm"] = time.monotonic() - began
         return passed or self._second_try()
 
     def summary(self) -> None:

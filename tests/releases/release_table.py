@@ -21,7 +21,7 @@ def lines(results: Iterable[Mapping[str, Any]]) -> list[str]:
     failures = []
     for result in results:
         steps = result["steps"]
-        cells = [f"yes, {steps[s]:.0f} s" if s in steps else "not tried" for s in STEPS]
+        cells = [_cell(steps[s]) if s in steps else "not tried" for s in STEPS]
         if failure := result.get("failure"):
             failed = str(failure).partition(":")[0]
             cells[list(STEPS).index(failed)] = "**no**"
@@ -30,6 +30,10 @@ def lines(results: Iterable[Mapping[str, Any]]) -> list[str]:
         part = f"{median(times):.1f}, {max(times):.1f}, {len(times)}" if times else "-"
         table.append(_row([result["release"], result["reader"] or "-", *cells, part]))
     return [*table, *(["", *failures] if failures else [])]
+
+
+def _cell(seconds: float | None) -> str:
+    return "-" if seconds is None else f"yes, {seconds:.0f} s"
 
 
 def _row(cells: Iterable[str]) -> str:

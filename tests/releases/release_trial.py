@@ -20,6 +20,7 @@ from tests.support.slurm_cluster import (  # puts clusterlib on the path
 
 from clusterlib.progress import ClusterError
 from clusterlib.slurm_build import DEBIAN_RELEASE, choose
+from clusterlib.slurm_build import series as series_of
 
 #: Supported series, as `--slurm` takes them.
 SERIES = ("23.11", "24.11", "25.05", "25.11", "26.05")
@@ -33,7 +34,19 @@ STEPS = {
     "lost_node": "lost node",
     "lost_slurmctld": "lost slurmctld",
     "usage": "usage",
+    "topologies": "topology of a partition",
 }
+#: Steps that only newer releases can take: name → the first of them.
+FIRST_RELEASE = {"topologies": (25, 5)}
+#: topology.yaml: a default, and blocks for one partition, which share the name of a switch.
+TOPOLOGY = """\
+- topology: fabric
+  cluster_default: true
+  tree: {switches: [{switch: leaf, nodes: "g[01-03]"}]}
+- topology: pods
+  cluster_default: false
+  block: {block_sizes: [1], blocks: [{block: leaf, nodes: g01}, {block: other, nodes: g02}]}
+"""
 #: Changes of one job whose times are measured.
 CHANGES = 4
 _DONE = re.compile(r"Transition=\d+ .*State=DONE .*slurm:([0-9.]+)")
@@ -43,7 +56,8 @@ class ReleaseTrial:
     """The steps on a running cluster of three nodes, two of them with GPUs of type a100.
 
     `run` stops at the first step that fails, as later ones build on it. Its result is JSON:
-    release, reader, seconds of each step that passed, failure, seconds of Slurm's part of changes.
+    release, reader, seconds of each step that passed (None: this release does not have what it
+    tries), failure, seconds of Slurm's part of changes.
     """
 
     def __init__(self, cluster: SlurmCluster, *, reader: str = "") -> None:
@@ -61,6 +75,9 @@ class ReleaseTrial:
         step = ""
         try:
             for step in STEPS:
+                if series_of(version) < FIRST_RELEASE.get(step, (0, 0)):
+                    result["steps"][step] = None
+                    continue
                 begin = time.monotonic()
                 getattr(self, f"_{step}")()
                 result["steps"][step] = round(time.monotonic() - begin, 1)
@@ -153,6 +170,8 @@ class ReleaseTrial:
 
     def _usage(self) -> None:
         """`selastic usage` agrees with sacct on every run of the job."""
+        # A run that ends before the controller's next look is counted only some minutes later.
+        self._until(lambda: self._seen_run() == self._restarts(), "the last run is not seen")
         self.cluster.exec(["scancel", str(self.job)])
         self.cluster.wait(self.job, "CANCELLED")
         words = ["selastic", "usage", "--check", "-S", self.begun, "-u", "alice"]
@@ -166,6 +185,33 @@ class ReleaseTrial:
             return done.returncode == 0 and int(said.split()[0]) >= CHANGES
 
         until(agrees, what=lambda: f"usage and sacct differ: {said}")
+
+    def _topologies(self) -> None:
+        """A node stands in the topology of its partition, else in the cluster's default."""
+        for host in ("ctld", "g01", "g02", "g03"):
+            self.cluster.exec("cat >/etc/slurm/topology.yaml", stdin=TOPOLOGY, node=host)
+            line = "PartitionName=pods Nodes=g[01-02] Topology=pods State=UP"
+            self.cluster.exec(f"echo '{line}' >>/etc/slurm/slurm.conf", node=host)
+        self.cluster.exec(["scontrol", "reconfigure"])
+        self._until(lambda: "Topology=pods" in self._partitions(), "there is no partition pods")
+        self.daemon.stop()
+        self.daemon.start()
+        self._until(
+            lambda: self._switch_of_nodes() == {"g01": "pods/leaf", "g02": "other", "g03": "leaf"},
+            "the nodes are not in the topologies of their partitions",
+        )
+
+    def _partitions(self) -> str:
+        return self.cluster.exec(["scontrol", "-o", "show", "partition"]).stdout
+
+    def _switch_of_nodes(self) -> dict[str, str]:
+        answer = json.loads(self.daemon.selastic("topology", "--json"))
+        return {node["name"]: node["switch"] for node in answer["nodes"]}
+
+    def _seen_run(self) -> int:
+        """Return the run that the controller has seen running; -1: none."""
+        job = json.loads(self.daemon.selastic("show", str(self.job), "--json"))
+        return int(job["run"]) if job["job"]["state"] == "RUNNING" else -1
 
     def _restarts(self) -> int:
         return int(shown(self.cluster, self.job)["restart_cnt"])

@@ -24,6 +24,11 @@ def test_a_release_on_which_all_works() -> None:
     assert row == f"| 25.11.7 | json | {'yes, 3 s | ' * len(STEPS)}3.0, 4.1, 3 |"
 
 
+def test_a_step_that_a_release_does_not_have() -> None:
+    *_, row = lines([PASSED | {"steps": PASSED["steps"] | {"topologies": None}}])
+    assert row == f"| 25.11.7 | json | {'yes, 3 s | ' * (len(STEPS) - 1)}- | 3.0, 4.1, 3 |"
+
+
 def test_a_failure_names_the_step_and_what_was_not_tried() -> None:
     *_, row, empty, failure = lines([FAILED])
     assert row.startswith("| 26.05.3 | - | yes, 2 s | yes, 3 s | yes, 1 s | **no** | not tried |")

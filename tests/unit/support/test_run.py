@@ -34,10 +34,13 @@ def cluster_part(tmp_path, monkeypatch, capfd):
 
     def call(text):
         (tmp_path / "test_it.py").write_text(text)
+        (tmp_path / "test_releases.py").touch()
         monkeypatch.setattr(module, "ROOT", tmp_path)
         monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
+        monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
+        monkeypatch.setattr(module, "RELEASES_AT_ONCE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
         passed = run.cluster()

@@ -1,0 +1,30 @@
+"""slurm-elastic on each supported release of Slurm, in a small cluster of its own.
+
+Part of `make test`, after the cluster tests, all releases side by side (tests/run.py). Without a
+built tree of a release its test is skipped.
+"""
+
+import pytest
+
+from tests.releases.release_trial import SERIES, STEPS, missing, try_release
+from tests.support.needs import require
+from tests.support.slurm_cluster import WAIT_FACTOR, cluster_name
+
+#: In the form that tests/support/needs.py sums up in one line.
+NO_TREE = (
+    "Slurm {} is missing: a folder with slurm-RELEASE-trixie-*.tar.xz in SLURM_TREES,"
+    " contrib/cluster/README.md"
+)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(WAIT_FACTOR * 300)
+@pytest.mark.parametrize("series", SERIES)
+def test_every_step_passes(series: str) -> None:
+    if missing(series):
+        pytest.skip(NO_TREE.format(series))
+    require("docker")
+    (result,) = try_release(series, name=f"{cluster_name()}-slurm-{series.replace('.', '-')}")
+    assert result.get("failure", "") == ""
+    assert result["release"].startswith(f"{series}.")
+    assert list(result["steps"]) == list(STEPS)
