@@ -89,11 +89,15 @@ class Daemon:
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
         self._election: LeaderElection | None = None
-        #: How slurmctld is read, and why; "" before that is known.
-        self._reading = ""
+        self._reader: ClusterReader | None = None
         #: Acts now; None: this daemon stands by or starts.
         self._acting: Controller | None = None
         self._counts = ActivityCounts()
+
+    @property
+    def _reading(self) -> str:
+        """How slurmctld is read, and why; "" before there is a reader."""
+        return str(self._reader.choice) if self._reader else ""
 
     def run(self) -> None:
         """Run until SIGTERM.
@@ -286,7 +290,7 @@ class Daemon:
                 logged = True
                 self._wakeup.wait(_RETRY_S)
             else:
-                self._reading = str(reader.choice)
+                self._reader = reader
                 self._log.info(f"slurmctld is read through {self._reading}")
                 return reader
         return None

@@ -193,6 +193,12 @@ def _release(facts: Facts, report: _Report) -> None:
             "lets Slurm restart a requeued job before it has its new shape",
             "remove requeue_delay from SchedulerParameters, or set it to 120",
         )
+    if "enable_expedited_requeue" in options(settings.get("SlurmctldParameters", "")):
+        report.warning(
+            "enable_expedited_requeue",
+            "allows --requeue=expedite, with which job_submit.lua refuses elastic jobs",
+            "tell users, or remove it from SlurmctldParameters",
+        )
 
 
 def _plugin(facts: Facts, report: _Report) -> None:

@@ -203,11 +203,13 @@ def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
         tres: its `requested_tres`; pyslurm parses that anew at each access.
     """
     total_gres = {k: int(v.count) for k, v in (tres.gres if tres else {}).items()}
-    types = [k.partition(":")[2] for k in total_gres if k.startswith("gpu:")]
-    if total_gres.get("gpu"):
-        return total_gres["gpu"], types[0] if len(types) == 1 else ""
     per_node = {k.removeprefix("gres/"): int(v) for k, v in (raw.gres_per_node or {}).items()}
     gpus = {k: v for k, v in per_node.items() if k == "gpu" or k.startswith("gpu:")}
+    # Slurm counts types only where AccountingStorageTRES names them.
+    named = [k for k in total_gres if k.startswith("gpu:")] or list(gpus)
+    gpu_type = named[0].partition(":")[2] if len(named) == 1 else ""
+    if total_gres.get("gpu"):
+        return total_gres["gpu"], gpu_type
     total = sum(gpus.values()) * int(raw.num_nodes or 1)
     return total, next((k.partition(":")[2] for k in gpus), "") if len(gpus) == 1 else ""
 

@@ -239,6 +239,12 @@ def test_a_short_requeue_delay_is_found_where_slurm_obeys_it():
     assert "requeue_delay=5 lets Slurm restart a requeued job" in str(finding)
 
 
+def test_expedited_requeues_are_found_where_slurm_allows_them():
+    (finding,) = check(spoilt(SlurmctldParameters="idle_on_node_suspend,enable_expedited_requeue"))
+    assert finding.severity == "warning"
+    assert "allows --requeue=expedite" in str(finding)
+
+
 def test_a_controller_that_reads_json_says_so():
     answer = {**GOOD.controller, "pyslurm": "", "reader": "json (pyslurm is not installed)"}
     (finding,) = check(replace(GOOD, controller=answer))

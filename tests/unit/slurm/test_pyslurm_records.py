@@ -135,3 +135,22 @@ def test_how_a_job_ended(parser, state, fields, code):
 
 def test_a_job_that_has_not_ended_has_no_end(parser):
     assert parser.job(Raw(state="RUNNING")).end_state == ""
+
+
+@pytest.mark.parametrize(
+    ("counted", "per_node", "expected"),
+    [
+        ({"gpu": 4, "gpu:a100": 4}, {"gres/gpu:a100": 2}, (4, "a100")),
+        # AccountingStorageTRES=gres/gpu: Slurm counts GPUs without their types.
+        ({"gpu": 4}, {"gres/gpu:a100": 2}, (4, "a100")),
+        ({"gpu": 4}, {"gres/gpu": 2}, (4, "")),
+        ({"gpu": 4}, {}, (4, "")),
+        ({"gpu": 4}, {"gres/gpu:a100": 1, "gres/gpu:v100": 1}, (4, "")),
+        # No accounting.
+        ({}, {"gres/gpu:a100": 2}, (2, "a100")),
+    ],
+)
+def test_type_of_the_requested_gpus(counted, per_node, expected):
+    gres = {name: SimpleNamespace(count=count) for name, count in counted.items()}
+    raw = Raw(gres_per_node=per_node)
+    assert pyslurm_records.requested_gpus(raw, SimpleNamespace(gres=gres)) == expected

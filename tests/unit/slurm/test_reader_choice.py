@@ -5,17 +5,19 @@ import os
 import pytest
 
 from slurm_elastic.slurm import reader_choice
-from slurm_elastic.slurm.reader_choice import choose
+from slurm_elastic.slurm.reader_choice import choose, connect
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Set Slurm's release, pyslurm's version, and how the trial of pyslurm ends."""
+    """Set Slurm's release and answer, pyslurm's version, and how the trial of pyslurm ends."""
 
-    def install(release="24.11.5", pyslurm="24.11.0", trial="import sys"):
+    def install(release="24.11.5", pyslurm="24.11.0", trial="import sys", answer="true"):
         command = tmp_path / "scontrol"
-        command.write_text(f"#!/bin/sh\necho slurm {release}\n")
+        command.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && exec echo slurm {release}\n{answer}\n'
+        )
         command.chmod(0o755)
         (tmp_path / "trial_of_pyslurm.py").write_text(trial)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -67,3 +69,38 @@ def test_a_release_that_is_too_old_is_refused(site):
     site(release="22.05.8")
     with pytest.raises(SlurmUnreachableError, match=r"Slurm 22\.05\.8 is too old: upgrade"):
         choose()
+
+
+SILENT = "echo Unable to contact slurm controller >&2; exit 1"
+
+
+def test_pyslurm_is_not_trusted_before_slurmctld_has_answered(site):
+    site(answer=SILENT, trial="import os; os.kill(os.getpid(), 11)")
+    assert str(choose()) == "undecided (slurmctld does not answer)"
+
+
+def test_the_reader_is_chosen_when_slurmctld_answers(site):
+    site(answer=SILENT)
+    reader = connect(reservation_prefix="selastic_")
+    with pytest.raises(SlurmUnreachableError, match=r"^slurmctld: .*Unable to contact"):
+        reader.settings()
+    assert reader.choice.name == "undecided"
+    site(answer="echo ClusterName = c", trial="import os; os.kill(os.getpid(), 11)")
+    assert reader.settings()["cluster_name"] == "c"
+    assert str(reader.choice) == "json (pyslurm 24.11.0 crashed when tried (SIGSEGV))"
+
+
+def test_a_reader_that_is_forced_waits_for_slurmctld(site):
+    site(answer=SILENT, pyslurm="")
+    assert connect(reservation_prefix="selastic_", setting="json").choice.name == "json"
+    site(answer=SILENT, trial="raise SystemExit(1)")
+    assert choose("pyslurm").name == "undecided"
+
+
+def test_slurmctld_that_stops_in_the_trial_does_not_make_pyslurm_a_misfit(site, tmp_path):
+    stopped = tmp_path / "stopped"
+    site(
+        answer=f"[ ! -e {stopped} ] || {{ {SILENT}; }}",
+        trial=f"open({str(stopped)!r}, 'w'); raise SystemExit('no answer')",
+    )
+    assert choose().name == "undecided"
