@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.selasticd import (
+    METRICS,
     PYTHON,
     REPORTER,
     Daemon,
@@ -26,7 +27,7 @@ TAKEOVER_S, LONG = 6, 90
 FIRST = 4_000_000_000
 
 CONFIG = (
-    eager_config()
+    eager_config(extra=METRICS)
     .replace('"ctld:7321"', f'"{BOTH}"')
     .replace("poll_s", f"takeover_s = {TAKEOVER_S}\npoll_s")
 )
@@ -121,6 +122,20 @@ def paused_in_a_start(cluster: SlurmCluster, active: Daemon) -> int:
         active.signal("CONT")
         cluster.exec(["scancel", str(job)])
     pytest.fail("the controller was quicker five times")
+
+
+def test_only_the_active_one_exports_the_cluster(cluster: SlurmCluster, pair: Pair) -> None:
+    active, other = pair.active()
+    idle = ("selastic_gpus", "a100", "idle")
+    until(lambda: idle in active.metrics())
+    assert 0 < active.metrics()["selastic_leader_lease_seconds",] <= TAKEOVER_S
+    standing_by = other.metrics()
+    assert standing_by["selastic_active",] == standing_by["selastic_leader_lease_seconds",] == 0
+    assert idle not in standing_by
+    last = active.metrics()["selastic_leader_generation",]
+    active.stop()
+    wait(lambda: idle in other.metrics(), "the other one does not act")
+    assert other.metrics()["selastic_leader_generation",] == last + 1
 
 
 def test_a_paused_controller_is_replaced_and_does_not_write_again(

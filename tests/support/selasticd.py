@@ -8,11 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
 from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
 REPORTER = Path(__file__).parents[1] / "cluster" / "drivers" / "reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
 ADDRESS = "ctld:7321"
+#: Section of a configuration, and what asks for the metrics on the same host.
+METRICS = '[metrics]\nlisten = "127.0.0.1:9341"\n'
+SCRAPE = """
+import urllib.request
+request = urllib.request.Request(
+    "http://127.0.0.1:9341/metrics", headers={"Accept": "application/openmetrics-text"}
+)
+print(urllib.request.urlopen(request, timeout=15).read().decode(), end="")
+"""
 
 #: Configuration without waiting times.
 EAGER = """
@@ -180,6 +191,18 @@ class Daemon:
         """Run `selastic` and return its output."""
         done = self.cluster.exec(["selastic", *words], user=user, check=check)
         return done.stdout + done.stderr
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """Return the samples of one scrape, by name and values of the labels in their order.
+
+        The configuration has `METRICS`.
+        """
+        text = self.cluster.exec([PYTHON, "-c", SCRAPE], node=self.NODE).stdout
+        return {
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
 
 
 @contextmanager
