@@ -22,6 +22,10 @@ from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachab
 
 #: Reasons of a pending job that could start now if there were room.
 READY = ("Resources", "Priority", "None", "")
+#: Seconds that a job waits after the loss of its node. Slurm sends the kill of the lost run to the
+#: node when that answers again: a new run that starts there in the same moment is killed instead,
+#: and the job has failed (seen on 24.11.5; the kill came 0.1 s after the node).
+_NODE_BACK_S = 5
 
 
 class OrphanCleanup:
@@ -147,7 +151,7 @@ class OrphanCleanup:
             if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
-                    fields["StartTime"] = "now"
+                    fields["StartTime"] = f"now+{_NODE_BACK_S}"
                 self._mend(job, "node list", fields)
         return tuple(r for r in snapshot.reservations if r.ours)
 
