@@ -146,7 +146,7 @@ class ReleaseTrial:
         subprocess.run(["docker", "kill", container], check=True, capture_output=True)
         try:
             self._until(
-                lambda: held(self.cluster, self.job) and node not in held(self.cluster, self.job),
+                lambda: {node}.isdisjoint(held(self.cluster, self.job) or {node}),
                 "the job does not run on the other node",
             )
         finally:
@@ -191,7 +191,8 @@ class ReleaseTrial:
         for host in ("ctld", "g01", "g02", "g03"):
             self.cluster.exec("cat >/etc/slurm/topology.yaml", stdin=TOPOLOGY, node=host)
             line = "PartitionName=pods Nodes=g[01-02] Topology=pods State=UP"
-            self.cluster.exec(f"echo '{line}' >>/etc/slurm/slurm.conf", node=host)
+            add = f"grep -qxF '{line}' slurm.conf || echo '{line}' >>slurm.conf"
+            self.cluster.exec(f"cd /etc/slurm; {add}", node=host)  # an earlier trial has it, too
         self.cluster.exec(["scontrol", "reconfigure"])
         self._until(lambda: "Topology=pods" in self._partitions(), "there is no partition pods")
         self.daemon.stop()
@@ -226,8 +227,12 @@ class ReleaseTrial:
         )
 
     def _until(self, happens: Callable[[], object], what: str) -> None:
-        log = self.daemon.log
-        until(happens, what=lambda: f"{what}; the log ends: {log()[-800:]}")
+        def state() -> str:
+            rounds = re.compile(r".* Round Seconds=.*\n")
+            explained = self.daemon.selastic("explain", str(self.job), check=False)
+            return f"{what}; {explained}; the log ends: {rounds.sub('', self.daemon.log())[-2000:]}"
+
+        until(happens, what=state)
 
 
 def missing(series: str) -> str:
