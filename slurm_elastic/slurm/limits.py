@@ -7,7 +7,6 @@ accepts an operator's update beyond CPU and memory limits: so placement keeps to
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from slurm_elastic.core.cluster import Job, JobState, Limit
+from slurm_elastic.slurm.scontrol import SlurmUnreachableError
+from slurm_elastic.slurm.slurm_command import output
 
 _RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
 #: Columns with the limits of one job.
@@ -65,6 +66,7 @@ class AccountingLimits:
     qos: tuple[QosRow, ...] = ()
     associations: tuple[AssociationRow, ...] = ()
     _read_s: float | None = field(default=None, repr=False)
+    _problem: str = field(default="", repr=False)
 
     def limits(
         self, jobs: Iterable[Job], partition_qos: Mapping[str, str] | None = None
@@ -82,20 +84,17 @@ class AccountingLimits:
             self.associations = parse_associations(
                 self._show("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *filters)
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            structlog.get_logger("limits").warning(
-                f"sacctmgr gave no limits ({error}); the last known ones stay in force"
-            )
+        except SlurmUnreachableError as error:
+            problem = f"{error}; the last known limits stay in force"
+        else:
+            problem = ""
+        if problem and problem != self._problem:
+            structlog.get_logger("limits").warning(problem)
+        self._problem = problem
 
     def _show(self, entity: str, columns: str, *filters: str) -> str:
-        process = subprocess.run(
-            ["sacctmgr", "-nP", "show", entity, *filters, f"format={columns}"],
-            capture_output=True,
-            timeout=self.timeout_s,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        return process.stdout.decode(errors="replace")
+        command = ("sacctmgr", "-nP", "show", entity, *filters, f"format={columns}")
+        return output(*command, timeout_s=self.timeout_s).decode(errors="replace")
 
 
 def caps(
