@@ -1,0 +1,18 @@
+"""Machines on which the packages are tried."""
+
+import pytest
+
+from tests.support.package_machine import BUILT, QUIET, PackageMachine
+
+
+@pytest.fixture
+def machine(request):
+    """A machine with Debian's Slurm, on which the built packages lie in /packages."""
+    if not (BUILT / request.param).is_dir():
+        pytest.skip(f"dist/packages/{request.param} is not there: make packages")
+    machine = PackageMachine(request.param)
+    try:
+        machine.run(f"{QUIET} update")
+        yield machine
+    finally:
+        machine.close()
