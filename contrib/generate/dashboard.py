@@ -172,9 +172,10 @@ _PANELS = (
         ),
     ),
     _Panel(
-        "Age of the oldest reservation",
+        "Ages of reservations and leases",
         (
-            ("oldest", "max(selastic_reservation_oldest_seconds{JOB})"),
+            ("oldest reservation", "max(selastic_reservation_oldest_seconds{JOB})"),
+            ("lease since its renewal", "max(selastic_lease_oldest_seconds{JOB})"),
             ("length of a lease", "max(selastic_lease_length_seconds{JOB})"),
         ),
         "s",

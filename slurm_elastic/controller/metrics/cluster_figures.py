@@ -29,7 +29,9 @@ def figures(view: View, config: Config, now: float) -> Iterator[tuple[MetricDefi
     snapshot = view.snapshot
     jobs = [j for j in snapshot.jobs if j.state is not JobState.ENDED]
     reservations = [now - r.start_time for r in snapshot.reservations if r.ours]
-    records = view.records
+    records, lease_s = view.records, config.slurm.lease_s
+    leased = [j for j in jobs if j.job_id in records and records[j.job_id].leased]
+    renewed = [now - (j.begin_time - lease_s) for j in leased if j.begin_time]
     stopped = sum(
         j.state is JobState.PENDING and j.job_id in records and bool(records[j.job_id].stopped)
         for j in jobs
@@ -44,8 +46,9 @@ def figures(view: View, config: Config, now: float) -> Iterator[tuple[MetricDefi
     yield metrics.TRANSITIONS_LIVE, _transitions(view)
     yield metrics.RESERVATIONS, {(): len(reservations)}
     yield metrics.RESERVATION_OLDEST, {(): max((0.0, *reservations))}
-    yield metrics.LEASES, {(): sum(r.leased for r in records.values())}
-    yield metrics.LEASE_LENGTH, {(): config.slurm.lease_s}
+    yield metrics.LEASES, {(): len(leased)}
+    yield metrics.LEASE_OLDEST, {(): max((0.0, *renewed))}
+    yield metrics.LEASE_LENGTH, {(): lease_s}
     yield metrics.SNAPSHOT_AGE, {(): max(0.0, now - snapshot.time)}
     yield metrics.ROUND_INTERVAL, {(): config.controller.interval_s}
     yield metrics.NOTES, Counter((n.code,) for n in view.notes)

@@ -79,6 +79,10 @@ RESERVATION_OLDEST = MetricDefinition(
     "reservation_oldest_seconds", "Age of the oldest reservation of the controller; 0: none."
 )
 LEASES = MetricDefinition("leases", "Pending jobs that a BeginTime lease makes wait.")
+LEASE_OLDEST = MetricDefinition(
+    "lease_oldest_seconds",
+    "Seconds since the lease was renewed whose renewal is longest ago; 0: none.",
+)
 LEASE_LENGTH = MetricDefinition(
     "lease_length_seconds", "Length of a lease and of a reservation, `[slurm] lease_s`."
 )
@@ -174,6 +178,6 @@ COUNTED = (
 #: Exported by the controller that acts, once it has read the cluster.
 OF_CLUSTER = (
     GPUS, GPUS_PLANNED, GPUS_WANTED, GPUS_PENDING, JOBS, JOBS_STOPPED, JOBS_ON_TRIAL,
-    TRANSITIONS_LIVE, RESERVATIONS, RESERVATION_OLDEST, LEASES, LEASE_LENGTH, SNAPSHOT_AGE,
-    ROUND_INTERVAL, NOTES,
+    TRANSITIONS_LIVE, RESERVATIONS, RESERVATION_OLDEST, LEASES, LEASE_OLDEST, LEASE_LENGTH,
+    SNAPSHOT_AGE, ROUND_INTERVAL, NOTES,
 )  # fmt: skip

@@ -71,6 +71,18 @@ def test_jobs_held_by_the_guard_and_leases():
     assert values["jobs_stopped"] == values["leases"] == values["jobs_on_trial"] == {(): 1}
 
 
+def test_age_of_the_lease_that_was_renewed_longest_ago():
+    waiting = [
+        job(i, "1-4", state=JobState.PENDING, begin_time=1000.0 + left)
+        for i, left in ((5, 290), (6, 40))
+    ]
+    records = {j.job_id: JobRecord(job_id=j.job_id, leased=True) for j in waiting}
+    view = View(snapshot=Snapshot(time=1.0, nodes=NODES, jobs=tuple(waiting)), records=records)
+    values = {d.name: dict(v) for d, v in figures(view, Config(), 1000.0)}
+    assert values["lease_length_seconds"] == {(): 300.0}
+    assert values["lease_oldest_seconds"] == {(): 260.0}
+
+
 def test_age_of_snapshot_and_of_own_reservations():
     view = View(snapshot=Snapshot(time=990.0, nodes=NODES, jobs=JOBS))
     own = Reservation(name="selastic_1", nodes=("g1",), start_time=400.0, end_time=2e3, ours=True)
