@@ -16,6 +16,8 @@ FETCH_METRICS = """
 from urllib.request import urlopen
 print(urlopen("http://127.0.0.1:9341/metrics").read().decode())
 """
+#: What is loaded only when it is needed.
+LIBRARIES = "/usr/lib/slurm-elastic/bin/python3 -I -c 'import highspy, msgspec, prometheus_client'"
 INCLUDE = "include /etc/slurm/plugstack.conf.d"
 
 
@@ -83,6 +85,7 @@ def test_a_site_installs_uses_and_removes_the_packages(machine):
     assert machine.run("pgrep -f '[s]elasticd -D' || true") == ""
     for command in ("selastic", "selasticd", "esrun"):
         assert machine.run(f"{command} --help").lower().startswith("usage:"), command
+    machine.run(LIBRARIES)
     # A terminal gets coloured help, from the distribution's rich-click.
     assert "Usage" in machine.run("script -qec 'selastic --help' /dev/null")
 
@@ -129,6 +132,7 @@ def test_the_rpm_is_installed_used_and_removed(machine):
     assert machine.run("id -u selastic").strip() == ACCOUNT_UID
     for command in ("selastic", "selasticd", "esrun"):
         assert machine.run(f"{command} --help").lower().startswith("usage:"), command
+    machine.run(LIBRARIES)
     assert "__pycache__" in machine.run("find /usr/lib/slurm-elastic -name __pycache__ | head -1")
     machine.run("/start-site")
     assert "ncompatible" not in machine.run("sbatch --help")
