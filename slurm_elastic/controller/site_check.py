@@ -28,6 +28,9 @@ _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none
 
 _DOC = "docs/install.md"
 
+#: Hosts of addresses that mean the host on which they are used.
+_THIS_HOST = frozenset({"localhost", "127.0.0.1", "::1"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -117,6 +120,13 @@ def _configuration(facts: Facts, report: _Report) -> None:
         )
     if config is None:
         return
+    hosts = {(a.rpartition(":")[0] or a).strip("[]") for a in config.api.addresses}
+    if hosts <= _THIS_HOST:
+        report.warning(
+            f'[api] controller = "{config.api.controller}"',
+            "is this host only: jobs on other hosts do not find the controller and keep their size",
+            "name the controller's host, in the elastic.toml of all hosts",
+        )
     policy = config.controller.policy
     if facts.policies and policy not in facts.policies:
         report.error(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.config.schema import Config, parse
+from slurm_elastic.config.schema import ApiSettings, Config, parse
 from slurm_elastic.controller.site_check import Facts, check, lines
 from slurm_elastic.slurm import slurm_settings
 from slurm_elastic.slurm.slurm_settings import SlurmSite
@@ -21,7 +21,7 @@ GOOD = Facts(
         admin_level="Operator",
         plugstack=("optional elastic.so",),
     ),
-    config=Config(),
+    config=Config(api=ApiSettings(controller="ctl1:7321")),
     policies=("fair", "sia"),
     controller={"version": "0.1.0", "mode": "act", "account": "selastic", "pyslurm": "24.11.0",
                 "slowest_save_s": 2.0, "slowest_job": "4711"},
@@ -84,6 +84,21 @@ def test_harmless_settings_are_not_complained_about():
         assert check(spoilt(**setting)) == ()
 
 
+@pytest.mark.parametrize(
+    ("address", "complains"),
+    [
+        ("localhost:7321", True),
+        ("localhost", True),
+        ("[::1]:7321,127.0.0.1:7322", True),
+        ("ctl1:7321,localhost:7321", False),
+    ],
+)
+def test_an_address_that_only_this_host_reaches_is_found(address, complains):
+    config = Config(api=ApiSettings(controller=address))
+    found = [f.subject for f in check(replace(GOOD, config=config))]
+    assert found == ([f'[api] controller = "{address}"'] if complains else [])
+
+
 def test_kill_wait_against_the_slowest_checkpoint():
     slow = {**GOOD.controller, "slowest_save_s": 44.0}
     (finding,) = check(replace(GOOD, controller=slow))
@@ -134,7 +149,7 @@ def test_plugstack_includes_are_followed(tmp_path):
 
 def test_rights_of_the_account():
     def found(level, mode="act", **settings):
-        config = parse(f'[controller]\nmode = "{mode}"')
+        config = parse(f'[controller]\nmode = "{mode}"\n[api]\ncontroller = "ctl1"')
         bare = replace(GOOD.site, admin_level=level, settings={**SETTINGS, **settings})
         return [(f.severity, f.remedy) for f in check(replace(GOOD, site=bare, config=config))]
 
