@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,13 @@ from tests.support.slurm_cluster import (
 )
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
-#: Files in which the controller acts on step times that it measures. Those of a row run one after
-#: the other: at once, their many ranks would falsify each other's times.
-MEASURING = (
-    ("test_icefrog_rounds.py", "test_sia_rounds.py"),
-    ("test_near_places.py", "test_hybrid.py"),
-)
+#: Files in which the controller acts on step times that it measures. They run one after the other:
+#: at once, their many ranks would falsify each other's times.
+MEASURING = ("test_near_places.py", "test_hybrid.py")
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (
-    *chain.from_iterable(MEASURING),
+    "test_sia_rounds.py", *MEASURING,
     "test_failed_changes.py", "test_frameworks.py", "test_demo.py", "test_life.py",
     "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
     "test_controller.py", "test_esrun.py", "test_people.py", "test_queue.py", "test_standby.py",
@@ -107,9 +103,8 @@ class FileScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        for row in MEASURING:
-            if path.endswith(row):
-                return row[0]
+        if path.endswith(MEASURING):
+            return MEASURING[0]
         return nodeid if path.endswith(SINGLE_TESTS) else path
 
 

@@ -17,6 +17,9 @@ import pytest
 from tests.support.selasticd import Daemon, eager_config, gpus, reservations, running
 from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
+#: Its 24 ranks need most of two cores: beside other clusters the times would be theirs.
+pytestmark = pytest.mark.alone
+
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 HOME = "/shared/home/alice/icefrog"
 #: Both types alike; only a job of several nodes has to communicate for long.
