@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import (
@@ -87,6 +87,7 @@ def with_listed_sizes(cluster, rng):
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(*CASES)
+@example(6, 5, 14086)  # a gang with uneven shares, more than its directive allows
 def test_no_decision_leaves_the_listed_sizes(name, at_once, nodes, jobs, seed):
     rng = random.Random(seed)
     config = random_config(rng, name)

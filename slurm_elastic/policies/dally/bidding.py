@@ -359,12 +359,12 @@ def _span(candidates: TypeCandidates, place: Place) -> tuple[int, int, int]:
 def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
     """Return parts of its place that a gang could keep, the largest first."""
     sizes = [s for s in bidder.directive.sizes(held.gpu_type) if s < held.gpus]
-    names = held.nodes
     each = held.shares[0][1]
+    nodes = [node for node, gpus in held.shares if gpus >= each]  # shares may be uneven
     parts = []
     for size in reversed(sizes):
-        if len(names) == 1:
-            parts.append(Allocation.of(held.gpu_type, {names[0]: size}))
-        elif size % each == 0:
-            parts.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
+        if len(held.shares) == 1:
+            parts.append(Allocation.of(held.gpu_type, {nodes[0]: size}))
+        elif size % each == 0 and size // each <= len(nodes):
+            parts.append(Allocation.of(held.gpu_type, dict.fromkeys(nodes[: size // each], each)))
     return parts
