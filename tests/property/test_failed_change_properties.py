@@ -10,19 +10,8 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.cluster import JobState
 from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite
+from tests.support.simulated_slurm import SimulatedSite, short_trials
 
-CONFIG = """
-[controller]
-mode = "act"
-queue = "{queue}"
-interval_s = 10
-[resize]
-min_interval_s = 5
-per_hour = 3600
-trial_s = 60
-payback_s = 100000
-"""
 FAILURES = st.dictionaries(
     st.integers(1, 8), st.sampled_from(["crash", "hang", "idle"]), max_size=6
 )
@@ -93,7 +82,7 @@ class Trial:
 )  # fmt: skip
 def test_no_change_ends_a_job_and_none_is_forgotten(start, fails, spans, kind, queue):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        site = SimulatedSite(monkeypatch, {"n1": 4, "n2": 4}, CONFIG.format(queue=queue))
+        site = SimulatedSite(monkeypatch, {"n1": 4, "n2": 4}, short_trials(queue))
         try:
             trial = Trial(site, start, fails, kind)
             trial.pass_time(40)

@@ -42,6 +42,21 @@ _HELD = "JobHeldUser"
 _REQUEUE_S = 121.0
 
 
+def short_trials(queue="controller"):
+    """Return a configuration whose changes follow soon; each has 60 s for a newer checkpoint."""
+    return f"""
+[controller]
+mode = "act"
+queue = "{queue}"
+interval_s = 10
+[resize]
+min_interval_s = 5
+per_hour = 3600
+trial_s = 60
+payback_s = 100000
+"""
+
+
 class SimulatedSlurm:
     """Nodes and jobs; `now` is epoch s. Stands in for `Scontrol` and `Reader`."""
 

@@ -313,14 +313,12 @@ class SaveTracker:
             numbers = _NUMBER.findall(path)
             if len(numbers) <= max(self._counting_fields):
                 return None
-            parts.setdefault(
-                tuple(int(numbers[i][:18]) for i in sorted(self._counting_fields)), []
-            ).append(path)
-        ordered = sorted(parts)
+            counts = tuple(int(numbers[i][:18]) for i in sorted(self._counting_fields))
+            parts.setdefault(counts, []).append(path)
         shapes = {_shape(paths) for paths in parts.values()}
         rises = all(
             new > old
-            for earlier, later in pairwise(ordered)
+            for earlier, later in pairwise(sorted(parts))
             for old, new in zip(earlier, later, strict=True)
         )
         return shapes.pop() if len(parts) > 1 and len(shapes) == 1 and rises else None

@@ -1,12 +1,12 @@
 """A whole controller on a simulated Slurm."""
 
 from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite
-from tests.unit.controller.transitions.test_failed_changes import CONFIG, play, sizes
+from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.unit.controller.transitions.test_failed_changes import play, sizes
 
 
 def test_while_a_change_is_under_way_looks_at_its_job_suffice(monkeypatch):
-    site = SimulatedSite(monkeypatch, {"n1": 4, "n2": 4}, CONFIG)
+    site = SimulatedSite(monkeypatch, {"n1": 4, "n2": 4}, short_trials())
     read = site.slurm.jobs
     all_read = []
     monkeypatch.setattr(site.slurm, "jobs", lambda: all_read.append(site.slurm.now) or read())

@@ -6,24 +6,12 @@ from slurm_elastic.controller.metrics import metric_definitions as metrics
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.core.report import Report
 from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite
-
-CONFIG = """
-[controller]
-mode = "act"
-queue = "controller"
-interval_s = 10
-[resize]
-min_interval_s = 5
-per_hour = 3600
-trial_s = 60
-payback_s = 100000
-"""
+from tests.support.simulated_slurm import SimulatedSite, short_trials
 
 
 @pytest.fixture
 def site(monkeypatch):
-    site = SimulatedSite(monkeypatch, {"n1": 4}, CONFIG)
+    site = SimulatedSite(monkeypatch, {"n1": 4}, short_trials())
     site.slurm.submit(7, elastic="1-4", gpus=1)
     yield site
     site.close()

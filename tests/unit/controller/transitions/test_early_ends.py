@@ -5,9 +5,8 @@ import pytest
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite
+from tests.support.simulated_slurm import SimulatedSite, short_trials
 from tests.unit.controller.transitions.test_failed_changes import (
-    CONFIG,
     outcomes,
     play,
     sizes,
@@ -16,7 +15,7 @@ from tests.unit.controller.transitions.test_failed_changes import (
 
 @pytest.fixture
 def site(monkeypatch):
-    site = SimulatedSite(monkeypatch, {"n1": 4}, CONFIG)
+    site = SimulatedSite(monkeypatch, {"n1": 4}, short_trials())
     yield site
     site.close()
 

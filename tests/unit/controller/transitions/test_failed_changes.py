@@ -9,24 +9,12 @@ from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite
-
-CONFIG = """
-[controller]
-mode = "act"
-queue = "controller"
-interval_s = 10
-[resize]
-min_interval_s = 5
-per_hour = 3600
-trial_s = 60
-payback_s = 100000
-"""
+from tests.support.simulated_slurm import SimulatedSite, short_trials
 
 
 @pytest.fixture
 def site(monkeypatch):
-    site = SimulatedSite(monkeypatch, {"n1": 4}, CONFIG)
+    site = SimulatedSite(monkeypatch, {"n1": 4}, short_trials())
     yield site
     site.close()
 
