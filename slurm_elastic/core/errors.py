@@ -14,6 +14,7 @@
     │   ├── DirectiveError              core.directive
     │   ├── LayerError                  core.layers
     │   ├── LayoutTextError             core.layout
+    │   ├── MemberOrdersError           core.member_orders
     │   ├── ReportError                 core.report
     │   ├── SubmissionError             core.submission
     │   ├── CommunicationError          models.communication

@@ -21,6 +21,13 @@ from typing import Any, TypeVar
 from slurm_elastic.core.directive_grammar import MAX_BYTES
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.member_orders import (
+    CHANGE_STATES,
+    CompanionRow,
+    MemberOrders,
+    MemberOrdersError,
+    companion_rows,
+)
 
 #: Phases of one attempt, in order. `saved` acknowledges a notice: the job waits, at a checkpoint,
 #: to be requeued or to continue.
@@ -113,6 +120,13 @@ class Report:
         profile_batch: samples computed at once when `profile` was measured.
         jump: what a checkpoint shows to have jumped over a change of the world (docs/esrun.md); "":
             nothing. Such a job is not resized any more.
+        in_place: whether the training can change its members while it runs; None: not known yet.
+        not_in_place: code of the reason why it cannot.
+        change, change_state, change_problem: last change of members that this esrun has answered,
+            one of `CHANGE_STATES`, and what went wrong with it.
+        companions: those of this run that have not ended, and those of the last change.
+        generation: number of the process group that trains now.
+        pause_s: for how long training stood still at the last change of members.
     """
 
     job_id: int
@@ -163,13 +177,19 @@ class Report:
     profile: tuple[ProfileRow, ...] = ()
     profile_batch: int | None = None
     jump: str = ""
+    in_place: bool | None = None
+    not_in_place: str = ""
+    change: int | None = None
+    change_state: str = ""
+    change_problem: str = ""
+    companions: tuple[CompanionRow, ...] = ()
+    generation: int | None = None
+    pause_s: float | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """Return a JSON object without fields that are None, and without an empty profile."""
-        wire = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        if not self.profile:
-            del wire["profile"]
-        return wire
+        """Return a JSON object without fields that are None, and without empty lists."""
+        values = dataclasses.asdict(self)
+        return {k: v for k, v in values.items() if v is not None and v != ()}
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
@@ -181,6 +201,8 @@ class Report:
             raise ReportError("kind", f"{report.kind!r} is neither library nor script")
         if report.rehearsal not in REHEARSALS:  # of a newer launcher
             report = dataclasses.replace(report, rehearsal="")
+        if report.change_state not in CHANGE_STATES:
+            report = dataclasses.replace(report, change_state="")
         return report
 
 
@@ -203,6 +225,7 @@ class Orders:
         directive: the directive in force if it is not the submitted one, else "".
         failed_start: start that `on_failure` is about, as in `Report`.
         on_failure: one of `ON_FAILURE`, for a program that has failed on trial; None: no answer.
+        members: the change of members that is under way; None: none.
     """
 
     seq: int = 0
@@ -218,6 +241,7 @@ class Orders:
     directive: str = ""
     failed_start: int | None = None
     on_failure: str | None = None
+    members: MemberOrders | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None."""
@@ -274,6 +298,9 @@ _REPORT_BOUNDS = {
     "optimizer_s": 1e6,
     "peak_memory_bytes": 2**50,
     "profile_batch": 2**31,
+    "change": 2**62,
+    "generation": 2**31,
+    "pause_s": 1e6,
 }
 _ORDERS_BOUNDS = {
     "seq": 2**62,
@@ -346,9 +373,19 @@ def _six(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+_READERS = {
+    "profile": profile_rows,
+    "companions": companion_rows,
+    "members": MemberOrders.from_wire,
+}
+
+
 def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
-    if name == "profile":
-        return profile_rows(value)
+    if name in _READERS:
+        try:
+            return _READERS[name](value)
+        except MemberOrdersError as error:
+            raise ReportError(name, str(error)) from None
     if "str" in kind:
         most = MAX_BYTES if name == "directive" else _MAX_TEXT
         if not isinstance(value, str) or len(value) > most or not value.isprintable():

@@ -47,6 +47,17 @@ class _OrdersAlways(TypedDict):
     directive: str
 
 
+class MembersRow(TypedDict):
+    """A change of a job's members; see `core.member_orders.MemberOrders`."""
+
+    change: int
+    join: list[int]
+    gpu_type: str
+    leave: list[int]
+    deadline_s: float
+    cancel: bool
+
+
 class OrdersRow(_OrdersAlways, total=False):
     """Orders of one attempt of a job; see `core.report.Orders`."""
 
@@ -57,6 +68,7 @@ class OrdersRow(_OrdersAlways, total=False):
     frozen: int
     failed_start: int
     on_failure: str
+    members: MembersRow
 
 
 class OrdersAnswer(TypedDict):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
 from slurm_elastic.core.report import Orders, Report, ReportError
 from slurm_elastic.rpc.protocol import MAX_REQUEST
 
@@ -81,6 +82,21 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("profile", [["a", 1, 1, 1, True]]),
         ("profile", [[f"{i}", 1, 1, 1, 1] for i in range(1001)]),
         ("profile", [[f"{i:0100}", 1, 1, 1, 1] for i in range(900)]),
+        ("in_place", 1),
+        ("not_in_place", "stages\n"),
+        ("change", -1),
+        ("change_state", 3),
+        ("change_problem", "\x1b[2J"),
+        ("generation", 0.5),
+        ("pause_s", float("nan")),
+        ("companions", {"4711": 2}),
+        ("companions", [[4711, 2]]),
+        ("companions", [["4711", 2, "joined"]]),
+        ("companions", [[0, 2, "joined"]]),
+        ("companions", [[4711, True, "joined"]]),
+        ("companions", [[4711, 2, None]]),
+        ("companions", [[4711, 2, "joined"], [4711, 1, "joined"]]),
+        ("companions", [[i, 1, "joined"] for i in range(1, 66)]),
     ],
 )
 def test_lies_are_named(field, value):
@@ -92,7 +108,13 @@ def test_lies_are_named(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("layout", "2-"), ("layout", 2), ("batch", -1), ("batch", 0.5), ("frozen", "all"),
-     ("directive", "x" * 257), ("directive", "1-2\n")],
+     ("directive", "x" * 257), ("directive", "1-2\n"),
+     ("members", [3]), ("members", {}), ("members", {"change": "3"}),
+     ("members", {"change": 3, "join": [0]}), ("members", {"change": 3, "join": [1] * 65}),
+     ("members", {"change": 3, "gpu_type": "v100:4 --uid=0"}),
+     ("members", {"change": 3, "leave": [7, 7]}), ("members", {"change": 3, "leave": [2**32]}),
+     ("members", {"change": 3, "deadline_s": float("nan")}),
+     ("members", {"change": 3, "cancel": 1})],
 )  # fmt: skip
 def test_orders_that_cannot_be_are_named(field, value):
     with pytest.raises(ReportError) as caught:
@@ -124,7 +146,15 @@ def test_the_largest_report_fits_into_a_request(text, seconds, size):
     while True:
         try:
             report = Report.from_wire(
-                {**GOOD, "profile": rows, "application": wide, "gpu_type": wide, "layout": "1x2"}
+                {
+                    **GOOD,
+                    "profile": rows,
+                    "application": wide,
+                    "gpu_type": wide,
+                    "layout": "1x2",
+                    "companions": [[2**32 - i, 1024, "submitted"] for i in range(1, 65)],
+                    "change_problem": wide,
+                }
             )
         except ReportError as error:
             if error.field != "profile":
@@ -149,3 +179,25 @@ def test_a_state_of_a_rehearsal_that_is_not_known_is_none():
 def test_unknown_orders_are_refused():
     with pytest.raises(ReportError, match="explode"):
         Orders.from_wire({"action": "explode"})
+
+
+def test_a_state_of_a_newer_launcher_is_none():
+    wire = {**GOOD, "change_state": "folding", "companions": [[4711, 2, "sleeping"]]}
+    report = Report.from_wire(wire)
+    assert (report.change_state, report.companions) == ("", ((4711, 2, ""),))
+
+
+def test_orders_for_members_travel():
+    members = MemberOrders(change=7, join=(2, 1), gpu_type="v100", leave=(4711,), cancel=True)
+    orders = Orders(seq=3, members=members)
+    assert Orders.from_wire(json.loads(json.dumps(orders.to_wire()))) == orders
+    newer = {"change": 7, "join": [2], "mood": "fine"}
+    assert Orders.from_wire({"members": newer}).members == MemberOrders(change=7, join=(2,))
+
+
+def test_the_comment_of_a_companion():
+    comment = CompanionComment(base=4711, run=2, change=9)
+    assert CompanionComment.parse(str(comment)) == comment
+    assert CompanionComment.parse(f"{comment} and more") == comment
+    for text in ("", "elastic:2-8", "selastic:companion:4711:0", "selastic:companion:4711:0:-1"):
+        assert CompanionComment.parse(text) is None
