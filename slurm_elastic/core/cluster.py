@@ -58,6 +58,14 @@ class Allocation:
         return f"{self.gpus} {self.gpu_type or 'GPUs'} on {', '.join(self.nodes)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """Job that holds further GPUs for a job that was grown in place; on one node."""
+
+    job_id: int
+    allocation: Allocation
+
+
 class JobState(enum.Enum):
     """Slurm's base states, folded to those that a decision distinguishes."""
 
@@ -115,7 +123,9 @@ class Job:
             (interactive, heterogeneous, held by its owner, …).
         run: restart count; together with `key` it names one attempt.
         submit_time: of the present attempt: Slurm sets it anew at a requeue.
-        allocation: GPUs held (also while COMPLETING); None while pending.
+        allocation: GPUs held (also while COMPLETING), those of its companions included; None while
+            pending.
+        companions: jobs that hold a part of `allocation` for it.
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
@@ -155,6 +165,7 @@ class Job:
     managed: bool = True
     unmanaged_reason: Reason | None = None
     allocation: Allocation | None = None
+    companions: tuple[Companion, ...] = ()
     gpus: int = 0
     gpu_type: str = ""
     min_nodes: int = 1
@@ -183,6 +194,17 @@ class Job:
             except ValueError:
                 continue
         return indexes
+
+    @property
+    def base_allocation(self) -> Allocation | None:
+        """GPUs held by this job itself, without its companions."""
+        if self.allocation is None or not self.companions:
+            return self.allocation
+        shares = dict(self.allocation.shares)
+        for companion in self.companions:
+            for node, gpus in companion.allocation.shares:
+                shares[node] -= gpus
+        return Allocation.of(self.allocation.gpu_type, shares)
 
     @property
     def elastic(self) -> bool:

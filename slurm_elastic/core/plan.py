@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_elastic.core.application import Learned
-from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind, companion_change
+
+#: Seconds that training stands still in a change in place until it was measured: more than was
+#: measured with 100 million parameters, 0.6 s (docs/benchmarks.md).
+ASSUMED_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +204,11 @@ class JobRecord:
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: number of changes in its life.
+        resizes_in_place: of these, changes in place.
+        in_place: it can be changed in place now: its training supports it, site and job allow it,
+            and no failed attempt bars it.
+        pause_s: measured time that training stood still in its last change in place; None until
+            measured.
         stopped: why the crash-loop guard holds it; None: it does not.
         learned: input of the goodput models; None: only `measurements` are known.
         gradient_bytes: bytes that the ranks reduce in each step (of the parameters that are
@@ -227,6 +237,9 @@ class JobRecord:
     target: Allocation | None = None
     leased: bool = False
     resizes: int = 0
+    resizes_in_place: int = 0
+    in_place: bool = False
+    pause_s: float | None = None
     stopped: Reason | None = None
     learned: Learned | None = None
     gradient_bytes: float | None = None
@@ -237,10 +250,33 @@ class JobRecord:
     jump: str = ""
 
     def change_s(self, assumed_s: float) -> float:
-        """Return the seconds without training of a change: a save and a restart.
+        """Return the seconds without training of a requeue: a save and a restart.
 
         Args:
             assumed_s: seconds of a restart that has not been measured.
         """
         restart_s = assumed_s if self.restart_s is None else self.restart_s
         return restart_s + (self.checkpoint_s or 0.0)
+
+    def cost_s(self, kind: ResizeKind, assumed_s: float) -> float:
+        """Return the seconds without training of a change of this kind.
+
+        Args:
+            kind: ranks that are started again cost as much as a requeue; that is not measured.
+            assumed_s: seconds of a restart that has not been measured.
+        """
+        if kind is ResizeKind.IN_PLACE:
+            return ASSUMED_PAUSE_S if self.pause_s is None else self.pause_s
+        return self.change_s(assumed_s)
+
+    def kind_of(self, job: Job, target: Allocation | None) -> ResizeKind:
+        """Return the kind of change that brings its job to a target."""
+        base = job.base_allocation
+        companions = [c.allocation for c in job.companions]
+        in_place = (
+            self.in_place
+            and base is not None
+            and target is not None
+            and companion_change(base, companions, target) is not None
+        )
+        return ResizeKind.IN_PLACE if in_place else ResizeKind.REQUEUE

@@ -1,0 +1,95 @@
+"""Kinds of changes of a running job, and which companions a change in place needs.
+
+A job that was grown in place consists of its *base*, the job that the user submitted, and
+*companions*, small jobs of the same user that hold further GPUs on one node each. The size of a
+running job of Slurm is fixed, so a change in place adds and removes whole companions, and the base
+stays as it is; everything else is a requeue.
+
+>>> base = Allocation.of("a100", {"g01": 2})
+>>> two, four = Allocation.of("a100", {"g01": 2}), Allocation.of("a100", {"g02": 4})
+>>> companion_change(base, (two, four), Allocation.of("a100", {"g01": 4, "g03": 1}))
+CompanionChange(leave=(1,), join=(('g03', 1),))
+>>> companion_change(base, (two, four), Allocation.of("a100", {"g01": 3})) is None
+True
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.core.cluster import Allocation
+
+
+class ResizeKind(enum.Enum):
+    """How a running job is brought from one allocation to another, the cheapest first."""
+
+    #: Ranks join or leave; the others go on training.
+    IN_PLACE = "in-place"
+    #: The ranks are started again on the base and other companions, without a requeue.
+    RESTART = "restart"
+    #: The job is requeued in another shape.
+    REQUEUE = "requeue"
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionChange:
+    """Companions to remove and to add.
+
+    Attributes:
+        leave: indexes of the companions that leave.
+        join: (node, GPUs) of each new companion, sorted by node.
+    """
+
+    leave: tuple[int, ...]
+    join: tuple[tuple[str, int], ...]
+
+
+def companion_change(
+    base: Allocation, companions: Sequence[Allocation], target: Allocation
+) -> CompanionChange | None:
+    """Return the change of companions that leads to a target; None: there is none.
+
+    There is none if the target has another GPU type, lacks GPUs of the base, cuts a companion, or
+    on one node removes a companion and adds another: the GPUs of the first are not free yet.
+
+    Args:
+        base: GPUs of the job itself.
+        companions: GPUs of each companion, on one node each.
+        target: GPUs that the job shall have, base included.
+    """
+    if target.gpu_type != base.gpu_type:
+        return None
+    rest = dict(target.shares)
+    for node, gpus in base.shares:
+        rest[node] = rest.get(node, 0) - gpus
+        if rest[node] < 0:
+            return None
+    on_node: dict[str, list[int]] = {}
+    for index, companion in enumerate(companions):
+        for node, _ in companion.shares:
+            on_node.setdefault(node, []).append(index)
+    leave: set[int] = set()
+    join: list[tuple[str, int]] = []
+    for node in sorted(rest.keys() | on_node.keys()):
+        indexes, wanted = on_node.get(node, []), rest.get(node, 0)
+        missing = wanted - sum(companions[i].on(node) for i in indexes)
+        if missing >= 0:
+            join += [(node, missing)] if missing else []
+            continue
+        stay = _subset(((i, companions[i].on(node)) for i in indexes), wanted)
+        if stay is None:
+            return None
+        leave |= set(indexes) - stay
+    return CompanionChange(tuple(sorted(leave)), tuple(join))
+
+
+def _subset(sizes: Iterable[tuple[int, int]], total: int) -> set[int] | None:
+    """Return keys whose sizes have this sum, the first ones where there is a choice; or None."""
+    reached: dict[int, set[int]] = {0: set()}
+    for key, size in sizes:
+        for partial, keys in list(reached.items()):
+            if partial + size <= total:
+                reached.setdefault(partial + size, keys | {key})
+    return reached.get(total)
