@@ -10,7 +10,8 @@ local MAX_NOTICE = 86400
 local PENALTY_STEPS = 1000000
 local DEFAULT_PENALTY_STEPS = 5000
 
-local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes" }
+local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes",
+	"in-place" }
 local KNOWN = "known keys: " .. table.concat(KEYS, ", ")
 local UNIT_EXAMPLE = "unit=4 or unit=a100:2/v100:8"
 
@@ -157,6 +158,13 @@ readers["notice"] = function(d, value)
 	d.notice = number(value, "notice", MAX_NOTICE)
 end
 
+readers["in-place"] = function(d, value)
+	if not contains({ "auto", "never" }, value) then
+		fail(value, 'in-place "%s" is unknown; write auto or never', value)
+	end
+	d.in_place = value
+end
+
 readers["unit"] = function(d, value)
 	if is_digits(value) then
 		d.unit = number(value, "unit", MAX_GPUS)
@@ -264,7 +272,7 @@ end
 local function read(text)
 	check_bytes(text)
 	local items = split(text, ",")
-	local d = { types = {}, parallel = "data", freeze = "off", unit_names = {}, units = {},
+	local d = { types = {}, parallel = "data", freeze = "off", in_place = "auto", unit_names = {}, units = {},
 		listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
 	local seen = {}
 	d.min, d.max = read_gpus(items[1])
@@ -334,6 +342,7 @@ function M.format(d)
 	add(d.unit and d.unit > 1, "unit", string.format("%d", d.unit or 0))
 	add(#units > 0, "unit", table.concat(units, "/"))
 	add(#d.listed > 0, "sizes", joined(d.listed))
+	add(d.in_place ~= "auto", "in-place", d.in_place)
 	return table.concat(words, ",")
 end
 

@@ -132,6 +132,12 @@ class ResizeSettings:
         "the change has failed (docs/reliability.md). 0: no limit.",
         bounds=(0, 1e6),
     )
+    in_place: str = key(
+        "never",
+        "`auto`: jobs of the training library grow and shrink in place, by companion jobs, where "
+        "that can be done; `never`: every change is a requeue (docs/reliability.md).",
+        choices=("auto", "never"),
+    )
     extend_time: bool = key(
         False,
         "Extend the time limit of jobs that run on fewer GPUs than submitted (docs/policies.md).",

@@ -28,6 +28,7 @@ from slurm_elastic.core.directive_grammar import (
     DEFAULT_MAX_PENALTY,
     DirectiveError,
     Freeze,
+    InPlace,
     Parallel,
     percent,
     printed_range,
@@ -55,6 +56,7 @@ class Directive:
         units: (type, GPUs per replica) pairs; a type that is not named counts in single GPUs.
         listed: the numbers of GPUs that the job can run on, ascending; empty: all within MIN-MAX.
             MIN and MAX become the first and the last of them.
+        in_place: Whether the job may be changed in place, without a requeue, where possible.
         excluded: (type, GPUs) pairs that the job must not get, type "" for every type; see
             `excluding`. Not part of the text.
     """
@@ -70,6 +72,7 @@ class Directive:
     unit: int | None = None
     units: tuple[tuple[str, int], ...] = ()
     listed: tuple[int, ...] = ()
+    in_place: InPlace = "auto"
     excluded: frozenset[tuple[str, int]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -124,6 +127,8 @@ class Directive:
             fields.append("unit=" + "/".join(f"{name}:{count}" for name, count in self.units))
         if self.listed:
             fields.append("sizes=" + ":".join(map(str, self.listed)))
+        if self.in_place != "auto":
+            fields.append("in-place=" + self.in_place)
         return ",".join(fields)
 
     def unit_for(self, gpu_type: str) -> int:

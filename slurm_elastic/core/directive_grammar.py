@@ -23,8 +23,12 @@ DEFAULT_MAX_PENALTY = 0.005
 
 Parallel = Literal["data", "pipeline", "hybrid"]
 Freeze = Literal["off", "auto"]
+InPlace = Literal["auto", "never"]
 
-KEYS = ("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes")
+KEYS = (
+    *("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes"),
+    "in-place",
+)
 _KNOWN = "known keys: " + ", ".join(KEYS)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
@@ -171,6 +175,12 @@ def _notice(value: str) -> dict[str, object]:
     return {"notice_s": _number(value, "notice", MAX_NOTICE)}
 
 
+def _in_place(value: str) -> dict[str, object]:
+    if value not in {"auto", "never"}:
+        raise DirectiveError(value, f'in-place "{value}" is unknown; write auto or never')
+    return {"in_place": cast("InPlace", value)}
+
+
 def _unit(value: str) -> dict[str, object]:
     if _DIGITS.fullmatch(value):
         return {"unit": _number(value, "unit", MAX_GPUS)}
@@ -210,6 +220,7 @@ _READERS: dict[str, Callable[[str], dict[str, object]]] = {
     "notice": _notice,
     "unit": _unit,
     "sizes": _sizes,
+    "in-place": _in_place,
 }
 
 

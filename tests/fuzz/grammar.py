@@ -106,8 +106,9 @@ class Directives:
             f"notice={draw.randrange(1, 86400)}",
             draw.choice((f"unit={unit}", f"unit=a100:{unit}/v100:{2 * unit}")),
             "sizes=" + ":".join(map(str, self._sizes(low, high, unit))),
+            "in-place=" + draw.choice(("auto", "never")),
         )
-        words = [f"{low}-{high}", *draw.sample(items, draw.randrange(0, 8))]
+        words = [f"{low}-{high}", *draw.sample(items, draw.randrange(0, 9))]
         return ",".join(words).encode()
 
     def _sizes(self, low: int, high: int, unit: int) -> list[int]:
