@@ -6,6 +6,18 @@ send lines of JSON: `{"report": {…}}` with some of the fields of
 `CONTROLLER`. A path that begins with `@` is an abstract socket, which containers reach without a
 bind mount; both ends check that the other runs as the same user.
 
+For changes in place esrun adds `"companions": {"4711": 2}` to the orders: the companion jobs that
+belong to the training from now on, and how many ranks each has. Rank 0 answers with lines of
+`{"group": {…}}`:
+
+    can, port       once: ranks may join at this port of rank 0's host
+    can, why        or that they may not, and the code of the reason
+    generation, companions, step, pause_s, lost
+                    after each change: its number, the companions that now belong to it, the step
+                    after which it took effect, how long training stood still, and the companions
+                    that left without an order
+    dropped, why    the number of a change that was given up; training goes on as it was
+
 A program whose ranks all exit with `RESTART_CODE` is started again in place.
 
 Only `wait` and `first` block, nothing raises, and without esrun the last orders stay in force.
@@ -63,6 +75,9 @@ class RankSocket:
         self._unread = b""
         self._unsent = b""
         self._fields: dict[str, Any] = {}
+        self._group_lines = b""
+        #: Desired companions and their numbers of ranks; None: of an esrun that cannot have any.
+        self.companions: dict[str, int] | None = None
         if sock is not None:
             sock.setblocking(False)
 
@@ -119,10 +134,16 @@ class RankSocket:
         self._fields.update(report_fields)
         self._flush()
 
+    def send_group(self, fields: dict[str, Any]) -> None:
+        """Send a line about the group of ranks; lines are sent in their order and never merged."""
+        if self.connected:
+            self._group_lines += _line("group", fields)
+            self._flush()
+
     def orders(self) -> Orders:
         """Return the newest orders without waiting (a few microseconds)."""
         if self.connected:
-            if self._unsent or self._fields:
+            if self._unsent or self._fields or self._group_lines:
                 self._flush()
             self._read()
         return self._orders
@@ -177,9 +198,11 @@ class RankSocket:
             self._pack()
 
     def _pack(self) -> None:
-        if self._fields and not self._unsent:
-            # float: values of a training loop may be tensors of one element.
-            self._unsent = json.dumps({"report": self._fields}, default=float).encode() + b"\n"
+        if self._unsent:
+            return
+        self._unsent, self._group_lines = self._group_lines, b""
+        if self._fields:
+            self._unsent += _line("report", self._fields)
             self._fields = {}
 
     def _read(self) -> None:
@@ -202,11 +225,24 @@ class RankSocket:
         with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
             message = json.loads(line)
             orders = Orders.from_wire(message["orders"])
+            self.companions = _companions(message.get("companions"))
             # An older esrun sends no source: do not wait for other orders.
             source = message.get("controller")
             self._controller = source if source in CONTROLLER else "heard"
             if orders != self._orders:
                 self._orders = orders
+
+
+def _line(name: str, fields: dict[str, Any]) -> bytes:
+    # float: values of a training loop may be tensors of one element.
+    return json.dumps({name: fields}, default=float).encode() + b"\n"
+
+
+def _companions(stated: Any) -> dict[str, int] | None:
+    """Return the companions of a message, without what is not a number of ranks."""
+    if not isinstance(stated, dict):
+        return None
+    return {k: n for k, n in stated.items() if k.isdecimal() and type(n) is int and n > 0}
 
 
 def socket_address(path: str) -> str:

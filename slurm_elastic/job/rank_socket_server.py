@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_elastic.job.rank_socket import peer_uid
@@ -25,6 +25,7 @@ class RankSocketServer:
         state: gets the reports and has the orders.
         listener: a listening socket.
         on_report: called with the fields of each report before it is taken; may change them.
+        on_group: called with the fields of each line about the group of ranks, unchecked.
     """
 
     def __init__(
@@ -33,10 +34,13 @@ class RankSocketServer:
         listener: socket.socket,
         *,
         on_report: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_group: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self._state = state
         self._listener = listener
         self._on_report = on_report
+        self._on_group = on_group
+        self._companions: dict[str, int] | None = None
         self._lock = threading.Condition()
         self._peers: list[socket.socket] = []
         #: Whether a rank has ever connected.
@@ -46,6 +50,15 @@ class RankSocketServer:
         """Start serving in the background."""
         threading.Thread(target=self._accept, name="local", daemon=True).start()
         self._state.subscribe(lambda _: self._push())
+
+    def set_companions(self, companions: Mapping[str, int]) -> None:
+        """Send the desired companions, by job id their numbers of ranks, now and with all orders.
+
+        Without a call the library does not prepare for changes in place.
+        """
+        with self._lock:
+            self._companions = dict(companions)
+        self._push()
 
     def drain(self, timeout_s: float) -> None:
         """Wait at most this long until everything that ended ranks have sent is read."""
@@ -83,9 +96,12 @@ class RankSocketServer:
     def _handle_line(self, line: bytes) -> None:
         try:
             message = json.loads(line)
-            fields: Any = message["report"]
-        except (ValueError, KeyError, TypeError):
+            fields: Any = message.get("report")
+            group_fields: Any = message.get("group")
+        except (ValueError, AttributeError):
             return
+        if isinstance(group_fields, dict):
+            self._on_group(group_fields)
         if isinstance(fields, dict):
             self._on_report(fields)
             self._state.update(fields)
@@ -93,7 +109,9 @@ class RankSocketServer:
     def _push(self) -> None:
         with self._lock:  # so that the last message sent has the newest orders
             orders, controller = self._state.orders_and_source()
-            message = {"orders": orders.to_wire(), "controller": controller}
+            message: dict[str, Any] = {"orders": orders.to_wire(), "controller": controller}
+            if self._companions is not None:
+                message["companions"] = self._companions
             line = json.dumps(message).encode() + b"\n"
             for peer in self._peers:
                 # Do not wait for a stopped rank: it gets the orders when it connects again.

@@ -26,7 +26,11 @@ class Esrun:
         self.listener.listen()
         self.state = ReportState(Report(job_id=7, run=0, phase="starting"))
         self.joined = 0
-        RankSocketServer(self.state, self.listener, on_report=self._join).start()
+        self.group: list[dict[str, object]] = []
+        self.server = RankSocketServer(
+            self.state, self.listener, on_report=self._join, on_group=self.group.append
+        )
+        self.server.start()
 
     def _join(self, _fields: object) -> None:
         self.joined += 1
@@ -314,3 +318,33 @@ def test_looking_at_the_orders_is_cheap() -> None:
     assert best < 50e-6
     link.close()
     esrun.close()
+
+
+def test_companions_reach_rank_0_and_its_answers_esrun(esrun: Esrun, link: RankSocket) -> None:
+    assert not link.wait(0.05).batch
+    assert not link.companions
+    esrun.server.set_companions({"4711": 2})
+    eventually(lambda: link.orders() and link.companions)
+    assert dict(link.companions or {}) == {"4711": 2}
+    esrun.state.receive(Orders(seq=2, batch=64), authoritative=True)
+    eventually(lambda: link.orders().batch == 64)
+    esrun.server.set_companions({})
+    eventually(lambda: link.orders() and not link.companions)
+    link.send_group({"can": True, "port": 41234})
+    link.send({"phase": "training", "step": 3})
+    link.send_group({"generation": 1, "companions": {"4711": 2}, "step": 3})
+    eventually(lambda: len(esrun.group) == 2 and esrun.state.report().step == 3)
+    assert esrun.group[0] == {"can": True, "port": 41234}
+    assert esrun.group[1]["companions"] == {"4711": 2}
+
+
+@pytest.mark.parametrize("stated", [[], "4711", {"a": 1, "-1": 2, "7": 0, "8": True, "9": "2"}])
+def test_hostile_companions_are_ignored(stated: object) -> None:
+    ours, esrun_side = socket.socketpair()
+    link = RankSocket(ours)
+    message = {"orders": Orders(batch=8).to_wire(), "companions": stated}
+    esrun_side.sendall(json.dumps(message).encode() + b"\n")
+    assert link.orders().batch == 8
+    assert not link.companions
+    link.close()
+    esrun_side.close()
