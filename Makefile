@@ -6,7 +6,7 @@ ARGS   ?=
 # What jobs import: runs on Python 3.10.
 IN_JOBS = $(addprefix slurm_elastic/,core integrations job rpc training cli/console_scripts.py)
 
-.PHONY: help venv test-tools test test-unit test-integrations test-cluster test-releases lint docs docs-links generate fuzz packages test-packages lock data audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-integrations test-gpu test-cluster test-releases lint docs docs-links generate fuzz packages test-packages lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ test-integrations: ## trainings of other frameworks in changing worlds, in an en
 	test -x $(INTEGRATIONS)/bin/pytest || { $(PYTHON) -m venv $(INTEGRATIONS) && $(INTEGRATIONS)/bin/pip install torch==2.13.0 \
 		&& DS_BUILD_OPS=0 $(INTEGRATIONS)/bin/pip install -r requirements/integrations.txt; }
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/unit/test_stability.py $(ARGS)
+
+test-gpu: ## try the library on this machine's GPUs, without Slurm, with the torch of PYTHON; docs/gpu.md
+	$(PYTHON) -m tests.gpu $(ARGS)
 
 test-cluster: test-tools venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
 	$(RUN) tests.run cluster $(ARGS)

@@ -4,7 +4,8 @@
 
 Saving: eight equal blocks and a linear layer (16.85 MB of gradients) on two ranks of this
 machine, gloo. One job; its frozen prefix goes round 0, 2, 4, 6, 8 blocks, so that a busy
-machine slows all of them alike. Wall and CPU seconds of a step are rank 0's medians.
+machine slows all of them alike. Wall and CPU seconds of a step are rank 0's medians. Where torch
+sees GPUs it runs on these (`make test-gpu`).
 
 Cost: `docs/examples/train_cnn.py` with all layers training and with `--freeze auto`, by seed.
 """
@@ -23,9 +24,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.job.launch import free_port
+from benchmarks.rank_processes import ROOT, run_ranks
 
-ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS, BATCH = 512, 8, 128
 RANKS = 2
 _PREFIXES = (0, 2, 4, 6, 8)
@@ -40,13 +40,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="0: only the saving")
     parser.add_argument("--max-penalty", type=float, default=40.0, metavar="PERCENT")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of a block")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
-        _rank(args.rank, steps=args.steps, rounds=args.rounds)
+        _rank(args.rank, steps=args.steps, rounds=args.rounds, width=args.width)
         return
-    figures: dict[str, Any] = {"saving": saving(steps=args.steps, rounds=args.rounds)}
+    rows = saving(steps=args.steps, rounds=args.rounds, width=args.width)
+    figures: dict[str, Any] = {"saving": rows}
     if args.seeds:
         figures["cost"] = [cost(seed, args.max_penalty) for seed in range(args.seeds)]
     if args.json:
@@ -55,25 +57,13 @@ def main() -> None:
         _show(figures, args.max_penalty)
 
 
-def saving(*, steps: int, rounds: int) -> list[dict[str, float]]:
+def saving(
+    *, steps: int, rounds: int, width: int = WIDTH, ranks: int = RANKS
+) -> list[dict[str, float]]:
     """Return by prefix: bytes in a step's all-reduce, wall and CPU seconds of a step."""
     with tempfile.TemporaryDirectory() as out:
-        port = free_port(24000)
-        common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, "-m", "benchmarks.freezing", "--rank", out]
-        ranks = [
-            subprocess.Popen(
-                [*command, "--steps", str(steps), "--rounds", str(rounds)],
-                cwd=ROOT,
-                env=os.environ | common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-        errors = [rank.communicate()[1] for rank in ranks]
-        if any(rank.returncode for rank in ranks):
-            raise SystemExit(f"a rank failed:\n{''.join(errors)}")
+        arguments = ["--rank", out, "--steps", str(steps), "--rounds", str(rounds)]
+        run_ranks(ranks, "benchmarks.freezing", [*arguments, "--width", str(width)])
         rows = json.loads((Path(out) / "rows.json").read_text(encoding="utf-8"))
     return list(rows)
 
@@ -126,26 +116,26 @@ class _All:
         pass
 
 
-def _network() -> list[tuple[str, Any]]:
+def _network(width: int) -> list[tuple[str, Any]]:
     """Return the blocks and the linear layer behind them."""
     import torch  # noqa: PLC0415
 
     class Block(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
-            self.norm = torch.nn.LayerNorm(WIDTH)
-            self.first = torch.nn.Linear(WIDTH, WIDTH)
-            self.second = torch.nn.Linear(WIDTH, WIDTH)
+            self.norm = torch.nn.LayerNorm(width)
+            self.first = torch.nn.Linear(width, width)
+            self.second = torch.nn.Linear(width, width)
 
         def forward(self, x: Any) -> Any:
             return x + self.second(torch.relu(self.first(self.norm(x))))
 
     blocks = [(f"block{i}", Block()) for i in range(BLOCKS)]
-    return [*blocks, ("head", torch.nn.Linear(WIDTH, 4))]
+    return [*blocks, ("head", torch.nn.Linear(width, 4))]
 
 
-def _rank(out: Path, *, steps: int, rounds: int) -> None:
-    """Run one of the two ranks; the first writes rows.json."""
+def _rank(out: Path, *, steps: int, rounds: int, width: int) -> None:
+    """Run one of the ranks; the first writes rows.json."""
     # Here: the process that starts the ranks needs no torch.
     import torch  # noqa: PLC0415
 
@@ -155,9 +145,9 @@ def _rank(out: Path, *, steps: int, rounds: int) -> None:
     torch.manual_seed(0)
     turn = len(_PREFIXES) * (steps + _SETTLE)
     total = 40 + rounds * turn
-    points = torch.randn(BATCH, WIDTH)
+    points = torch.randn(BATCH, width)
     job = init(
-        _network(),
+        _network(width),
         torch.nn.CrossEntropyLoss(),
         lambda p: torch.optim.AdamW(p, lr=1e-4),
         torch.utils.data.TensorDataset(points, (points[:, 0] > 0).long()),
@@ -178,6 +168,8 @@ def _rank(out: Path, *, steps: int, rounds: int) -> None:
     for batch in job:
         begun = time.perf_counter(), time.process_time()
         job.step(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         if certified_at is None:
             if len(job.penalties) > BLOCKS:
                 certified_at = batch.step

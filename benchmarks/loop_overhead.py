@@ -49,7 +49,8 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {"tiny": _tiny} | overhead.MOD
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loop_overhead")
-    parser.add_argument("--models", default=",".join(MODELS), help="some of " + ", ".join(MODELS))
+    by_default = f"tiny,{overhead.BY_DEFAULT}"
+    parser.add_argument("--models", default=by_default, help="some of " + ", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turn", type=int, default=10, help="steps of an arm before the other")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)

@@ -1,15 +1,18 @@
 """Overhead of the training library, compared with the same loop in plain DistributedDataParallel.
 
     python -m benchmarks.overhead [--models cnn,mlp,mlp-accumulating] [--rounds 10] [--json]
+    python -m benchmarks.overhead --plain fsdp2 [...]
 
 Two ranks of this machine, gloo, one process group, started by `esrun --local 2` so that reports
-are sent. Arms take turns of a few steps, in an order drawn anew for every turn, so that a busy
-machine slows all of them alike:
+are sent; where torch sees GPUs, NCCL and `--ranks` of them (`make test-gpu`). Arms take turns of a
+few steps, in an order drawn anew for every turn, so that a busy machine slows all of them alike:
 
     ddp        DistributedDataParallel, DataLoader with DistributedSampler, the usual five lines
     library    `slurm_elastic.training`, everything as by default
     unmeasured the same without looking into steps
     freezing   the library, and layers watched for convergence (none freezes)
+
+With `--plain fsdp2` two arms: `fully_shard` of each layer, and the library with `shard=True`.
 
 A round is so many steps of each arm that one of them is looked into, as in a long training; the
 layer profile, of ten steps once per start, and checkpoints are not in it. Ratios are sums
@@ -31,10 +34,12 @@ from typing import Any
 from benchmarks.rank_processes import run_ranks
 
 RANKS = 2
-ARMS = ("ddp", "library", "unmeasured", "freezing")
-#: What is compared: name, arm, with which.
+#: Arms by the plain loop that they are compared with; it comes first.
+ARMS = {"ddp": ("ddp", "library", "unmeasured", "freezing"), "fsdp2": ("fsdp2", "library")}
+#: What is compared, where both are measured: name, arm, with which.
 RATIOS = (
     ("library / ddp", "library", "ddp"),
+    ("library / fsdp2", "library", "fsdp2"),
     ("unmeasured / ddp", "unmeasured", "ddp"),
     ("measuring: library / unmeasured", "library", "unmeasured"),
     ("watching: freezing / library", "freezing", "library"),
@@ -47,9 +52,11 @@ _WARM_UP = 25
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
-    parser.add_argument("--models", default=",".join(MODELS), help="some of " + ", ".join(MODELS))
+    parser.add_argument("--models", default=BY_DEFAULT, help="some of " + ", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turn", type=int, default=5, help="steps of an arm before the next one")
+    parser.add_argument("--plain", choices=tuple(ARMS), default="ddp", help="%(default)s")
+    parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -58,9 +65,10 @@ def main() -> None:
         if name not in MODELS:
             parser.error(f"model {name} is unknown; known: {', '.join(MODELS)}")
     if args.rank:
-        _rank(args.rank, MODELS[models[0]](), rounds=args.rounds, turn=args.turn)
+        _rank(args.rank, MODELS[models[0]](), args.plain, rounds=args.rounds, turn=args.turn)
         return
-    figures = {name: measure(name, rounds=args.rounds, turn=args.turn) for name in models}
+    options = {"rounds": args.rounds, "turn": args.turn, "ranks": args.ranks}
+    figures = {name: measure(name, args.plain, **options) for name in models}
     if args.json:
         print(json.dumps(figures))
     else:
@@ -68,37 +76,40 @@ def main() -> None:
             _show(name, one)
 
 
-def measure(model: str, *, rounds: int, turn: int) -> dict[str, Any]:
+def measure(
+    model: str, plain: str = "ddp", *, rounds: int, turn: int, ranks: int = RANKS
+) -> dict[str, Any]:
     """Return one model's step times by arm, and ratios with their intervals."""
     with tempfile.TemporaryDirectory() as out:
         arguments = [
-            *("--rank", out, "--models", model),
+            *("--rank", out, "--models", model, "--plain", plain),
             *("--rounds", str(rounds), "--turn", str(turn)),
         ]
-        run_ranks(RANKS, "benchmarks.overhead", arguments)
-        ranks = [
+        run_ranks(ranks, "benchmarks.overhead", arguments)
+        times = [
             json.loads((Path(out) / f"rank{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]
     cpu = {
-        arm: [sum(pair) for pair in zip(*(r[arm]["cpu_s"] for r in ranks), strict=True)]
-        for arm in ARMS
+        arm: [sum(pair) for pair in zip(*(t[arm]["cpu_s"] for t in times), strict=True)]
+        for arm in ARMS[plain]
     }
-    wall = {arm: list(ranks[0][arm]["wall_s"]) for arm in ARMS}
-    steps = ranks[0]["steps"]
+    wall = {arm: list(times[0][arm]["wall_s"]) for arm in ARMS[plain]}
+    steps = times[0]["steps"]
     return {
         "rounds": rounds,
         "steps": steps,
         "step": {
             arm: {
                 "wall_s": sum(wall[arm]) / (rounds * steps),
-                "cpu_s": sum(cpu[arm]) / (rounds * steps * RANKS),
+                "cpu_s": sum(cpu[arm]) / (rounds * steps * ranks),
             }
-            for arm in ARMS
+            for arm in ARMS[plain]
         },
         "ratios": {
             name: {"cpu": ratio(cpu[one], cpu[other]), "wall": ratio(wall[one], wall[other])}
             for name, one, other in RATIOS
+            if {one, other} <= set(ARMS[plain])
         },
     }  # fmt: skip
 
@@ -149,43 +160,72 @@ def _mlp(micro: int | None = None) -> dict[str, Any]:
     return {"model": model, "data": (inputs, targets), "batch": 256, "micro": micro}
 
 
+def _wide() -> dict[str, Any]:
+    """Return a model of 134 million parameters, 1024 samples per step: for GPUs."""
+    import torch  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    layers: list[Any] = [nn.Linear(64, 4096), nn.ReLU()]
+    for _ in range(8):
+        layers += [nn.Linear(4096, 4096), nn.ReLU()]
+    inputs, targets = torch.randn(8192, 64), torch.randint(10, (8192,))
+    model = nn.Sequential(*layers, nn.Linear(4096, 10))
+    return {"model": model, "data": (inputs, targets), "batch": 1024, "micro": None}
+
+
 MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "cnn": _cnn,
     "mlp": _mlp,
     "mlp-accumulating": lambda: _mlp(micro=32),
+    "wide": _wide,
 }
+#: Not the one for GPUs.
+BY_DEFAULT = "cnn,mlp,mlp-accumulating"
 
 
-def _plain(case: dict[str, Any], rank: int) -> Iterator[None]:
+def _plain(case: dict[str, Any], job: Any, plain: str) -> Iterator[None]:
     """Yield steps of the usual loop, for ever."""
     import torch  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: PLC0415
 
-    model = DistributedDataParallel(case["model"])
+    ranks, gpu = job.world_size, torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    if ranks == 1:  # the library makes a process group only for several ranks
+        torch.distributed.init_process_group("nccl" if gpu else "gloo")
+    model: Any = case["model"].to(device)
+    if plain == "fsdp2":
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
+
+        for layer in [m for m in model if any(True for _ in m.parameters())]:
+            fully_shard(layer)
+        synchronized = fully_shard(model).set_requires_gradient_sync
+    else:
+        model = DistributedDataParallel(model, device_ids=[device.index] if gpu else None)
+
+        def synchronized(on: bool) -> None:
+            model.require_backward_grad_sync = on
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loss_fn = torch.nn.CrossEntropyLoss()
     dataset = TensorDataset(*case["data"])
-    share = case["batch"] // RANKS
-    micro = case["micro"] or share
-    sampler: Any = DistributedSampler(dataset, num_replicas=RANKS, rank=rank)
+    share = case["batch"] // ranks
+    micro = min(case["micro"] or share, share)
+    pieces = share // micro
+    sampler: Any = DistributedSampler(dataset, num_replicas=ranks, rank=job.rank)
     epoch = 0
     while True:
         sampler.set_epoch(epoch)
         epoch += 1
-        loader = iter(DataLoader(dataset, batch_size=micro, sampler=sampler))
+        loader = iter(DataLoader(dataset, batch_size=micro, sampler=sampler, pin_memory=gpu))
         for _ in range(len(dataset) // case["batch"]):
             optimizer.zero_grad()
-            total = torch.zeros(())
-            for piece in range(share // micro):
-                inputs, targets = next(loader)
-                if piece < share // micro - 1:
-                    with model.no_sync():
-                        loss = loss_fn(model(inputs), targets) / (share // micro)
-                        loss.backward()
-                else:
-                    loss = loss_fn(model(inputs), targets) / (share // micro)
-                    loss.backward()
+            total = torch.zeros((), device=device)
+            for piece in range(pieces):
+                inputs, targets = (x.to(device, non_blocking=True) for x in next(loader))
+                synchronized(piece == pieces - 1)
+                loss = loss_fn(model(inputs), targets) / pieces
+                loss.backward()
                 total += loss.detach()
             optimizer.step()
             total.item()
@@ -199,7 +239,7 @@ def _ours(job: Any) -> Iterator[None]:
         yield
 
 
-def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
+def _rank(out: Path, case: dict[str, Any], plain: str, *, rounds: int, turn: int) -> None:
     """Run one of the ranks; it writes its times to rankN.json."""
     from slurm_elastic.training import Freezing, init  # noqa: PLC0415, I001 - before torch
     from slurm_elastic.training.measure.step_times import SELDOM, SOON, WARM_UP  # noqa: PLC0415
@@ -221,13 +261,15 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
         checkpoint_dir=out / "ckpt",
         checkpoint_every_s=1e9,
         # Watched from the first step on, and never certified.
-        freeze=Freezing(begin=1.0, settled=1e9),
+        freeze=Freezing(begin=1.0, settled=1e9) if plain == "ddp" else "off",
+        shard=plain == "fsdp2",
     )
-    loops = {"ddp": _plain(case, job.rank), "library": _ours(job)}
+    arms = ARMS[plain]
+    loops = {plain: _plain(case, job, plain), "library": _ours(job)}
     timer, freezer = job._reporter.timer, job._freezer  # noqa: SLF001 - what is switched
     # The run's first save would otherwise come 15 seconds after the first step.
     job._checkpoint_manager.hurry()  # noqa: SLF001
-    looks_at = dict.fromkeys(ARMS, WARM_UP + SOON + 1)
+    looks_at = dict.fromkeys(arms, WARM_UP + SOON + 1)
 
     def take(arm: str, steps: int) -> tuple[float, float]:
         """Return (wall, CPU) seconds of so many steps."""
@@ -236,22 +278,25 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
         job._freezer = freezer if arm == "freezing" else None  # noqa: SLF001
         loop = loops.get(arm, loops["library"])
         torch.distributed.barrier()
+        _settled()
         begun = time.perf_counter(), time.process_time()
         for _ in range(steps):
             next(loop)
+        _settled()
         taken = time.perf_counter() - begun[0], time.process_time() - begun[1]
         looks_at[arm] = timer._steps_done  # noqa: SLF001
         return taken
 
-    for arm in ARMS:
+    next(loops[plain])  # makes the process group of a single rank
+    for arm in arms:
         take(arm, _WARM_UP)
         looks_at[arm] = WARM_UP + SOON + 1
     draw = random.Random(7)
-    times: dict[str, Any] = {arm: {"wall_s": [], "cpu_s": []} for arm in ARMS}
+    times: dict[str, Any] = {arm: {"wall_s": [], "cpu_s": []} for arm in arms}
     for _ in range(rounds):
-        sums = {arm: [0.0, 0.0] for arm in ARMS}
+        sums = {arm: [0.0, 0.0] for arm in arms}
         for first in range(0, SELDOM, turn):
-            for arm in draw.sample(ARMS, k=len(ARMS)):
+            for arm in draw.sample(arms, k=len(arms)):
                 for i, value in enumerate(take(arm, min(turn, SELDOM - first))):
                     sums[arm][i] += value
         for arm, (wall, cpu) in sums.items():
@@ -261,6 +306,14 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     (out / f"rank{job.rank}.json").write_text(json.dumps(times), encoding="utf-8")
     torch.distributed.barrier()
     job.finish()
+
+
+def _settled() -> None:
+    """Wait until a GPU has done what it was given."""
+    import torch  # noqa: PLC0415
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _show(name: str, found: dict[str, Any]) -> None:

@@ -11,11 +11,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_ranks(ranks: int, module: str, arguments: Sequence[str]) -> None:
+def run_ranks(ranks: int, module: str, arguments: Sequence[str], *, expected: int = 0) -> None:
     """Run a module in so many processes of one thread each, and wait for them.
 
+    Args:
+        ranks: number of processes.
+        module: each of them runs.
+        arguments: of its command line.
+        expected: exit code of the ranks.
+
     Raises:
-        SystemExit: a rank failed; with the output of all.
+        SystemExit: a rank ended with another exit code; with the output of all.
     """
     esrun = [sys.executable, str(ROOT / "wrappers" / "esrun"), "--local", str(ranks)]
     # A job that this runs in is another matter.
@@ -28,5 +34,5 @@ def run_ranks(ranks: int, module: str, arguments: Sequence[str]) -> None:
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise SystemExit(f"a rank failed:\n{done.stdout}{done.stderr}")
+    if done.returncode != expected:
+        raise SystemExit(f"a rank failed ({done.returncode}):\n{done.stdout}{done.stderr}")

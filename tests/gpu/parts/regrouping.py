@@ -1,0 +1,179 @@
+"""A second process group formed beside the one that trains: what changes in place rest on.
+
+Torch only, without the library: it answers what NCCL does, before the library relies on it. While
+rank 0 and the others reduce gradients, a thread of each forms a group of the same ranks. Then they
+use it, keep the old one, and the last rank ends without a word; the others form a third group.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.part_program import part_main, start_ranks, synchronize
+from tests.gpu.part_runner import KitSetting
+from tests.gpu.report_rows import RowWriter
+
+#: Steps before the second group is formed, whose times it is compared with.
+_STEPS = 40
+_TIMEOUT_S = 60.0
+#: How long survivors wait for a rank that has ended.
+_LOSS_S = 5.0
+
+
+def run(setting: KitSetting, rows: RowWriter) -> None:
+    """Form groups, and check the sums that they compute."""
+    with rows.trial("second group"):
+        path = setting.folder / "answer.json"
+        elements = 1 << (16 if setting.small else 26)
+        start_ranks(setting.ranks, "regrouping", {"path": str(path), "elements": elements})
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        for name, ok in answer["checks"].items():
+            rows.check(name, "yes" if ok else "no", ok=ok, expected="yes")
+        for name, (value, unit) in answer["figures"].items():
+            rows.measured(name, value, unit)
+    package = "slurm_elastic.training.regroup"
+    if importlib.util.find_spec(package) is None:
+        rows.not_run("the library's own regrouping", f"there is no {package} yet")
+    elif setting.device == "cuda":
+        reason = "the library does not regroup with NCCL yet"
+        rows.not_run("the library's own regrouping", reason)
+    else:
+        rows.not_run("the library's own regrouping", "gloo: in tests/unit/training/regroup")
+
+
+def rank(options: dict[str, Any]) -> None:
+    """Run one rank; rank 0 writes the answer."""
+    # Survivors of a lost rank are to go on.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    import torch  # noqa: PLC0415
+    from torch import distributed  # noqa: PLC0415
+
+    number, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    store = distributed.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, number == 0,
+        timeout=timedelta(seconds=_TIMEOUT_S), use_libuv=os.environ.get("USE_LIBUV", "0") == "1",
+    )  # fmt: skip
+    old = _form(store, "old", number, ranks, device)
+    gradients = torch.ones(options["elements"], device=device)
+    flag = torch.zeros(1, device=device)
+
+    def step(group: Any, *, formed: bool = False) -> tuple[float, bool]:
+        """Reduce once; return the seconds, and whether all ranks have formed the next group."""
+        began = time.perf_counter()
+        gradients.fill_(number + 1.0)
+        flag.fill_(float(formed))
+        works = [group.allreduce([tensor]) for tensor in (gradients, flag)]
+        for work in works:
+            work.wait()
+        synchronize(device)
+        return time.perf_counter() - began, bool(flag.item() == ranks)
+
+    def right(expected: float) -> bool:
+        return bool((gradients == expected).all())
+
+    checks: dict[str, bool] = {}
+    figures: dict[str, tuple[float, str]] = {}
+    usual = [step(old)[0] for _ in range(_STEPS)][_STEPS // 2 :]
+    memory = torch.cuda.mem_get_info(device)[0] if gpu else 0
+    formed: dict[str, Any] = {}
+
+    def form() -> None:
+        began = time.perf_counter()
+        formed["group"] = _form(store, "new", number, ranks, device)
+        formed["seconds"] = time.perf_counter() - began
+
+    thread = threading.Thread(target=form, daemon=True)
+    thread.start()
+    meanwhile, all_formed = [], False
+    end = time.monotonic() + _TIMEOUT_S
+    while not all_formed and time.monotonic() < end:
+        seconds, all_formed = step(old, formed="seconds" in formed)
+        meanwhile.append(seconds)
+    checks["formed beside the one that trains"] = all_formed
+    figures["forming, in a thread"] = formed["seconds"], "s"
+    figures["a usual step, median"] = statistics.median(usual) * 1e3, "ms"
+    figures["longest step while it was formed"] = max(meanwhile) * 1e3, "ms"
+    if gpu:
+        free = torch.cuda.mem_get_info(device)[0]
+        figures["device memory that it takes"] = (memory - free) / 2**20, "MiB"
+    new, total = formed["group"], ranks * (ranks + 1) / 2
+    step(new)
+    checks["right sums in the new group"] = right(total)
+    began = time.perf_counter()
+    gradients.fill_(float(number))
+    new.broadcast([gradients]).wait()
+    synchronize(device)
+    seconds = time.perf_counter() - began
+    checks["state of rank 0 on all ranks"] = right(0.0)
+    figures["state of rank 0 to all"] = 4e-9 * options["elements"] / seconds, "GB/s"
+    step(old)
+    checks["the old group still works"] = right(total)
+    if number == ranks - 1:
+        os._exit(0)  # without a word
+    seconds = _wait_for_lost(new, gradients)
+    figures["a rank lost: found after"] = seconds, "s"
+    began = time.perf_counter()
+    rest = _form(store, "rest", number, ranks - 1, device)
+    gradients = torch.full_like(gradients, number + 1.0)  # the old ones may still be written
+    rest.allreduce([gradients]).wait()
+    synchronize(device)
+    figures["the others: next group and sum after"] = time.perf_counter() - began, "s"
+    checks["right sums without the lost rank"] = right(total - ranks)
+    if number == 0:
+        Path(options["path"]).write_text(json.dumps({"checks": checks, "figures": figures}))
+    store.add("ended", 1)
+    while number == 0 and store.add("ended", 0) < ranks - 1:
+        time.sleep(0.01)
+    os._exit(0)  # groups with a lost member cannot be taken down
+
+
+def _form(store: Any, name: str, number: int, ranks: int, device: Any) -> Any:
+    """Return a group of these ranks that has computed a first sum."""
+    import torch  # noqa: PLC0415
+    from torch import distributed  # noqa: PLC0415
+
+    prefix = distributed.PrefixStore(name, store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has one of its own
+        options = distributed.ProcessGroupNCCL.Options()
+        group = distributed.ProcessGroupNCCL(prefix, number, ranks, options)
+    else:
+        timeout = timedelta(seconds=_TIMEOUT_S)
+        group = distributed.ProcessGroupGloo(prefix, number, ranks, timeout)
+    one = torch.ones(1, device=device)
+    group.allreduce([one]).wait()
+    synchronize(device)
+    return group
+
+
+def _wait_for_lost(group: Any, gradients: Any) -> float:
+    """Reduce with a rank that has ended; return the seconds until that is known."""
+    began = time.perf_counter()
+    try:
+        work = group.allreduce([gradients])
+        while not work.is_completed() and time.perf_counter() - began < _LOSS_S:
+            time.sleep(0.001)
+        if work.is_completed() and gradients.device.type == "cpu":
+            work.wait()
+    except RuntimeError:
+        return time.perf_counter() - began
+    if gradients.device.type == "cuda":
+        # It would keep the GPU busy for ever.
+        group.abort() if hasattr(group, "abort") else group._abort()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    part_main(run, rank)
