@@ -45,6 +45,8 @@
     │   ├── UnsupportedTrainingError    training.init_arguments
     │   ├── LoopError                   training.loop_arguments
     │   └── LayoutError                 training.pipeline.stage_layout
+    ├── CompanionChannelError           job.companions.companion_channel
+    ├── CompanionRefusedError           job.companions.companion_submission
     ├── EsbatchError                    job.esbatch
     ├── UsageError                      job.esrun_options
     ├── LauncherError                   job.launchers.adaptation

@@ -83,9 +83,12 @@ class RankLaunch:
     Attributes:
         allocation: the job's nodes, CPUs and GPUs.
         options: of the command line.
+        submitted: environment of the batch script.
         tasks: number of ranks of each node.
         gpus: whether each rank gets a GPU.
         attempt: starts so far in this run of the job.
+        environment: of the last start.
+        mark: of the last start.
         listener: listening socket for rank 0.
     """
 
@@ -95,7 +98,9 @@ class RankLaunch:
         self.tasks: tuple[int, ...] = ()
         self.gpus = False
         self.attempt = 0
-        self._submitted = env
+        self.environment: dict[str, str] = {}
+        self.mark = ""
+        self.submitted = env
         self._env = clean(env)
         self._probe: tuple[int, int] | None = None
         name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
@@ -107,7 +112,7 @@ class RankLaunch:
     def begin_probe(self) -> None:
         """Start a query of the other nodes' GPUs, if there are any; `settle` reads the answer."""
         if None in self.allocation.gpus:
-            command = srun.probe_command(self.allocation, self._submitted)
+            command = srun.probe_command(self.allocation, self.submitted)
             self._probe = _spawn(command, self._env, [1])
 
     def settle(self) -> None:
@@ -162,6 +167,7 @@ class RankLaunch:
         command = self.command()
         if any("$ESRUN_RENDEZVOUS" in word for word in command if word != srun.LAUNCHER_SCRIPT):
             env["ESRUN_STATE"] = writable(state_directories(self._env)) or ""
+        self.environment, self.mark = env, mark
         child = SrunProcess(command, env, mark)
         by_launcher = ", one launcher per node" if srun.LAUNCHER_SCRIPT in command else ""
         again = " in place" if self.attempt > 1 else ""

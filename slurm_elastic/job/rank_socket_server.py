@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.job.rank_socket import peer_uid
@@ -109,6 +110,7 @@ class RankSocketServer:
     def _push(self) -> None:
         with self._lock:  # so that the last message sent has the newest orders
             orders, controller = self._state.orders_and_source()
+            orders = replace(orders, members=None)  # esrun carries them out
             message: dict[str, Any] = {"orders": orders.to_wire(), "controller": controller}
             if self._companions is not None:
                 message["companions"] = self._companions

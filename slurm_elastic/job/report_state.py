@@ -18,9 +18,13 @@ from slurm_elastic.job.launch import log_line
 #: Fields whose change is reported at once.
 _URGENT = frozenset({
     "phase", "notice", "proven", "rehearsal", "exit_code", "failed_start", "kind", "jump",
+    "in_place", "change", "change_state", "change_problem", "companions", "generation",
 })  # fmt: skip
 #: Fields that only esrun sets.
-_OWN = frozenset({"job_id", "run", "gpus", "nodes"})
+_OWN = frozenset({
+    "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "change", "change_state",
+    "change_problem", "companions", "generation", "pause_s",
+})  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
     "step_time_s": None,
@@ -67,11 +71,25 @@ class ReportState:
 
     def update(self, fields: dict[str, Any]) -> None:
         """Set some fields of the report; an invalid one is ignored and logged once."""
+        self._update({name: value for name, value in fields.items() if name not in _OWN})
+
+    def set_own(self, fields: dict[str, Any]) -> None:
+        """Set fields that the program cannot set, of one group of ranks.
+
+        What was measured with another number of GPUs is not reported any more.
+        """
+        with self._changed:
+            if fields.get("gpus", self._report.gpus) != self._report.gpus:
+                old_profile = {"profile", "profile_batch"}
+                ended = {k: v for k, v in _ONCE.items() if k not in old_profile}
+                self._report = replace(self._report, **ended)
+        self._update(fields)
+
+    def _update(self, fields: dict[str, Any]) -> None:
         with self._changed:
             old_report = self._report
             for name, value in fields.items():
-                if name not in _OWN:
-                    self._set(name, value)
+                self._set(name, value)
             if any(getattr(old_report, name) != getattr(self._report, name) for name in _URGENT):
                 self._urgent = True
                 self._changed.notify_all()
@@ -180,7 +198,7 @@ class ReportState:
         with self._changed:
             first, self._heard = self._heard is None, self._clock()
             self._expected = False
-            unchanged = orders == replace(self._orders, deadline_s=orders.deadline_s)
+            unchanged = _untimed(orders) == _untimed(self._orders)
             newer = authoritative or first or orders.seq > self._orders.seq
             # The first answer is passed on even if it changes nothing.
             if not newer or (unchanged and not first):
@@ -211,6 +229,12 @@ class ReportState:
         log_line(f"notice {orders.notice} is withdrawn: {reason}")
         for subscriber in subscribers:
             subscriber(orders)
+
+
+def _untimed(orders: Orders) -> Orders:
+    """Return orders without their deadlines, which count down in each answer."""
+    members = orders.members and replace(orders.members, deadline_s=0.0)
+    return replace(orders, deadline_s=None, members=members)
 
 
 _FRACTIONS = frozenset(

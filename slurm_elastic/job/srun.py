@@ -27,6 +27,14 @@ _LAUNCHER_WORDS = (
     *("mpirun", "mpiexec", "orterun", "prun", "horovodrun", "srun"),
     *("composer", "colossalai", "fabric"),
 )
+#: Prefixes of the variables of the base's job, which srun would read as options for the companion,
+#: and of those that stay.
+_FOREIGN = ("SLURM", "SRUN_", "SBATCH_", "SALLOC_", "_SLURM", "SPANK_", "_SPANK")
+_OWN = ("SLURM_ELASTIC_", "SLURM_CONF")
+#: GPUs of the base; Slurm sets those of the companion.
+_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
+#: Set in ranks that join a running training: the companion in which they run.
+JOIN_VARIABLE = "SLURM_ELASTIC_JOIN"
 #: torchrun's limit of restarts has no counterpart: a number that no job reaches.
 _MAX_RESTARTS = 1_000_000
 
@@ -67,6 +75,16 @@ export TORCHELASTIC_ERROR_FILE="${{TMPDIR:-/tmp}}/esrun-${STEP_VARIABLE}.$RANK.e
 
 #: Runs as each task: exports the rank's variables and executes the program.
 RANK_SCRIPT = f"""{_EXPORT_RANK}exec "$@"
+"""
+
+#: The same for the ranks of a companion. Rank and world are provisional: the library replaces them
+#: when they join.
+COMPANION_RANK_SCRIPT = f"""{_EXPORT_RANK}
+export RANK=$((ESRUN_FIRST_RANK+SLURM_PROCID)) WORLD_SIZE=$ESRUN_WORLD
+export NODE_RANK=$((GROUP_WORLD_SIZE-1))
+export GROUP_RANK=$NODE_RANK ROLE_RANK=$RANK ROLE_WORLD_SIZE=$WORLD_SIZE
+unset ESRUN_FIRST_RANK ESRUN_WORLD
+exec "$@"
 """
 
 #: The same for a launcher that starts only one process, which takes its rank from the environment.
@@ -155,6 +173,7 @@ def command(
     *,
     gpus: bool,
     user_options: Sequence[str] = (),
+    companion: bool = False,
 ) -> list[str]:
     """Return the command line of the step.
 
@@ -164,6 +183,7 @@ def command(
         program: command that each rank runs.
         gpus: whether each task gets a GPU.
         user_options: the user's options for srun, last so that they take precedence.
+        companion: whether the allocation is a companion's, in which esrun does not run.
 
     Raises:
         SlurmElasticError: the program is a launcher that cannot be started once per node.
@@ -175,6 +195,8 @@ def command(
         if adapted.per_node:
             # The launcher uses the CPUs of all tasks of its node; the other tasks end at once.
             script, options = LAUNCHER_SCRIPT, ["--cpu-bind=none", "--wait=0"]
+    if companion:
+        script, options = COMPANION_RANK_SCRIPT, [f"--jobid={allocation.job_id}"]
     used_nodes = [
         (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
     ]
@@ -194,6 +216,41 @@ def command(
         *user_options,
         *("sh", "-c", script, "esrun", *words),
     ]
+
+
+def companion_environment(
+    env: Mapping[str, str],
+    allocation: SlurmAllocation,
+    *,
+    master: tuple[str, int],
+    first_rank: int,
+    nodes: int,
+    mark: str,
+) -> dict[str, str]:
+    """Return the environment of the step in a companion; `COMPANION_RANK_SCRIPT` adds the rest.
+
+    Args:
+        env: of the base's step.
+        allocation: the companion's.
+        master: host and port of the store that newcomers join.
+        first_rank: provisional number of its first rank.
+        nodes: number of nodes with it.
+        mark: of its processes.
+    """
+    ranks = allocation.gpus[0] or 0
+    dropped = {name for name in env if name.startswith(_FOREIGN) and not name.startswith(_OWN)}
+    return {
+        **{name: value for name, value in env.items() if name not in dropped | _DEVICES},
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "SLURM_ELASTIC_WORLD_SIZE": str(first_rank + ranks),
+        JOIN_VARIABLE: str(allocation.job_id),
+        STEP_VARIABLE: mark,
+        "ESRUN_FIRST_RANK": str(first_rank),
+        "ESRUN_WORLD": str(first_rank + ranks),
+        _TASKS_VARIABLE: str(ranks),
+    }
 
 
 def _adapted(program: Sequence[str], tasks: Sequence[int]) -> AdaptedProgram | None:

@@ -13,11 +13,13 @@ from typing import Any
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.attempt_trial import AttemptTrial
+from slurm_elastic.job.companions.companion_set import CompanionSet
 from slurm_elastic.job.controller_client import ControllerClient
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.launchers.nested_launch import NestedLaunchWatch
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
@@ -83,6 +85,7 @@ class Supervisor:
         self._terminated = threading.Event()
         self._continued_at = -math.inf
         self._client: ControllerClient | None = None
+        self._companions: CompanionSet | None = None
 
     def run(self) -> int:
         """Supervise the program until it has ended; return its exit code."""
@@ -94,8 +97,12 @@ class Supervisor:
         address = self._address
         if address:
             self._state.expect_controller()
-        server = RankSocketServer(self._state, listener, on_report=self._on_program_report)
+        server = RankSocketServer(
+            self._state, listener, on_report=self._on_program_report, on_group=self._on_group
+        )
         server.start()
+        if address:
+            self._companions = self._companion_set(server)
         in_place = InPlaceRestart(self._state, server)
         if address:
             self._client = ControllerClient(self._state, address)
@@ -126,6 +133,9 @@ class Supervisor:
             self._step = self._supervise(self._launch.start())
             code, pause_s = self._step.wait(), min(2 * pause_s, _LONGEST_PAUSE_S)
         self._end_nested_watch()
+        if self._companions:
+            failed = self._ending or code not in (0, RESTART_CODE)
+            self._companions.end_attempt(failed=failed)
         if self._script and not self._uses_library:
             self._script.end_attempt(None if self._ending else code)
         return _REFUSED_CODE if self._refused else code
@@ -205,6 +215,21 @@ class Supervisor:
         if self._script:
             self._script.stop()
             log_line("the program uses slurm_elastic.training: --checkpoint is ignored")
+
+    def _companion_set(self, server: RankSocketServer) -> CompanionSet | None:
+        """Return the started set of companions; None if the job cannot have any."""
+        launcher = recognise(self._launch.options.program)
+        if launcher or not self._launch.gpus:
+            reason = "launcher" if launcher else "no-gpus"
+            self._state.set_own({"in_place": False, "not_in_place": reason})
+            return None
+        companions = CompanionSet(self._launch, self._state, server.set_companions)
+        companions.start()
+        return companions
+
+    def _on_group(self, fields: dict[str, Any]) -> None:
+        if self._companions:
+            self._companions.on_group(fields)
 
     def _report_end(self, code: int) -> None:
         if self._ending:

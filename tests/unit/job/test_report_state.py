@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from slurm_elastic.core.member_orders import MemberOrders
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.report_state import GRACE_S, ReportState
 from tests.support.simulated_clock import SimulatedClock
@@ -184,3 +185,31 @@ def test_a_controller_out_of_reach_is_expected_no_more(state: ReportState) -> No
     assert len(heard) == 2, "said once, to those who wait"
     state.receive(Orders(seq=3, layout="2x1"), authoritative=False)
     assert state.orders_and_source() == (Orders(seq=3, layout="2x1"), "heard")
+
+
+def test_the_program_cannot_say_what_its_members_are(state: ReportState) -> None:
+    state.update({"in_place": True, "change": 4, "companions": [[1, 2, "joined"]]})
+    report = state.report()
+    assert (report.in_place, report.change, report.companions) == (None, None, ())
+    state.set_own({"in_place": True, "companions": ((1, 2, "joined"),)})
+    assert state.report().companions == ((1, 2, "joined"),)
+    assert state.wait_urgent(0)
+
+
+def test_measurements_of_another_world_are_not_reported(state: ReportState) -> None:
+    state.update({"step_time_s": 0.5, "steps_measured": 20, "profile": [["a", 1, 1, 1, 1]]})
+    state.set_own({"gpus": 4, "generation": 0})
+    assert state.report().step_time_s == 0.5
+    state.set_own({"gpus": 6, "generation": 1})
+    report = state.report()
+    assert (report.gpus, report.step_time_s, report.steps_measured) == (6, None, 0)
+    assert report.profile, "that of a layer does not depend on the number of ranks"
+
+
+def test_orders_whose_deadline_counts_down_are_the_same(state: ReportState) -> None:
+    heard: list[Orders] = []
+    state.subscribe(heard.append)
+    for deadline_s in (30.0, 20.0):
+        members = MemberOrders(change=3, join=(2,), deadline_s=deadline_s)
+        state.receive(Orders(seq=4, members=members), authoritative=True)
+    assert len(heard) == 2

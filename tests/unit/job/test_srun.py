@@ -236,3 +236,30 @@ def test_helpers_run_beside_the_step() -> None:
     command = srun.helper_command(["g01", "g02"], "x", "KILL", "m")
     assert {"--nodelist=g01,g02", "--ntasks=2", "--overlap", "--gres=none"} <= set(command)
     assert command[-6:] == ["sh", "-c", "x", "esrun", "KILL", "m"]
+
+
+def test_ranks_of_a_companion_are_started_in_its_job() -> None:
+    job = allocation("g03", "6", SLURM_JOB_ID="4712", SLURM_GPUS_ON_NODE="3")
+    command = srun.command(job, (3,), ["/bin/train.sh"], gpus=True, companion=True)
+    expected = ["--jobid=4712", "--ntasks=3", "--cpus-per-task=2", "--overlap", "--mem=0"]
+    assert set(expected) <= set(command)
+    env = {
+        "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_ELASTIC_RUN_ID": "x-7",
+        "MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "default", "HOME": "/home/alice",
+    }  # fmt: skip
+    ranks = srun.companion_environment(
+        env, job, master=("g01", 4000), first_rank=2, nodes=2, mark="m"
+    )
+    assert not {"SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_GPUS", "CUDA_VISIBLE_DEVICES"} & set(ranks)
+    kept = {name: ranks[name] for name in ("SLURM_CONF", "SLURM_ELASTIC_RUN_ID", "HOME")}
+    assert kept == {name: env[name] for name in kept}
+    task = ranks | {
+        "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "3",
+        "PATH": "/usr/bin:/bin",
+    }  # fmt: skip
+    show = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK/$GROUP_WORLD_SIZE"
+    show += " $MASTER_ADDR:$MASTER_PORT $SLURM_ELASTIC_JOIN ${ESRUN_WORLD-}"
+    script = [*command[command.index("sh") : command.index("esrun") + 1], "sh", "-c", show]
+    done = subprocess.run(script, env=task, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3/5", "1/3", "1/2", "g01:4000", "4712"]

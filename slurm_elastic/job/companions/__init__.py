@@ -1,0 +1,1 @@
+"""Companions of a job: batch jobs of the same user that hold further GPUs while it runs."""

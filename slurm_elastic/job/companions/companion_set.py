@@ -1,0 +1,409 @@
+"""The companions of a job: esrun's record of which of them belong to the training.
+
+The controller orders changes (`core.member_orders`). esrun submits companions, starts ranks in
+those that run, tells rank 0 which of them the training is to consist of, and ends those that are
+to leave, that failed, or whose time is up. What became of a change goes into the report.
+
+All decisions are made in one thread; other threads post what has happened.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from slurm_elastic.core.member_orders import MAX_COMPANIONS, MemberOrders
+from slurm_elastic.core.report import Orders
+from slurm_elastic.job.companions.companion_channel import CompanionPlace
+from slurm_elastic.job.companions.companion_job import CompanionJob, companion_mark
+from slurm_elastic.job.companions.companion_server import CompanionServer
+from slurm_elastic.job.companions.companion_submission import (
+    CompanionRefusedError,
+    CompanionShape,
+    CompanionSubmission,
+    cancel,
+    kill_step,
+)
+from slurm_elastic.job.launch import RankLaunch, log_line
+from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.step import Step
+
+#: Seconds after which a companion that was told to end is cancelled.
+_GONE_S = 5.0
+#: Seconds that ranks of companions have to end by themselves after those of the base.
+_FINISH_S = 10.0
+#: Seconds that ranks have to leave when Slurm ends their companion: less than KillWait.
+_TERMINATED_S = 25.0
+#: Most characters of a text in a report.
+_MAX_TEXT = 200
+#: Longest wait of the thread.
+_TICK_S = 1.0
+
+
+class CompanionSet:
+    """Companions of one job, over all starts of its program.
+
+    Args:
+        launch: of the base.
+        state: gets what became of changes, and has the orders.
+        send_desired: passes the desired companions on to rank 0.
+    """
+
+    def __init__(
+        self,
+        launch: RankLaunch,
+        state: ReportState,
+        send_desired: Callable[[Mapping[str, int]], None],
+    ) -> None:
+        self._launch, self._state, self._send_desired = launch, state, send_desired
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: dict[int, CompanionJob] = {}
+        self._server: CompanionServer | None = None
+        self._submission: CompanionSubmission | None = None
+        self._change: MemberOrders | None = None
+        self._change_state = ""
+        self._problem = ""
+        self._deadline = 0.0
+        self._port: int | None = None
+        self._members: frozenset[int] = frozenset()
+        self._reported: dict[str, Any] = {}
+        self._sent: dict[str, int] | None = None
+
+    def start(self) -> None:
+        """Start; from now on the program learns that its members may change."""
+        threading.Thread(target=self._run, name="companion set", daemon=True).start()
+        self._post(self._publish)
+        self._state.subscribe(self._on_orders)
+
+    def on_group(self, fields: dict[str, Any]) -> None:
+        """Take a line of rank 0 about its group of ranks."""
+        self._post(lambda: self._handle_group(fields))
+
+    def end_attempt(self, *, failed: bool) -> None:
+        """End all companions, as the ranks of the base have ended; returns when that is done.
+
+        Args:
+            failed: whether the ranks of the base failed; else those of companions may finish.
+        """
+        done = threading.Event()
+        end = time.monotonic() + _FINISH_S
+        for step in [] if failed else self._running_steps():
+            step.ends_within(max(0.0, end - time.monotonic()))
+        self._post(lambda: self._end_all(done))
+        done.wait(2 * _GONE_S)
+
+    # Called by other threads.
+
+    def admit(self, job_id: int) -> str | None:
+        """Return the mark of a companion that may connect now; None if it may not."""
+        job = self._jobs.get(job_id)
+        return job.mark if job is not None and job.state == "submitted" else None
+
+    def on_connected(self, job_id: int, place: CompanionPlace) -> None:
+        """Take that a companion runs."""
+        self._post(lambda: self._handle_running(job_id, place))
+
+    def on_terminated(self, job_id: int) -> None:
+        """Take that Slurm ends a companion."""
+        by = time.monotonic() + _TERMINATED_S
+        self._post(lambda: self._lose(job_id, "Slurm ends it", end_by=by))
+
+    def on_disconnected(self, job_id: int, reason: str) -> None:
+        """Take that the script of a companion has gone."""
+        self._post(lambda: self._handle_disconnected(job_id, reason))
+
+    def _on_orders(self, orders: Orders) -> None:
+        if orders.members is not None:
+            members = orders.members
+            self._post(lambda: self._handle_orders(members))
+
+    def _post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def _running_steps(self) -> list[Step]:
+        return [job.step for job in self._jobs.values() if job.step and job.has_ranks]
+
+    # In the thread of the set.
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=_TICK_S)
+            except queue.Empty:
+                event = self._nothing
+            try:
+                event()
+                self._meet_deadlines(time.monotonic())
+                self._settle()
+                self._publish()
+            except Exception as error:  # noqa: BLE001 - the training goes on without changes
+                log_line(f"internal error in a change of members: {type(error).__name__}: {error}")
+
+    def _nothing(self) -> None:
+        """Handle that there is no event."""
+
+    def _handle_orders(self, orders: MemberOrders) -> None:
+        old = self._change
+        if old is not None and orders.change < old.change:
+            return
+        if old is None or orders.change > old.change:
+            self._begin(orders)
+            return
+        leave = tuple(dict.fromkeys((*old.leave, *orders.leave)))
+        self._change = replace(old, leave=leave, cancel=old.cancel or orders.cancel)
+        if self._change_state not in ("done", "failed") or leave != old.leave:
+            self._order_leaves(self._deadline)
+        if orders.cancel and not old.cancel:
+            self._give_up("the controller has cancelled it")
+
+    def _begin(self, orders: MemberOrders) -> None:
+        self._change, self._problem = orders, ""
+        self._deadline = time.monotonic() + orders.deadline_s
+        # Companions of earlier changes that have ended are not reported any more.
+        self._jobs = {i: job for i, job in self._jobs.items() if job.state != "ended"}
+        if orders.join and not orders.cancel:
+            try:
+                self._submit(orders)
+            except CompanionRefusedError as error:
+                self._change_state, self._problem = "failed", str(error)
+                log_line(f"change {orders.change} of members failed: {error}")
+                return
+        self._change_state = "submitted" if orders.join else "leaving"
+        self._order_leaves(self._deadline)
+
+    def _submit(self, orders: MemberOrders) -> None:
+        if self._port is None:
+            raise CompanionRefusedError("the training cannot change its members now")
+        if len(self._jobs) + len(orders.join) > MAX_COMPANIONS:
+            raise CompanionRefusedError(f"more than {MAX_COMPANIONS} companions")
+        submission = self._submission or self._prepare()
+        submitted: list[CompanionJob] = []
+        try:
+            for gpus in orders.join:
+                job_id = submission.submit(orders.change, gpus, orders.gpu_type)
+                mark = companion_mark(self._launch, job_id)
+                submitted.append(CompanionJob(job_id, gpus, orders.change, mark))
+        except CompanionRefusedError:
+            cancel([job.job_id for job in submitted])
+            raise
+        # Other threads may be reading the old one.
+        self._jobs = self._jobs | {job.job_id: job for job in submitted}
+        names = ", ".join(f"{job.job_id} ({job.gpus} GPUs)" for job in submitted)
+        log_line(f"change {orders.change} of members: companions {names} are submitted")
+
+    def _prepare(self) -> CompanionSubmission:
+        launch = self._launch
+        self._server = CompanionServer(self)
+        self._submission = CompanionSubmission(
+            launch.submitted,
+            job_id=launch.allocation.job_id,
+            run=launch.allocation.run,
+            shape=CompanionShape.of_base(launch.submitted, launch.allocation.cpus, launch.tasks),
+            port=self._server.port,
+            secret=self._server.secret,
+        )
+        return self._submission
+
+    def _order_leaves(self, end_by: float) -> None:
+        assert self._change is not None
+        for job_id in self._change.leave:
+            job = self._jobs.get(job_id)
+            if job is not None and job.state not in ("leaving", "ended"):
+                self._leave(job, end_by)
+
+    def _leave(self, job: CompanionJob, end_by: float) -> None:
+        """Let a companion leave: rank 0 does without it from the next step on."""
+        if not job.has_ranks or job.state == "starting":
+            self._end(job)
+        else:
+            job.state, job.end_by = "leaving", end_by
+
+    def _lose(self, job_id: int, reason: str, *, end_by: float = 0.0) -> None:
+        """Take a companion out that leaves without an order."""
+        job = self._jobs.get(job_id)
+        if job is None or job.state in ("leaving", "ended"):
+            return
+        job.reason = reason
+        log_line(f"companion {job_id} leaves: {reason}")
+        if self._change is not None and job.change == self._change.change and job.awaited:
+            self._problem = f"companion {job_id}: {reason}"
+        self._leave(job, end_by)
+
+    def _give_up(self, reason: str) -> None:
+        """End the companions of the last change that have not joined."""
+        assert self._change is not None
+        for job in list(self._jobs.values()):
+            if job.change == self._change.change and job.awaited:
+                self._lose(job.job_id, reason)
+
+    def _handle_running(self, job_id: int, place: CompanionPlace) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or job.state != "submitted" or self._server is None:
+            if self._server is not None:
+                self._server.end(job_id)
+            return
+        job.state, job.place = "running", place
+        if self._change is not None and job.change == self._change.change:
+            self._change_state = "joining"
+        if place.gpus != job.gpus:
+            self._lose(job_id, f"it has {place.gpus} GPUs, not {job.gpus}")
+        elif self._port is None:
+            self._lose(job_id, "the training cannot change its members any more")
+        else:
+            self._start_ranks(job)
+
+    def _start_ranks(self, job: CompanionJob) -> None:
+        assert self._port is not None
+        assert job.place is not None
+        others = [other for other in self._jobs.values() if other.desired]
+        first_rank = sum(self._launch.tasks) + sum(other.gpus for other in others)
+        try:
+            job.start_ranks(
+                self._launch,
+                port=self._port,
+                first_rank=first_rank,
+                nodes=len(self._nodes({other.job_id for other in others} | {job.job_id})),
+                on_end=lambda code: self._post(lambda: self._handle_step_end(job, code)),
+            )
+        except OSError as error:
+            self._lose(job.job_id, f"srun: {error.strerror}")
+            return
+        log_line(f"companion {job.job_id}: {job.gpus} ranks on {job.place.node} are started")
+
+    def _handle_step_end(self, job: CompanionJob, code: int) -> None:
+        if job.state in ("starting", "joined"):
+            when = "" if job.state == "joined" else " before they joined"
+            self._lose(job.job_id, f"its ranks ended with exit code {code}{when}")
+        if job.state == "leaving":
+            self._end(job)
+
+    def _handle_disconnected(self, job_id: int, reason: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or job.state == "ended":
+            return
+        self._lose(job_id, reason)
+        if job.state != "ended":
+            self._end(job)
+
+    def _end(self, job: CompanionJob) -> None:
+        """End a companion: its script kills its ranks and exits, or the job is cancelled."""
+        job.state = "ended"
+        if self._server is not None and self._server.end(job.job_id):
+            job.gone_by = time.monotonic() + _GONE_S
+            return
+        if job.has_ranks:
+            kill_step(job.job_id)
+            job.kill_srun()
+        cancel([job.job_id])
+
+    def _end_all(self, done: threading.Event) -> None:
+        """End all companions as the attempt is over."""
+        for job in list(self._jobs.values()):
+            if job.state != "ended":
+                self._end(job)
+        if self._server is not None:
+            self._server.wait_until_ended(_GONE_S)
+        self._meet_deadlines(time.monotonic() + _GONE_S)
+        self._port, self._members = None, frozenset()
+        if self._change_state not in ("", "done", "failed"):
+            self._problem = "the program has ended"
+        self._settle()
+        self._state.set_own({
+            "in_place": None, "not_in_place": "", "generation": None, "pause_s": None,
+            "gpus": sum(self._launch.tasks), "nodes": len(self._launch.nodes),
+        })  # fmt: skip
+        self._publish()
+        done.set()
+
+    def _meet_deadlines(self, now: float) -> None:
+        if self._change is not None and now >= self._deadline:
+            self._give_up("it has not joined by the deadline")
+        for job in list(self._jobs.values()):
+            if job.state == "leaving" and job.end_by is not None and now >= job.end_by:
+                self._end(job)
+            if job.gone_by is not None and now >= job.gone_by:
+                job.gone_by = None
+                if self._server is not None and self._server.is_connected(job.job_id):
+                    kill_step(job.job_id)
+                    cancel([job.job_id])
+                job.kill_srun()
+
+    def _settle(self) -> None:
+        """Decide whether the last change is over."""
+        change = self._change
+        if change is None or self._change_state in ("done", "failed"):
+            return
+        joins = [job for job in self._jobs.values() if job.change == change.change]
+        if any(job.awaited for job in joins):
+            return
+        if any(job.state == "leaving" for job in self._jobs.values() if job.job_id in change.leave):
+            return
+        joined = any(job.state == "joined" for job in joins)
+        self._change_state = "done" if joined or not change.join else "failed"
+        problem = f": {self._problem}" if self._problem else ""
+        log_line(f"change {change.change} of members is {self._change_state}{problem}")
+
+    def _handle_group(self, fields: dict[str, Any]) -> None:
+        if "can" in fields:
+            self._port = _port(fields.get("port")) if fields["can"] is True else None
+            able, why = self._port is not None, fields.get("why")
+            self._state.set_own({
+                "in_place": able, "not_in_place": "" if able else _printable(why or "unknown"),
+            })  # fmt: skip
+        elif "dropped" in fields:
+            log_line(f"generation {fields['dropped']} is dropped: {fields.get('why', '')}")
+        elif isinstance(fields.get("companions"), dict):
+            self._handle_generation(fields)
+
+    def _handle_generation(self, fields: dict[str, Any]) -> None:
+        self._members = frozenset(int(i) for i in fields["companions"] if str(i).isdecimal())
+        for job in list(self._jobs.values()):
+            if job.job_id in self._members and job.state == "starting":
+                job.state = "joined"
+            elif job.job_id not in self._members and job.state == "joined":
+                self._lose(job.job_id, "rank 0 has lost it")
+        members = [job for i, job in self._jobs.items() if i in self._members]
+        gpus = sum(self._launch.tasks) + sum(job.gpus for job in members)
+        self._state.set_own({
+            "gpus": gpus,
+            "nodes": len(self._nodes(self._members)),
+            "generation": fields.get("generation"),
+            "pause_s": fields.get("pause_s"),
+        })  # fmt: skip
+        log_line(f"the training has {gpus} ranks from step {fields.get('step')} on")
+
+    def _nodes(self, job_ids: frozenset[int] | set[int]) -> set[str]:
+        """Return the nodes of the base and of these companions."""
+        places = [job.place for i, job in self._jobs.items() if i in job_ids]
+        return {*self._launch.nodes, *(place.node for place in places if place is not None)}
+
+    def _publish(self) -> None:
+        """Pass on to rank 0 and to the controller what has changed."""
+        desired = {str(job.job_id): job.gpus for job in self._jobs.values() if job.desired}
+        if desired != self._sent:
+            self._sent = desired
+            self._send_desired(desired)
+        fields: dict[str, Any] = {
+            "companions": tuple(sorted(job.row for job in self._jobs.values())),
+        }
+        if self._change is not None:
+            fields |= {
+                "change": self._change.change,
+                "change_state": self._change_state,
+                "change_problem": _printable(self._problem),
+            }
+        if fields != self._reported:
+            self._reported = fields
+            self._state.set_own(fields)
+
+
+def _printable(text: object) -> str:
+    return "".join(char if char.isprintable() else "?" for char in str(text))[:_MAX_TEXT]
+
+
+def _port(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value < 65536 else None
