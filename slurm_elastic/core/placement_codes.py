@@ -48,6 +48,10 @@ PLACEMENT = (
         Parameter("nodes", ParameterKind.NODES, "the nodes that were chosen", "", True),
     ),
     define("nodes-not-free", "The chosen nodes are not free for the job.", NODES),
+    define(
+        "in-place-no-room", "On its nodes, the job cannot be changed in place to this size.",
+        GPUS, GPU_TYPE,
+    ),
     define("gpus-short", "There are not enough free GPUs for the job."),
     define("no-choice-free", "Nothing that the policy chose for the job is free."),
     define("makes-room", "The job changes nodes so that other jobs get whole nodes."),

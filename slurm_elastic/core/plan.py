@@ -34,6 +34,7 @@ class Alternative:
         batch: samples per step, where the policy chooses batches itself.
         dropped: with 0 GPUs: rejected for good, and left pending (the simulator counts it as
             dropped).
+        in_place: it was weighed as a change in place, and is refused if it needs a requeue.
     """
 
     gpu_type: str
@@ -43,6 +44,7 @@ class Alternative:
     shares: tuple[tuple[str, int], ...] = ()
     batch: int | None = None
     dropped: bool = False
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""

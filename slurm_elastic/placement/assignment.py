@@ -17,6 +17,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.placement.best_fit import fit, takes
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import RoundJob
@@ -175,7 +176,7 @@ class Assignment:
             if not round_job.allowed(round_job.current):
                 continue
             total += math.log(max(new_speed, 1e-12) / max(old_speed, 1e-12))
-            total -= round_job.cost_s / self.config.resize.payback_s
+            total -= round_job.change_cost_s(outcome.target) / self.config.resize.payback_s
         return total
 
     def idle(self) -> dict[str, int]:
@@ -210,7 +211,8 @@ class Assignment:
                     )
                 )
                 continue
-            refusal = self._unworthy(round_job, allocation)
+            refusal = dearer(round_job, alternative, allocation)
+            refusal = refusal or self._unworthy(round_job, allocation)
             if not place:
                 refusal = refusal or self.waits(outcome, allocation)
             if refusal:
@@ -299,7 +301,8 @@ class Assignment:
             return Reason(
                 "change-gains-little", change=change, gpus=gpus, gpu_type=gpu_type, gain=gain
             )
-        if gain * round_job.window_s <= round_job.cost_s:
+        cost_s = round_job.change_cost_s(target)
+        if gain * round_job.window_s <= cost_s:
             return Reason(
                 "change-not-paid-back",
                 change=change,
@@ -307,7 +310,7 @@ class Assignment:
                 gpu_type=gpu_type,
                 gain=gain,
                 window_s=round_job.window_s,
-                cost_s=round_job.cost_s,
+                cost_s=cost_s,
             )
         return None
 
@@ -335,6 +338,13 @@ class Assignment:
             if place is not None:
                 return place
         return None
+
+
+def dearer(round_job: RoundJob, wish: Alternative, target: Allocation) -> Reason | None:
+    """Return why a target is refused that a choice weighed as one in place cannot reach so."""
+    if not wish.in_place or round_job.record.kind_of(round_job.job, target) is ResizeKind.IN_PLACE:
+        return None
+    return Reason("in-place-no-room", gpus=wish.gpus, gpu_type=wish.gpu_type)
 
 
 def _nearer(refusal: Reason) -> Reason:

@@ -156,4 +156,4 @@ def _gain(frame: NodeArrays, round_job: RoundJob, target: Allocation | None) -> 
 def _cost_s(round_job: RoundJob, target: Allocation | None) -> float:
     if round_job.current is None or target == round_job.current:
         return 0.0
-    return round_job.cost_s * round_job.current.gpus
+    return round_job.change_cost_s(target) * round_job.current.gpus

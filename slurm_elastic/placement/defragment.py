@@ -48,7 +48,7 @@ def _weigh(assignment: Assignment, outcome: JobOutcome, target: Allocation) -> N
     gain = round_job.speed(frame, target) / speed - 1 if speed > 0 else 0.0
     if round_job.current is not None:
         gain = min(gain, round_job.most_gain(frame, round_job.current))
-    horizon, cost = _horizon_s(assignment, round_job), round_job.cost_s
+    horizon, cost = _horizon_s(assignment, round_job), round_job.change_cost_s(target)
     least = assignment.config.resize.min_gain
     if gain > 0 and gain >= least and gain * horizon > cost:
         outcome.target = target

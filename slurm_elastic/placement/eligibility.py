@@ -11,6 +11,7 @@ from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.models.link_estimates import LinkEstimates
 from slurm_elastic.models.links import CommunicationCost, Links, stalls
 from slurm_elastic.models.speedup import SpeedModel
@@ -49,7 +50,7 @@ class RoundJob:
     Attributes:
         current: what it holds, None while pending.
         reason: of an eligibility other than FREE and OURS.
-        cost_s: seconds without training that a change costs.
+        cost_s: seconds without training that a requeue costs.
         window_s: over how long a change has to pay back: `payback_s`, or less when the job
             ends sooner.
     """
@@ -82,6 +83,11 @@ class RoundJob:
     def allowed(self, allocation: Allocation) -> bool:
         """Return whether its directive in force allows this shape."""
         return self.directive.allows(allocation.gpus, allocation.gpu_type)
+
+    def change_cost_s(self, target: Allocation | None) -> float:
+        """Return the seconds without training of a change to a target, by its kind."""
+        kind = self.record.kind_of(self.job, target)
+        return self.record.cost_s(kind, self.cost_s) if kind is ResizeKind.IN_PLACE else self.cost_s
 
     def speed(self, frame: NodeArrays, allocation: Allocation | None) -> float:
         """Return the predicted speed on an allocation; a new one shares uplinks with other jobs.

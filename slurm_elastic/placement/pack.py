@@ -17,9 +17,10 @@ import numpy as np
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.placement.assignment import Assignment, JobOutcome
+from slurm_elastic.placement.assignment import Assignment, JobOutcome, dearer
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
+from slurm_elastic.placement.in_place_fit import place_in_place
 from slurm_elastic.placement.node_arrays import Ints
 
 
@@ -117,7 +118,7 @@ class _Packing:
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
             outcome, choice = wish.outcome, wish.chosen
             legal = outcome.round_job.directive.allows(choice.gpus, choice.gpu_type)
-            if choice.place is not None or not legal:
+            if choice.place is not None or choice.in_place or not legal:
                 only_place = self._only_place(wish)
                 if only_place is None:
                     refused.append(wish)
@@ -147,7 +148,8 @@ class _Packing:
     def _only_place(self, wish: _Wish) -> Allocation | None:
         """Return the place that the policy chose, or the present one, if the job may have it.
 
-        A shape that the directive rules out is kept where it is, and given to no job anew.
+        A shape that the directive rules out is kept where it is, and given to no job anew. A
+        choice that was weighed as a change in place has no other place.
         """
         outcome, choice = wish.outcome, wish.chosen
         round_job, current = outcome.round_job, outcome.round_job.current
@@ -156,11 +158,24 @@ class _Packing:
             if exact is None:
                 outcome.refusals.append(Reason("nodes-not-free", nodes=choice.place.nodes))
             return exact
+        if choice.in_place:
+            return self._place_in_place(wish)
         same_shape = current and (current.gpu_type, current.gpus) == (choice.gpu_type, choice.gpus)
         if same_shape and current and self._assignment.holds(round_job, current):
             return current
         outcome.refusals.append(Reason("gpus-short"))
         return None
+
+    def _place_in_place(self, wish: _Wish) -> Allocation | None:
+        outcome, choice = wish.outcome, wish.chosen
+        allocation = self._clean(outcome.round_job, choice.gpus, self._assignment.later)
+        if allocation is None:
+            outcome.refusals.append(Reason("gpus-short"))
+            return None
+        refusal = dearer(outcome.round_job, choice, allocation)
+        if refusal:
+            outcome.refusals.append(refusal)
+        return None if refusal or self._waits(outcome, allocation) else allocation
 
     def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
         """Return whether the job waits for a nearer place, and note the refusal."""
@@ -204,6 +219,7 @@ class _Packing:
             and t.job.job_id not in self._assignment.outcomes
             and t.current is not None
             and t.record.target == t.current
+            and not t.job.companions
         ]
 
     def _movable(self, outcome: JobOutcome) -> bool:
@@ -237,6 +253,12 @@ class _Packing:
             return None
         room = self._room(round_job, resources).tolist()
         own = self._own(round_job)
+        current = round_job.current
+        if current and current.gpu_type == self._type and round_job.record.in_place:
+            by_name = {n: r for n, r in zip(self._frame.names, room, strict=True) if r}
+            place = place_in_place(round_job.job, gpus, self._most, by_name)
+            if place is not None:
+                return None if resources.exceeds_limits(round_job.need, place) else place
         full, remainder = divmod(gpus, self._most)
         chosen: dict[int, int] = {}
         if full:

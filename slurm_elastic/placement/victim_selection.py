@@ -232,5 +232,5 @@ class _Trial:
             round_job=round_job,
             target=target,
             beneficiary=self.job,
-            cost_s=round_job.cost_s + max(0.0, loss),
+            cost_s=round_job.change_cost_s(target) + max(0.0, loss),
         )

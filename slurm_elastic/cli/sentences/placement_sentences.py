@@ -116,6 +116,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "trade-not-worth": "giving GPUs to others would cost more than they gain",
     "no-place": _no_place,
     "nodes-not-free": lambda p: f"{nodes(p)} are not free for it",
+    "in-place-no-room": lambda p: (
+        f"its nodes have no room to change it to {shape(p)} without a requeue"
+    ),
     "gpus-short": "there are not enough free GPUs for it",
     "no-choice-free": "nothing that its policy chose for it is free",
     "makes-room": "changes nodes so that others find whole ones",

@@ -6,7 +6,8 @@ Sia (Jayaram Subramanya et al., SOSP'23), section 3. Every round:
 2. each row divided by its smallest entry, times the GPUs of that one, so that a row is in GPUs
    of the slowest type;
 3. everything but what a job holds now multiplied by its restart factor
-   `max(T - N S, 0) / (T + S)`: T its age, N its restarts so far, S the seconds of one;
+   `max(T - N S, 0) / (T + S)`: T its age, N its restarts so far, S the seconds of one; what it
+   can reach in place (placement/in_place_fit.py) with the seconds of such a change;
 4. `min sum_jc X_jc G_jc^p + lambda_n (jobs - sum X)` under the capacity of each type
    (milp/assignment_milp.py); p < 0 evens goodput out, lambda_n lets a job have its first GPU before
    others have more.
@@ -17,6 +18,7 @@ authors' artifact: artifact_rules.py and docs/sia.md.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +26,11 @@ from typing import Any
 import numpy as np
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
+from slurm_elastic.placement.in_place_fit import free_room, place_in_place
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
@@ -35,7 +40,7 @@ from slurm_elastic.policies.milp.assignment_milp import (
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
-from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays, table
+from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
 from slurm_elastic.policies.sia.sia_reasons import SiaReasons
 
 #: Smaller sizes offered when the chosen one finds no place.
@@ -53,14 +58,18 @@ class ProgramInputs:
     Attributes:
         gain: [J, C] goodput in GPUs of the slowest type, before restarts; 0 where not valid.
         factor: [J] restart factor.
+        in_place: [J, C] whether the job can reach the configuration in place.
         scaled: [J, C] gain times restart factor, the held column excepted.
+        requeued: [J, C] the same if every change is a requeue.
         cost: [J, C] coefficients that the program minimises.
     """
 
     table: RoundArrays
     gain: Floats
     factor: Floats
+    in_place: Bools
     scaled: Floats
+    requeued: Floats
     cost: Floats
 
 
@@ -80,7 +89,7 @@ class Sia:
         """Rank alternatives for every job of the question; see the module."""
         weighed = self.weigh(question)
         solution = self._solve(question, weighed)
-        reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
+        reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled)
         proposals = tuple(
             _proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
             for i in range(len(weighed.table.candidates))
@@ -93,9 +102,14 @@ class Sia:
         arrays = table(question, sia, self._goodputs)
         gain = normalised(arrays)
         factor = self._restart_factors(question, arrays)
-        scaled = gain * factor[:, None]
+        in_place = reached_in_place(question.snapshot, arrays)
+        requeued = gain * factor[:, None]
         rows = np.flatnonzero(arrays.held >= 0)
-        scaled[rows, arrays.held[rows]] = gain[rows, arrays.held[rows]]
+        requeued[rows, arrays.held[rows]] = gain[rows, arrays.held[rows]]
+        scaled = requeued
+        if in_place.any():
+            cheap = self._restart_factors(question, arrays, ResizeKind.IN_PLACE)
+            scaled = np.where(in_place, gain * cheap[:, None], requeued)
         with np.errstate(divide="ignore"):
             cost = np.minimum(np.where(arrays.valid, scaled, 1.0) ** sia.p, sia.max_cost)
         if not rules.free_suspension and sia.p < 0:
@@ -105,24 +119,44 @@ class Sia:
             cost = np.round(cost, COST_DIGITS)
         if sia.p > 0:
             cost = -cost
-        return ProgramInputs(table=arrays, gain=gain, factor=factor, scaled=scaled, cost=cost)
+        return ProgramInputs(
+            table=arrays,
+            gain=gain,
+            factor=factor,
+            in_place=in_place,
+            scaled=scaled,
+            requeued=requeued,
+            cost=cost,
+        )
 
-    def _restart_factors(self, question: Question, arrays: RoundArrays) -> Floats:
-        """Return [J] restart factors; 1 for jobs that never ran: they pay for a start anyhow."""
+    def _restart_factors(
+        self, question: Question, arrays: RoundArrays, kind: ResizeKind = ResizeKind.REQUEUE
+    ) -> Floats:
+        """Return [J] restart factors; 1 for jobs that never ran: they pay for a start anyhow.
+
+        Past changes count with the seconds of this kind, those in place at most with their own.
+        """
         jobs = arrays.candidates
         age = np.array([question.snapshot.time - submitted(j) for j in jobs], dtype=np.float64)
-        restart = np.array([self._restart_s(j) for j in jobs], dtype=np.float64)
+        restart = np.array([self._restart_s(j, kind) for j in jobs], dtype=np.float64)
         count = np.array([j.record.resizes for j in jobs], dtype=np.float64)
         age = np.maximum(age, 0.0)
-        factor = np.maximum(age - count * restart, 0.0) / np.maximum(age + restart, 1e-9)
+        lost = count * restart
+        cheaper = np.array([j.record.resizes_in_place for j in jobs], dtype=np.float64)
+        if cheaper.any():
+            saved = restart - [self._restart_s(j, ResizeKind.IN_PLACE) for j in jobs]
+            lost -= cheaper * np.maximum(saved, 0.0)
+        factor = np.maximum(age - lost, 0.0) / np.maximum(age + restart, 1e-9)
         if self._rules.restart_window:
             factor[age < restart] = 1.0
         free = self._rules.free_suspension
         factor[[j.held is None and (free or not j.job.run) for j in jobs]] = 1.0
         return factor
 
-    def _restart_s(self, job: Candidate) -> float:
+    def _restart_s(self, job: Candidate, kind: ResizeKind) -> float:
         record = job.record
+        if kind is ResizeKind.IN_PLACE:
+            return record.cost_s(kind, self._config.resize.restart_s)
         if self._rules.restart_constants:
             name = job.learned.application.name if job.learned else job.job.name
             return self._config.sia.restart_s.get(name, OTHER_RESTART_S)
@@ -156,6 +190,22 @@ class Sia:
             keep = stays if attempt == _ROUNDS - 1 else suspended
             fixed[keep] = arrays.held[keep]
         return solution
+
+
+def reached_in_place(snapshot: Snapshot, arrays: RoundArrays) -> Bools:
+    """Return [J, C] whether a job can reach a configuration in place, into GPUs free now."""
+    columns = arrays.configurations
+    reached = np.zeros(arrays.valid.shape, dtype=bool)
+    for row, (job, held) in enumerate(zip(arrays.candidates, arrays.held.tolist(), strict=True)):
+        if held < 0 or not job.record.in_place:
+            continue
+        kind = columns.kind[held]
+        others = np.flatnonzero(arrays.valid[row] & (columns.kind == kind))
+        room = free_room(job.job, snapshot)
+        for column in others[others != held].tolist():
+            gpus, most = int(columns.gpus[column]), int(columns.per_node[kind])
+            reached[row, column] = place_in_place(job.job, gpus, most, room) is not None
+    return reached
 
 
 def submitted(job: Candidate) -> float:
@@ -193,9 +243,17 @@ def _proposal(
 
     def add(column: int, reason: Reason) -> None:
         shape = (columns.types[columns.kind[column]], int(columns.gpus[column]))
-        if shape not in [(a.gpu_type, a.gpus) for a in ranked]:
-            value = float(weighed.scaled[row, column])
-            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=reason))
+        if shape in [(a.gpu_type, a.gpus) for a in ranked]:
+            return
+        in_place = bool(weighed.in_place[row, column])
+        value = float(weighed.scaled[row, column])
+        first = Alternative(
+            gpu_type=shape[0], gpus=shape[1], value=value, reason=reason, in_place=in_place
+        )
+        ranked.append(first)
+        requeued = float(weighed.requeued[row, column])
+        if in_place and requeued > weighed.scaled[row, held]:
+            ranked.append(dataclasses.replace(first, value=requeued, in_place=False))
 
     def noted(reason: Reason) -> Reason:
         return Reason("solver-limit", reason=reason) if limit else reason

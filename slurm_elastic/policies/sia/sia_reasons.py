@@ -20,13 +20,11 @@ class SiaReasons:
     Attributes:
         gain: [J, C] normalised goodput; 0 where not valid.
         scaled: [J, C] the same after restart factors.
-        factor: [J] restart factors.
     """
 
     table: RoundArrays
     gain: Floats
     scaled: Floats
-    factor: Floats
 
     def chosen(self, row: int, column: int) -> Reason:
         """Return why it gets this configuration."""
@@ -97,7 +95,7 @@ class SiaReasons:
                 "more-not-worth-restart",
                 gpus=gpus[best],
                 gain=gain[best] / gain[column] - 1,
-                factor=self.factor[row],
+                factor=self.scaled[row, best] / gain[best],
             )
         return Reason("more-contested", gpus=gpus[best], times=gain[best] / gain[base])
 

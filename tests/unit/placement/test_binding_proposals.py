@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
+from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
@@ -198,3 +199,44 @@ def test_words_can_be_left_out():
     assert words(told.why_not_more)
     assert not words(untold.why_not_more)
     assert told.target == untold.target
+
+
+class InPlace(Told):
+    """The same, the first alternative of each job weighed as a change in place."""
+
+    def decide(self, question, state):
+        proposals, state = super().decide(question, state)
+        return tuple(
+            replace(
+                p, alternatives=(replace(p.alternatives[0], in_place=True), *p.alternatives[1:])
+            )
+            for p in proposals
+        ), state
+
+
+@BOTH
+def test_a_change_weighed_as_one_in_place_is_not_made_by_a_requeue(at_once):
+    c = cluster()
+    c.add(1, elastic="1-8", on={"g1": 2}, record={"in_place": True})
+    c.add(2, on={"g1": 1})
+    plan = decide(c, InPlace(j1=[("a100", 4)]), at_once=at_once)
+    assert targets(plan) == {}
+    plan = decide(c, InPlace(j1=[("a100", 4), ("a100", 3)]), at_once=at_once)
+    assert targets(plan) == {1: {"g1": 3}}
+    # the same size by a requeue, where it is worth one
+    plan = decide(c, InPlace(j1=[("a100", 4), ("a100", 4)]), at_once=at_once)
+    assert targets(plan) == {1: {"g2": 4}}
+
+
+def test_whole_companions_leave_and_the_base_stays():
+    c = cluster(3)
+    companions = tuple(
+        Companion(10 + i, Allocation.of("a100", shares))
+        for i, shares in enumerate([{"g1": 1}, {"g3": 4}])
+    )
+    on = {"g1": 4, "g3": 4}
+    c.add(1, elastic="1-8", on=on, record={"in_place": True}, companions=companions)
+    plan = decide(c, InPlace(j1=[("a100", 3)]), at_once=True)
+    assert targets(plan) == {1: {"g1": 3}}
+    plan = decide(c, InPlace(j1=[("a100", 2)]), at_once=True)
+    assert targets(plan) == {}

@@ -17,6 +17,7 @@ from slurm_elastic.core.application import (
     Observation,
     TypeProfile,
 )
+from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.milp.assignment_milp import ProgramSolution
@@ -208,6 +209,67 @@ def test_restart_factors(age, restarts, compat, factor):
     assert weighed.scaled[0, held] == weighed.gain[0, held]
     others = np.arange(weighed.gain.shape[1]) != held
     assert weighed.scaled[0, others] == pytest.approx(factor * weighed.gain[0, others])
+
+
+def in_place(c, on, *companions, elastic="1-8", age=10, **more):
+    """Add job 1 on these nodes, where companions hold a part of the GPUs."""
+    record = {"learned": learned(application(), ("v100", 4)), "in_place": True} | more
+    held = tuple(
+        Companion(100 + i, Allocation.of("v100", shares)) for i, shares in enumerate(companions)
+    )
+    c.add(1, elastic=elastic, on=on, record=record, submit_time=NOW - age, companions=held)
+
+
+def test_what_is_reached_in_place_costs_only_a_pause():
+    c = cluster()
+    in_place(c, {"v1": 2}, pause_s=0.5)
+    weighed = Sia(PLAIN).weigh(question(c))
+    columns = list(weighed.table.configurations.shapes())
+    v100 = weighed.table.configurations.types.index("v100")
+    share = {shape: weighed.scaled[0, i] / weighed.gain[0, i] for i, shape in enumerate(columns)
+             if weighed.table.valid[0, i]}  # fmt: skip
+    assert share[v100, 1, 4] == pytest.approx(10 / 10.5)
+    assert share[v100, 1, 2] == 1.0
+    # less than its base, and another type, need a requeue
+    assert share[v100, 1, 1] == pytest.approx(10 / 20)
+    assert share[1 - v100, 1, 4] == pytest.approx(10 / 20)
+
+
+def test_companions_leave_in_place():
+    c = cluster()
+    in_place(c, {"v1": 4}, {"v1": 2}, {"v1": 1}, pause_s=0.5)
+    weighed = Sia(PLAIN).weigh(question(c))
+    reached = [
+        shape[1:]
+        for i, shape in enumerate(weighed.table.configurations.shapes())
+        if weighed.in_place[0, i]
+    ]
+    assert reached == [(1, 1), (1, 2), (2, 8)]
+
+
+def test_no_room_on_its_nodes_is_no_change_in_place():
+    c = cluster()
+    in_place(c, {"v1": 2}, elastic="1-4")
+    c.add(2, on={"v1": 1}, gpu_type="v100")
+    weighed = Sia(PLAIN).weigh(question(c))
+    assert not weighed.in_place.any()
+
+
+def test_a_change_in_place_is_proposed_before_a_requeue_that_is_worth_it_too():
+    for age, expected in ((5000, [True, False]), (10, [True])):
+        c = cluster()
+        in_place(c, {"v1": 2}, elastic="1-4", age=age)
+        (proposal,), _ = Sia(PLAIN).decide(question(c, capacity={"a100": 0, "v100": 8}), {})
+        wishes = [a.in_place for a in proposal.alternatives if a.gpus == 4]
+        assert wishes == expected
+        assert proposal.alternatives[0].gpus == 4
+
+
+def test_past_changes_in_place_do_not_make_a_requeue_dearer_than_they_cost():
+    c = cluster()
+    in_place(c, {"v1": 2}, age=1000, pause_s=0.5, resizes=12, resizes_in_place=10)
+    weighed = Sia(PLAIN).weigh(question(c))
+    assert weighed.factor.tolist() == pytest.approx([(1000 - 2 * 10 - 10 * 0.5) / 1010])
 
 
 def test_a_young_job_is_left_alone_and_an_old_one_grows():
