@@ -40,6 +40,9 @@ _selastic() {
         'simulate --class' | 'compare --class')
             mapfile -t COMPREPLY < <(compgen -W 'adaptive strong-scaling rigid' -- "$current")
             return ;;
+        'simulate --in-place' | 'compare --in-place')
+            mapfile -t COMPREPLY < <(compgen -W 'auto never' -- "$current")
+            return ;;
         'simulate --freezing' | 'compare --freezing')
             mapfile -t COMPREPLY < <(compgen -W 'pessimistic central optimistic' -- "$current")
             return ;;
@@ -87,9 +90,9 @@ _selastic() {
             arguments='' ;;
         'uninstall') options='--prefix --root --dry-run --help'
             arguments='' ;;
-        'simulate') options='--profiles --cluster --interval --clock --seed --class --restarts --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policy --format --slowdown --timers --lease --slots --json --help'
+        'simulate') options='--profiles --cluster --interval --clock --seed --class --restarts --in-place --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policy --format --slowdown --timers --lease --slots --json --help'
             arguments='@files' ;;
-        'compare') options='--profiles --cluster --interval --clock --seed --class --restarts --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policies --sacct --scaling --grow --completed-only --json --help'
+        'compare') options='--profiles --cluster --interval --clock --seed --class --restarts --in-place --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policies --sacct --scaling --grow --completed-only --json --help'
             arguments='@files' ;;
         'workload generate') options='--jobs --hours --arrivals --mix --sizes --classes --seed --profiles --output --help'
             arguments='' ;;

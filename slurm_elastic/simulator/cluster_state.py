@@ -86,7 +86,7 @@ class SimulatedCluster:
         return busy_node
 
     def _job(self, job: SimulatedJob) -> Job:
-        key = (job.allocation, job.starts)
+        key = (job.allocation, job.starts, job.companions)
         last_key, slurm_job = self._jobs.get(job.job_id, (None, None))
         if slurm_job is None or last_key != key:
             slurm_job = _slurm_job(job)
@@ -94,8 +94,8 @@ class SimulatedCluster:
         return slurm_job
 
     def _record(self, job: SimulatedJob) -> JobRecord:
-        restarting = job.restart_left_s > 0
-        fields = (id(job.learned), id(job.places), restarting, job.progress, job.allocation)
+        changing = job.changing
+        fields = (id(job.learned), id(job.places), changing, job.progress, job.allocation)
         last_fields, record = self._records.get(job.job_id, (None, None))
         if record is None or last_fields != fields:
             record = JobRecord(
@@ -107,10 +107,13 @@ class SimulatedCluster:
                 restart_s=job.restart_s,
                 progress=min(1.0, job.progress / job.truth.total),
                 last_change=job.changed_s if job.allocation is not None else None,
-                in_transition=restarting,
-                target=job.allocation if restarting else None,
+                in_transition=changing,
+                target=job.allocation if changing else None,
                 leased=job.allocation is None and job.starts > 0,
-                resizes=job.restarts,
+                resizes=job.restarts + job.changes_in_place,
+                resizes_in_place=job.changes_in_place,
+                in_place=job.resize_s is not None,
+                pause_s=job.resize_s,
                 learned=job.learned,
                 gradient_bytes=self._gradient_bytes.get(job.submitted.application),
             )
@@ -131,11 +134,12 @@ def _slurm_job(job: SimulatedJob) -> Job:
         reason="" if allocation else "Resources",
         partition=_PARTITION,
         submit_time=job.submitted.time_s,
-        start_time=job.changed_s if allocation else None,
+        start_time=job.started_s if allocation else None,
         # Slurm's count: a preempted job has been requeued once more.
         run=job.restarts if allocation else job.starts,
         submission=Submission(directive),
         allocation=allocation,
+        companions=job.companions,
         gpus=allocation.gpus if allocation else least,
         gpu_type=allocation.gpu_type if allocation else gpu_type or "",
         cpus_per_gpu=0.0,

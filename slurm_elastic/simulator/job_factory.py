@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_elastic.simulator.applications import DescribedApplication, describe
+from slurm_elastic.simulator.in_place_job import InPlaceJob
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth import freezing_truth
 from slurm_elastic.simulator.truth.freezing_truth import MAX_PENALTY, Belief, FreezingTruth
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads.application_profiles import Profiles
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
@@ -27,12 +30,14 @@ class JobOptions:
         adaptive_batch: choose batches for goodput.
         freezes: freeze the layers of the best effective progress; else all that are allowed.
         belief: assumptions about freezing; None: no job freezes layers.
+        resizes: costs of changes without a requeue; None: every change is a requeue.
     """
 
     compat: bool = False
     adaptive_batch: bool = True
     freezes: bool = False
     belief: Belief | None = None
+    resizes: ResizeCosts | None = None
 
 
 def jobs(
@@ -70,8 +75,12 @@ def jobs(
                     freezing, weighs=options.freezes, compat=options.compat
                 )
                 described = _with_freezing(described)
+        create: Callable[..., SimulatedJob] = SimulatedJob
+        # The library cannot change a pipeline without a requeue.
+        if options.resizes is not None and profile.micro_batches == 1:
+            create = partial(InPlaceJob, resizes=options.resizes)
         simulated.append(
-            SimulatedJob(
+            create(
                 job,
                 truth,
                 described,

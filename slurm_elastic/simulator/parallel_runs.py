@@ -23,6 +23,7 @@ from slurm_elastic.policies import policy_protocol
 from slurm_elastic.simulator.results import Result
 from slurm_elastic.simulator.simulation import Clock, simulate
 from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads.application_profiles import Profiles
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
@@ -53,6 +54,8 @@ class Task:
     restarts: RestartCosts | None = None
     freezing: str | None = None
     network: Network | None = None
+    resizes: ResizeCosts | None = None
+    moves_restart: bool = False
 
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> Result:
         """Run it here."""

@@ -32,8 +32,9 @@ class JobResult:
 
     Attributes:
         gpu_s: GPU seconds held.
-        lost_gpu_s: of these, held while restarting.
+        lost_gpu_s: of these, held while restarting or waiting for new ranks.
         restarts: restarts after the first start.
+        changes_in_place: changes of its GPUs without a restart.
         contention: mean over the rounds of its life.
         rho: finish-time fairness, see the module; NaN: not computed.
     """
@@ -50,6 +51,7 @@ class JobResult:
     lost_gpu_s: float
     contention: float
     rho: float = math.nan
+    changes_in_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "gpu_h_per_job": mean([j.gpu_s / HOUR_S for j in jobs]),
         "gpu_h_lost_per_job": mean([j.lost_gpu_s / HOUR_S for j in jobs]),
         "restarts_per_job": mean([float(j.restarts) for j in jobs]),
+        "in_place_per_job": mean([float(j.changes_in_place) for j in jobs]),
         "contention_mean": _ratio(sum(c * s for c, s in busy), sum(s for _, s in busy)),
         "contention_max": max((c for c, _ in busy), default=0),
         "rho_mean": mean(rho),

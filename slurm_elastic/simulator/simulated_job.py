@@ -4,6 +4,8 @@ After `Job.step` and `update_local_bsz` of Sia's artifact (SOSP'23): a change of
 costs the job a restart; then it makes progress epoch by epoch, each rounded to whole seconds, and
 chooses its batch again at the end of every epoch and every interval. Only the number of GPUs on
 each node matters, not which nodes: a move in the same shape is free.
+
+Jobs that are changed without a requeue: in_place_job.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import copy
 from collections.abc import Mapping
 
 from slurm_elastic.core.application import JobClass, Learned, Noise, Observation
-from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.simulator.applications import DescribedApplication
 from slurm_elastic.simulator.batch_split import BatchSplitter
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
@@ -21,7 +23,7 @@ from slurm_elastic.simulator.workloads.application_profiles import Shape, smalle
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
 
 #: Shorter waits are rounding errors.
-_INSTANT_S = 1e-6
+INSTANT_S = 1e-6
 
 
 class SimulatedJob:
@@ -33,13 +35,15 @@ class SimulatedJob:
         restart_s: seconds of each restart.
         restart_left_s: seconds left of the present restart.
         allocation: GPUs held; None: it waits.
-        shape: GPUs on each of its nodes, in the smallest rotation.
+        shape: GPUs that train on each of its nodes, in the smallest rotation.
         micro_batch, accumulation: present split of its batch.
         epoch, progress: epochs and progress made.
-        starts: how often it was given GPUs of another type or in another shape.
+        starts: how often it was started: with its first GPUs, others, or in another shape.
+        changes_in_place: how often its GPUs changed without a start.
+        started_s, changed_s: last start, and last change of its GPUs; None before.
         start_s, completion_s: first start and end; None before.
         gpu_s: GPU seconds held.
-        lost_gpu_s: GPU seconds spent restarting.
+        lost_gpu_s: GPU seconds spent restarting, or without ranks yet.
         layers: front layers that may freeze; None: none.
         extra_s: seconds added to each step for crossing racks (truth/rack_network.py).
         crossing_gpu_s: GPU seconds lost to crossing racks.
@@ -58,6 +62,7 @@ class SimulatedJob:
         "allocation",
         "batch",
         "changed_s",
+        "changes_in_place",
         "compat",
         "completion_s",
         "crossing_gpu_s",
@@ -80,6 +85,7 @@ class SimulatedJob:
         "restart_s",
         "shape",
         "start_s",
+        "started_s",
         "starts",
         "submitted",
         "truth",
@@ -117,6 +123,8 @@ class SimulatedJob:
         self.epoch = 0
         self.progress = 0.0
         self.starts = 0
+        self.changes_in_place = 0
+        self.started_s: float | None = None
         self.start_s: float | None = None
         self.changed_s: float | None = None
         self.completion_s: float | None = None
@@ -142,7 +150,27 @@ class SimulatedJob:
     @property
     def gpus(self) -> int:
         """Number of GPUs held."""
-        return sum(self.shape)
+        return self.allocation.gpus if self.allocation is not None else 0
+
+    @property
+    def companions(self) -> tuple[Companion, ...]:
+        """Jobs that hold a part of its GPUs."""
+        return ()
+
+    @property
+    def resize_s(self) -> float | None:
+        """Seconds without training of a change without a requeue; None: it cannot have one."""
+        return None
+
+    @property
+    def changed_after_s(self) -> float:
+        """Seconds until the change of its GPUs that is under way goes on, or ends."""
+        return self.restart_left_s
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of its GPUs is under way."""
+        return self.restart_left_s > 0
 
     @property
     def learned(self) -> Learned:
@@ -179,10 +207,11 @@ class SimulatedJob:
             self.now_s = until_s
             return
         gpus, truth = self.gpus, self.truth
+        idle = gpus - sum(self.shape)
         delay = min(self.restart_left_s, seconds)
         if delay:
             self.restart_left_s -= delay
-            if self.restart_left_s < _INSTANT_S:
+            if self.restart_left_s < INSTANT_S:
                 self.restart_left_s = 0.0
             self.gpu_s += delay * gpus
             self.lost_gpu_s += delay * gpus
@@ -203,14 +232,14 @@ class SimulatedJob:
             target = truth.targets[self.epoch]
             if self.progress + rate * seconds < target:
                 self.progress += rate * seconds
-                self._add_time(seconds, gpus)
+                self._add_time(seconds, gpus, idle)
                 seconds = 0.0
             else:
                 # Epochs last whole seconds, as in the artifact.
                 delta = min(float(round((target - self.progress) / rate)), seconds)
                 self.progress = target
                 self.epoch += 1
-                self._add_time(delta, gpus)
+                self._add_time(delta, gpus, idle)
                 seconds -= delta
             if self.layers is not None:
                 self.layers.passed(seconds_before - seconds, self.progress - progress_before)
@@ -240,7 +269,7 @@ class SimulatedJob:
             return
         self.gpu_type, self.shape = allocation.gpu_type, shape
         self.starts += 1
-        self.changed_s = self.now_s
+        self.changed_s = self.started_s = self.now_s
         self.start_s = self.now_s if self.start_s is None else self.start_s
         self.restart_left_s = self.restart_s
         self._choose_batch()
@@ -252,7 +281,7 @@ class SimulatedJob:
             return
         old_prefixes = self.layers.prefixes
         self.layers.freeze(
-            self.learned, gpu_type=self.gpu_type, nodes=len(self.shape), gpus=self.gpus
+            self.learned, gpu_type=self.gpu_type, nodes=len(self.shape), gpus=sum(self.shape)
         )
         if self.layers.prefixes != old_prefixes or self.learned.prefixes != old_prefixes:
             self._learned = None
@@ -279,13 +308,14 @@ class SimulatedJob:
         seconds = step + self.accumulation * micro
         return seconds / (seconds + self.extra_s)
 
-    def _add_time(self, seconds: float, gpus: int) -> None:
+    def _add_time(self, seconds: float, gpus: int, idle: int) -> None:
         self.now_s += seconds
         self.gpu_s += seconds * gpus
+        self.lost_gpu_s += seconds * idle
 
     def _observe(self) -> None:
         """Measure the present configuration; the first time of equal configurations counts."""
-        key = (self.gpu_type, len(self.shape), self.gpus, self.micro_batch)
+        key = (self.gpu_type, len(self.shape), sum(self.shape), self.micro_batch)
         if key not in self._seen:
             self._seen |= {key}
             observation = Observation(*key, *self._iteration())
@@ -337,7 +367,7 @@ class SimulatedJob:
             self.described.application,
             observations,
             nodes=len(self.shape),
-            gpus=self.gpus,
+            gpus=sum(self.shape),
             max_batch=self.truth.largest,
             most=self.truth.most(self.gpu_type, self.shape),
             compat=self.compat,

@@ -30,8 +30,9 @@ from slurm_elastic.simulator.shared_observations import SharedObservations
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
-from slurm_elastic.simulator.workloads.application_profiles import Profiles
+from slurm_elastic.simulator.workloads.application_profiles import Profiles, smallest_rotation
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
 from slurm_elastic.simulator.workloads.workload import Workload
 
@@ -64,6 +65,8 @@ def simulate(
     restarts: RestartCosts | None = None,
     network: Network | None = None,
     freezing: str | None = None,
+    resizes: ResizeCosts | None = None,
+    moves_restart: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload to its end.
@@ -85,6 +88,9 @@ def simulate(
         network: racks, and the cost of crossing them; None: all nodes are one rack.
         freezing: assumptions about freezing, one of `freezing_truth.BELIEFS`; all jobs then request
             `freeze=auto`. None: no job freezes layers.
+        resizes: costs of changes without a requeue; None: every change is a requeue.
+        moves_restart: a move to other nodes in the same shape is a restart, as with racks or
+            `resizes`; else it is free, as in Sia's artifact.
         progress: called every few rounds with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -101,13 +107,15 @@ def simulate(
         adaptive_batch=capabilities.batch_chosen_by != "user",
         freezes=capabilities.predicts_frozen_layers,
         belief=BELIEFS[freezing] if freezing is not None else None,
+        resizes=resizes,
     )
     jobs = job_factory.jobs(
         workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), options
     )
     if capabilities.initial_measurements:
         analysed(jobs, cluster)
-    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
+    moves_restart = moves_restart or network is not None or resizes is not None
+    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network, moves_restart)
     if clock == "event":
         run.by_events(progress)
     else:
@@ -162,6 +170,7 @@ class _Run:
         active: jobs submitted and not complete.
         contention: for each job (integral over its life, seconds of its life).
         holding: present allocation of each job, with its start.
+        moves_restart: whether a move in the same shape is a restart.
         dropped: jobs that the policy dropped; they never run.
     """
 
@@ -172,6 +181,7 @@ class _Run:
     seed: int
     interval_s: float
     network: Network | None = None
+    moves_restart: bool = False
     now_s: float = 0.0
     arrived: int = 0
     active: list[SimulatedJob] = field(default_factory=list)
@@ -221,8 +231,8 @@ class _Run:
                 arrival = self.jobs[self.arrived].submitted.time_s
                 horizon = arrival if not self.active else min(horizon, arrival)
             for job in self.active:
-                if job.restart_left_s > 0:
-                    horizon = min(horizon, self.now_s + job.restart_left_s)
+                if job.changing:
+                    horizon = min(horizon, self.now_s + job.changed_after_s)
             # Jobs do not depend on each other between rounds: advance copies of all jobs to find
             # the first completion, then advance the others to that time only.
             advanced = [job.copy() for job in self.active]
@@ -316,10 +326,11 @@ class _Run:
             if target == job.allocation:
                 continue
             self._ends(job, at_s)
-            job.hold(target, moving_costs=self.network is not None)
+            job.hold(target, moving_costs=self.moves_restart)
             if target is not None:
+                shape = smallest_rotation(g for _, g in target.shares)
                 self.holding[job.job_id] = Segment(
-                    job.submitted.name, at_s, at_s, target.gpu_type, job.shape
+                    job.submitted.name, at_s, at_s, target.gpu_type, shape
                 )
         if self.network is not None:
             self._cross(self.network)
@@ -379,6 +390,7 @@ class _Run:
             completion_s=job.completion_s,
             jct_s=jct_s,
             restarts=job.restarts,
+            changes_in_place=job.changes_in_place,
             gpu_s=job.gpu_s,
             lost_gpu_s=job.lost_gpu_s,
             contention=contention,

@@ -56,6 +56,7 @@ def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
         (inputs.profiles, "--profiles"),
         (inputs.class_, "--class"),
         (inputs.freezing, "--freezing"),
+        (inputs.in_place, "--in-place"),
         (plot, "--plot"),
         (inputs.racks, "--racks"),
         (inputs.uplink_gbit, "--uplink-gbit"),

@@ -126,6 +126,8 @@ def shown(results: Sequence[Result], answer: SimulationAnswer) -> list[str]:
             f"  crossing racks    {digits(answer['crossing_gpu_h'] or 0.0)} GPU h lost to"
             " communication between racks",
         )
+    if answer["in_place_per_job"]:
+        lines.insert(-2, f"  in place          {answer['in_place_per_job']:.2f} changes per job")
     if answer["freezing_layers"] is not None:
         lines.insert(
             -1,

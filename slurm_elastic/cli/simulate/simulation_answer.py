@@ -49,6 +49,7 @@ class SimulationFigures(TypedDict):
     gpu_h_per_job: float
     gpu_h_lost_per_job: float
     restarts_per_job: float
+    in_place_per_job: float | None
     contention_mean: float | None
     contention_max: int | None
     rho_mean: float | None

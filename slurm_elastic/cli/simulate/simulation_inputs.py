@@ -50,6 +50,7 @@ class Inputs:
     seed: int
     class_: str | None
     restarts: str | None
+    in_place: str | None
     speeds: str | None
     freezing: str | None
     config: str | None
@@ -93,6 +94,10 @@ def shared(command: F) -> F:
         ),
         click.option(
             "--restarts", metavar="FILE|SECONDS", help="Cost of a restart (from the profiles)."
+        ),
+        click.option(
+            "--in-place", type=click.Choice(["auto", "never"]),
+            help="Change jobs in place where that can be done (as --config says, else never).",
         ),
         click.option(
             "--speeds", metavar="TYPE=X,…",
@@ -171,7 +176,7 @@ def settings(inputs: Inputs, policy: str) -> Config:
     """Return the site's configuration with this policy."""
     from slurm_elastic.config import schema  # noqa: PLC0415
 
-    chosen = inputs.config or click.get_current_context().find_root().params.get("config")
+    chosen = _config_file(inputs)
     site = schema.load(Path(chosen)) if chosen else schema.Config()
     # The policy starts all jobs in simulations; sia suspends only jobs that it may start.
     controller = dataclasses.replace(site.controller, policy=policy, queue="controller")
@@ -179,6 +184,12 @@ def settings(inputs: Inputs, policy: str) -> Config:
     if inputs.artifact_compat:
         site = dataclasses.replace(site, sia=dataclasses.replace(site.sia, artifact_compat=True))
     return site
+
+
+def _config_file(inputs: Inputs) -> str | None:
+    """Return the file that the command names, if any."""
+    path: str | None = inputs.config
+    return path or click.get_current_context().find_root().params.get("config")
 
 
 def cluster(inputs: Inputs, *, builtin: bool) -> Cluster:
@@ -345,12 +356,16 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
     """Return the task of one simulation."""
     from slurm_elastic.core.application import JobClass  # noqa: PLC0415
     from slurm_elastic.simulator.parallel_runs import Task  # noqa: PLC0415
+    from slurm_elastic.simulator.truth.resize_costs import ResizeCosts  # noqa: PLC0415
 
+    site = settings(inputs, policy)
+    in_place = inputs.in_place or (site.resize.in_place if _config_file(inputs) else "never")
     return Task(
         workload=loaded[0],
         profiles=loaded[1],
         cluster=machines,
-        config=settings(inputs, policy),
+        config=site,
+        resizes=ResizeCosts() if in_place == "auto" else None,
         interval_s=inputs.interval,
         clock=inputs.clock,  # type: ignore[arg-type]  # click.Choice
         seed=inputs.seed,

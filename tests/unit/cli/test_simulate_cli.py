@@ -227,6 +227,22 @@ def test_a_published_trace(run):
     assert json.loads(out)["jobs"] == 160
 
 
+def test_changes_in_place_as_the_option_or_the_configuration_says(run, small, tmp_path):
+    site = tmp_path / "site.toml"
+    site.write_text('[resize]\nin_place = "auto"\n')
+    arguments = ("simulate", small, *CLUSTER, "--policy", "sia", "--json")
+    changes = [
+        json.loads(run(*arguments, *more)[1])["in_place_per_job"]
+        for more in ((), ("--in-place", "auto"), ("--config", site),
+                     ("--config", site, "--in-place", "never"))
+    ]  # fmt: skip
+    assert changes[0] == changes[3] == 0
+    assert changes[1] == changes[2] > 0
+    code, out, _ = run(*arguments[:-1], "--in-place", "auto")
+    assert code == 0
+    assert "changes per job" in out
+
+
 def test_racks_cost_what_crosses_them(run, small):
     arguments = ("simulate", small, *CLUSTER, "--policy", "fair", "--json")
     flat = json.loads(run(*arguments)[1])
