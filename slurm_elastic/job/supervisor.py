@@ -100,9 +100,9 @@ class Supervisor:
         server = RankSocketServer(
             self._state, listener, on_report=self._on_program_report, on_group=self._on_group
         )
-        server.start()
         if address:
             self._companions = self._companion_set(server)
+        server.start()
         in_place = InPlaceRestart(self._state, server)
         if address:
             self._client = ControllerClient(self._state, address)

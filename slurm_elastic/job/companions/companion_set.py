@@ -74,9 +74,9 @@ class CompanionSet:
         self._sent: dict[str, int] | None = None
 
     def start(self) -> None:
-        """Start; from now on the program learns that its members may change."""
+        """Start; a program that connects from now on learns that its members may change."""
+        self._publish()
         threading.Thread(target=self._run, name="companion set", daemon=True).start()
-        self._post(self._publish)
         self._state.subscribe(self._on_orders)
 
     def on_group(self, fields: dict[str, Any]) -> None:

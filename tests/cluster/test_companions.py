@@ -1,0 +1,265 @@
+"""Companions on the real cluster; the test takes the controller's part.
+
+The program regroups without torch (`drivers/regrouping.py`).
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.esrun_stand_in import ADDRESS, StandIn, running_stand_in
+from tests.support.selasticd import PYTHON
+from tests.support.slurm_cluster import SlurmCluster, until
+
+DIRECTORY = "/shared/scratch/companions"
+PROGRAM = Path(__file__).parent / "drivers" / "regrouping.py"
+
+
+class GrowingJob:
+    """A running job of alice on g01, which the test changes in place.
+
+    Args:
+        controller: stand-in for the controller.
+        options: of sbatch.
+        words: arguments of the program.
+        profile: shell commands before esrun.
+    """
+
+    def __init__(
+        self,
+        controller: StandIn,
+        *options: str,
+        words: str = "",
+        profile: str = "",
+    ) -> None:
+        self.controller, self.cluster = controller, controller.cluster
+        self.home = f"{DIRECTORY}/job{len(self.cluster.jobs)}"
+        write = f"mkdir -p {self.home}; cat >{self.home}/program.py"
+        self.cluster.exec(write, user="alice", stdin=PROGRAM.read_text())
+        self.job = self.cluster.sbatch(
+            f"export SLURM_ELASTIC_CONTROLLER={ADDRESS}\n{profile}\n"
+            f"esrun {PYTHON} program.py {words}",
+            f"--chdir={self.home}",
+            "--output=out",
+            "--time=30",
+            "--nodelist=g01",
+            *(options or ("--gres=gpu:1",)),
+        )
+        self.change = 0
+        self.companions: list[int] = []
+        self.report(in_place=True)
+
+    def report(self, **fields: Any) -> dict[str, Any]:
+        return self.controller.wait_for(self.job, **fields)
+
+    def order(self, *join: int, leave: tuple[int, ...] = (), deadline_s: float = 120.0) -> None:
+        self.change += 1
+        members = {"change": self.change, "join": join, "leave": leave, "deadline_s": deadline_s}
+        self.controller.order(self.job, "run", members={**members, "gpu_type": ""})
+
+    def submit(self, *join: int, **more: Any) -> list[int]:
+        """Order companions; return their job ids once they are submitted."""
+        self.order(*join, **more)
+        rows = self.report(change=self.change, change_state="submitted")["companions"]
+        submitted = [row[0] for row in rows if row[2] == "submitted"]
+        self.companions += submitted
+        self.cluster.jobs += submitted
+        return submitted
+
+    def release(self, job_id: int, node: str) -> None:
+        """Place a companion and let it start, as the controller does."""
+        update = f"scontrol update jobid={job_id} ReqNodeList={node} NumNodes=1-1"
+        self.cluster.exec(f"{update} && scontrol release {job_id}", user="selastic")
+
+    def grow(self, gpus: int, node: str) -> int:
+        """Grow by one companion; return its job id."""
+        (job_id,) = self.submit(gpus)
+        self.release(job_id, node)
+        self.report(change=self.change, change_state="done")
+        return job_id
+
+    def fields(self, job_id: int) -> dict[str, str]:
+        """Return the fields of a job."""
+        text = self.cluster.exec(f"scontrol show job -o {job_id}").stdout
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def left_behind(self) -> str:
+        """Return what is left of this job: its ranks, and its companions in the queue."""
+        busy = " ".join(map(str, [self.job, *self.companions]))
+        jobs = f"squeue -h -j {busy.replace(' ', ',')} -o '%A %T'"
+        # The pattern does not match the command line that contains it.
+        ranks = f"pgrep -f '{self.home[:-1]}[{self.home[-1]}]/program.py'"
+        nodes = [f"g0{n}" for n in range(1, 7)]
+        found = [self.cluster.exec(jobs, check=False).stdout]
+        found += [self.cluster.exec(ranks, node=node, check=False).stdout for node in nodes]
+        return "".join(found).strip()
+
+    def newcomers(self) -> list[list[str]]:
+        lines = self.cluster.exec(f"cat {self.home}/newcomers").stdout.splitlines()
+        return sorted(line.split() for line in lines)
+
+    def log(self) -> str:
+        return self.cluster.exec(f"cat {self.home}/out").stdout
+
+
+@pytest.fixture
+def controller(cluster: SlurmCluster) -> Iterator[StandIn]:
+    cluster.exec(f"install -d -o alice -g alice {DIRECTORY}")
+    with running_stand_in(cluster, DIRECTORY) as stand_in:
+        yield stand_in
+    cluster.exec(f"rm -rf {DIRECTORY}")
+
+
+def test_a_job_grows_over_nodes_and_shrinks(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller, "--gres=gpu:2", "--cpus-per-task=4", "--mem-per-cpu=100")
+    first, second = job.submit(2, 1)
+    fields = job.fields(first)
+    assert fields["JobName"] == f"{job.fields(job.job)['JobName']}+1"
+    assert (fields["Reason"], fields["Requeue"]) == ("JobHeldUser", "0")
+    assert fields["Comment"] == f"selastic:companion:{job.job}:0:1"
+    assert (fields["NumTasks"], fields["CPUs/Task"], fields["MinMemoryCPU"]) == ("2", "2", "100M")
+    assert fields["UserId"].startswith("alice(")
+    assert fields["TimeLimit"] in ("00:30:00", "00:29:00")
+    assert "AdminComment" not in fields or not fields["AdminComment"]
+    job.release(first, "g02")
+    job.release(second, "g01")
+    report = job.report(change=1, change_state="done")
+    assert sorted(report["companions"]) == [[first, 2, "joined"], [second, 1, "joined"]]
+    assert (report["gpus"], report["nodes"], report["pause_s"]) == (5, 2, 0.01)
+    by_companion = {words[6]: words for words in job.newcomers() if words[3] == "0"}
+    assert by_companion[str(first)][0] == "g02"
+    assert by_companion[str(first)][4] == "0,1"
+    assert by_companion[str(second)][0] == "g01"
+    assert by_companion[str(second)][4] == "2", "the base holds 0 and 1"
+    assert {words[5] for words in job.newcomers()} == {"g01"}
+    assert sorted(int(words[1]) for words in job.newcomers()) == [2, 3, 4]
+    job.order(leave=(first,))
+    report = job.report(change=2, change_state="done")
+    assert (report["gpus"], report["nodes"]) == (3, 1)
+    assert cluster.wait(first, "COMPLETED") == "COMPLETED"
+    cluster.exec(f"touch {job.home}/finish", user="alice")
+    assert cluster.wait(job.job, "COMPLETED") == "COMPLETED"
+    assert cluster.wait(second, "COMPLETED") == "COMPLETED"
+    until(lambda: not job.left_behind(), what=job.left_behind)
+    assert cluster.exec(f"sacct -n -X -j {first} -o AllocTRES%80").stdout.count("gres/gpu=2") == 1
+
+
+FORMS = {
+    "per-task": ("-n1 --gpus-per-task=1 -c2 --mem=800", ""),
+    "total": ("--gpus=1 --mem-per-gpu=300", ""),
+    "tasks-per-gpu": ("--gpus=1 --ntasks-per-gpu=1", "export SBATCH_GPUS=3"),
+    "by-gpu": ("--gpus=1 --cpus-per-gpu=2 --exclusive=user", "export SBATCH_GRES=gpu:4"),
+}
+
+
+def test_a_base_of_any_form_gets_the_same_companions(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
+    jobs = [
+        GrowingJob(controller, *form.split(), profile=profile) for form, profile in FORMS.values()
+    ]
+    for number, job in enumerate(jobs):
+        job_id = job.grow(2, f"g0{3 + number}")
+        until(lambda job=job: len(job.newcomers()) == 2)  # type: ignore[misc]
+        assert {words[4] for words in job.newcomers()} == {"0,1"}
+        assert "gres/gpu=2" in job.fields(job_id)["AllocTRES"]
+    cluster.exec(f"scancel {' '.join(str(job.job) for job in jobs)}")
+    for job in jobs:
+        until(lambda job=job: not job.left_behind(), what=job.left_behind)  # type: ignore[misc]
+
+
+def test_the_end_of_the_base_ends_its_companions(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
+    job = GrowingJob(controller, words="stubborn")
+    joined = job.grow(1, "g02")
+    (held,) = job.submit(1)
+    cluster.exec(f"scancel {job.job}")
+    cluster.wait(joined, "COMPLETED", "FAILED", timeout=20)
+    cluster.wait(held, "CANCELLED", timeout=20)
+    until(lambda: not job.left_behind(), what=job.left_behind)
+
+
+def test_companions_end_when_esrun_is_killed(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller, words="stubborn")
+    joined = job.grow(2, "g02")
+    cluster.exec("pkill -KILL -f bin/esrun", node="g01")
+    cluster.wait(job.job, "FAILED", timeout=40)
+    cluster.wait(joined, "FAILED", timeout=20)
+    until(lambda: not job.left_behind(), what=job.left_behind)
+
+
+def test_a_job_survives_its_companions(cluster: SlurmCluster, controller: StandIn) -> None:
+    """Cancelled; ranks killed; script killed; script stopped."""
+    job = GrowingJob(controller)
+    cancelled = job.grow(1, "g02")
+    cluster.exec(f"scancel {cancelled}", user="alice")
+    cluster.wait(cancelled, "CANCELLED", timeout=20)
+    killed = job.grow(1, "g03")
+    cluster.exec(f"scancel -s KILL {killed}.0", user="alice")
+    cluster.wait(killed, "COMPLETED", timeout=20)
+    scriptless = job.grow(1, "g04")
+    cluster.exec("pkill -KILL -f companion_script", node="g04")
+    cluster.wait(scriptless, "FAILED", "CANCELLED", timeout=40)
+    stopped = job.grow(1, "g05")
+    cluster.exec("pkill -STOP -f companion_script", node="g05")
+    cluster.wait(stopped, "CANCELLED", timeout=60)
+    job.report(companions=[[stopped, 1, "ended"]], gpus=1)
+    assert job.grow(1, "g06")
+    assert cluster.state(job.job) == "RUNNING"
+    cluster.exec(f"touch {job.home}/finish", user="alice")
+    cluster.wait(job.job, "COMPLETED")
+    until(lambda: not job.left_behind(), what=job.left_behind)
+    log = job.log()
+    assert "internal error" not in log
+    lines = [f"companion {cancelled} leaves: Slurm ends it", f"companion {stopped} leaves: it has"]
+    for line in lines:
+        assert line in log, log
+
+
+def test_ranks_that_do_not_leave_are_ended(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller, words="stubborn")
+    companion = job.grow(2, "g02")
+    job.order(leave=(companion,), deadline_s=2.0)
+    job.report(change=2, change_state="done")
+    assert cluster.wait(companion, "COMPLETED", timeout=20) == "COMPLETED"
+
+
+def test_newcomers_that_are_late_are_given_up(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller, words="late")
+    (held, started) = job.submit(1, 1, deadline_s=8.0)
+    job.release(started, "g02")
+    report = job.report(change=1, change_state="failed")
+    assert "it has not joined by the deadline" in report["change_problem"]
+    cluster.wait(held, "CANCELLED")
+    cluster.wait(started, "COMPLETED")
+    assert report["gpus"] == 1
+
+
+def test_compute_nodes_that_may_not_submit(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller)
+    cluster.exec("scontrol update PartitionName=gpu AllocNodes=ctld")
+    try:
+        job.order(1)
+        report = job.report(change=1, change_state="failed")
+    finally:
+        cluster.exec("scontrol update PartitionName=gpu AllocNodes=ALL")
+    assert "Access/permission denied" in report["change_problem"]
+
+
+def test_a_limit_of_submitted_jobs(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller)
+    modify = "sacctmgr -i modify user alice set MaxSubmitJobs="
+    cluster.exec(f"{modify}2")
+    try:
+        job.order(1, 1)
+        report = job.report(change=1, change_state="failed")
+        names = cluster.exec("squeue -h -u alice -o '%A %T'").stdout.split("\n")
+    finally:
+        cluster.exec(f"{modify}-1")
+    assert "AssocMaxSubmitJobLimit" in report["change_problem"]
+    assert [name for name in names if "PENDING" in name] == [], "the first one was cancelled"
+    assert job.grow(1, "g02")
