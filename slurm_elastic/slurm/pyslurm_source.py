@@ -14,6 +14,7 @@ from typing import Any
 from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.record_source import SlurmConf
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
+from slurm_elastic.slurm.slurm_command import require_answer
 
 
 class PyslurmSource:
@@ -34,6 +35,7 @@ class PyslurmSource:
             ) from None
         self._pyslurm: Any = pyslurm
         self._lock = threading.Lock()
+        self._silent = False
         try:
             pyslurm.slurm_init()
         except pyslurm.PyslurmError as error:
@@ -76,11 +78,17 @@ class PyslurmSource:
 
     def _load(self, collection: Any) -> Any:
         with self._lock:
+            if self._silent:
+                # No other thread runs while pyslurm waits for slurmctld, for 10 s and more.
+                require_answer()
             try:
-                return collection.load()
+                records = collection.load()
             except self._pyslurm.RPCError as error:
+                self._silent = True
                 text = " ".join(str(error).split())
                 raise SlurmUnreachableError(f"slurmctld: {text}") from None
+            self._silent = False
+            return records
 
 
 def pyslurm_version() -> str:

@@ -47,6 +47,16 @@ def output(*words: str, timeout_s: float = 30.0, shown: str = "") -> bytes:
     return process.stdout
 
 
+def require_answer() -> None:
+    """Ask slurmctld, or its backup, for an answer.
+
+    Raises:
+        SlurmUnreachableError: there is none.
+    """
+    if b" is UP" not in output("scontrol", "ping"):
+        raise SlurmUnreachableError("scontrol ping: no slurmctld answers")
+
+
 def installed_release(*, command: str = "scontrol", timeout_s: float = 30.0) -> Release:
     """Return the release of a command on this host.
 
