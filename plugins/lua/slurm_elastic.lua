@@ -166,7 +166,17 @@ end
 
 local function is_ours(admin_comment)
 	local text = (admin_comment or ""):gsub('^(%s*{%s*)"at"%s*:%s*%d+%s*,%s*', "%1")
-	return text:match('^%s*{%s*"elastic"') ~= nil
+	return text:match('^%s*{%s*"elastic"') ~= nil or text:match('^%s*{%s*"companion"') ~= nil
+end
+
+-- Return the record of a job that esrun submits for another one, from its comment; nil for others.
+-- The record gives no rights: the controller asks the other job's esrun for it.
+local function companion_record(job)
+	local base, run, change = (job.comment or ""):match("^selastic:companion:(%d+):(%d+):(%d+)$")
+	if base and #base <= 10 and #run <= 10 and #change <= 15 then
+		return json_object({ v = 1, companion = { base = tonumber(base), run = tonumber(run),
+			change = tonumber(change) } })
+	end
 end
 
 -- Submission -------------------------------------------------------------------------------------
@@ -221,7 +231,7 @@ end
 local function plan(job, part_list)
 	local text, comment = requested(job)
 	if not text then
-		return {}, nil
+		return { admin_comment = companion_record(job) }, nil
 	end
 	local d, fault = directive.parse(text)
 	if not d then
@@ -311,7 +321,7 @@ function M.job_submit(job_desc, part_list, submit_uid)
 		if message then
 			slurm.log_user("%s", printable(message))
 		end
-		local hint = changes.admin_comment and without_esrun(job_desc.script)
+		local hint = message and changes.admin_comment and without_esrun(job_desc.script)
 		if hint then
 			slurm.log_user("%s", hint)
 		end

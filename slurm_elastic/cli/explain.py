@@ -61,6 +61,8 @@ _COLUMNS = (
     Column("RESTORE", lambda r: _part(r, "restore"), right=True),
     Column("PAIDBACK", lambda r: _seconds(r["paid_back_s"]), right=True),
     Column("STATE", lambda r: r["state"]),
+    Column("KIND", lambda r: r["kind"]),
+    Column("PAUSE", lambda r: _part(r, "pause"), right=True),
 )
 _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 
@@ -355,7 +357,11 @@ def _last_change(change: ChangeRow, now: float) -> str:
     if change["outcome"] not in ("", "done", "trial"):
         outcome_reason = reason_text(change["reason"]) or change["state"].lower()
         return f"{text}, {change['outcome']}: {outcome_reason}"
-    if change["total_s"]:
+    if change["kind"] == "in-place":
+        pause_s = change["seconds"].get("pause")
+        still = f", training stood still for {1000 * pause_s:.3g} ms" if pause_s else ""
+        text += f", in place{still}"
+    elif change["total_s"]:
         end = "first step" if change["seconds"].get("startup") else "start"
         text += f", {formatting.span(change['total_s'])} from notice to {end}"
     if change["paid_back_s"]:

@@ -1,4 +1,4 @@
-"""Start of the changes that a round has decided: notice, time limit, and a line in the log."""
+"""Start of the changes that a round has decided: kind, notice, time limit, a line in the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from slurm_elastic.controller.transitions.failed_changes import FailedChanges
 from slurm_elastic.controller.transitions.limit_extension import allowed
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
 from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.member_orders import MAX_COMPANIONS
 from slurm_elastic.core.plan import Decision, JobRecord, Plan
+from slurm_elastic.core.resize_kind import CompanionChange, ResizeKind, companion_change
 
 
 class ChangeStarter:
@@ -48,7 +50,12 @@ class ChangeStarter:
         changes = []
         for decision in plan.changes[: max(0, room)]:
             job = snapshot.job[decision.job_id]
-            changes.append(self._requested(decision, job, snapshot, records))
+            members = self._members(decision, job, records)
+            changes.append(
+                self._requested(decision, job, snapshot, records)
+                if members is None
+                else self._in_place(decision, job, members)
+            )
         return self._begin(changes, snapshot, records) if changes else set()
 
     def begin_rehearsals(
@@ -98,7 +105,9 @@ class ChangeStarter:
     ) -> set[int]:
         """Begin changes in one reservation; return the jobs of those that could begin."""
         begun = self._engine.begin(changes)
-        self._tuner.ahead(begun, snapshot, records, self._store.last_reports(snapshot))
+        requeued = {c.job.job_id for c in changes if c.kind is ResizeKind.REQUEUE}
+        ahead = [d for d in begun if d.job_id in requeued]
+        self._tuner.ahead(ahead, snapshot, records, self._store.last_reports(snapshot))
         for decision in begun:
             self._log.info(log_line(decision, snapshot))
         return {d.job_id for d in begun}
@@ -110,7 +119,7 @@ class ChangeStarter:
         snapshot: Snapshot,
         records: Mapping[int, JobRecord],
     ) -> RequestedChange:
-        """Return a change with the time that its job gets."""
+        """Return a change by requeue with the time that its job gets."""
         spare_s = self._store.spare_s(job)
         time_left = allowed(
             job,
@@ -121,7 +130,35 @@ class ChangeStarter:
             config=self.config,
             spare_s=spare_s,
         )
-        return RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left)
+        change = RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left)
+        return change._replace(leaves=tuple(c.job_id for c in job.companions))
+
+    def _in_place(self, decision: Decision, job: Job, members: CompanionChange) -> RequestedChange:
+        """Return a change in place."""
+        leaves = tuple(job.companions[i].job_id for i in members.leave)
+        return RequestedChange(
+            decision,
+            job,
+            self._notice_s(job),
+            kind=ResizeKind.IN_PLACE,
+            joins=members.join,
+            leaves=leaves,
+        )
+
+    @staticmethod
+    def _members(
+        decision: Decision, job: Job, records: Mapping[int, JobRecord]
+    ) -> CompanionChange | None:
+        """Return the companions of a change in place; None: the job has to be requeued."""
+        record, base, target = records.get(job.job_id), job.base_allocation, decision.target
+        if record is None or base is None or target is None or target == job.allocation:
+            return None
+        if record.kind_of(job, target) is not ResizeKind.IN_PLACE:
+            return None
+        members = companion_change(base, [c.allocation for c in job.companions], target)
+        if members is None or len(job.companions) + len(members.join) > MAX_COMPANIONS:
+            return None
+        return members
 
     def _notice_s(self, job: Job) -> float:
         directive = self._store.directive(job)

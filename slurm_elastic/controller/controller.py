@@ -16,6 +16,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.change_starter import ChangeStarter
+from slurm_elastic.controller.companions.companion_folding import fold
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.poll_schedule import PollSchedule
@@ -25,6 +26,7 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.state.usage_reconcile import UsageReconciler
+from slurm_elastic.controller.transitions.companion_cleanup import CompanionCleanup
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.controller.transitions.early_ends import EarlyEnds
 from slurm_elastic.controller.transitions.failed_changes import FailedChanges
@@ -77,6 +79,7 @@ class Controller:
             wait_after_requeue_s=wait_after_requeue_s,
             log=log,
         )
+        self.companion_cleanup = CompanionCleanup(scontrol, self.store, self.engine, ledger, log)
         self.failed_changes = FailedChanges(
             self.store, self.engine, config, log, counts=self.counts
         )
@@ -96,7 +99,10 @@ class Controller:
         self.view = View(
             snapshot=Snapshot(time=0.0, nodes=(), jobs=()), mode=config.controller.mode
         )
+        #: As Slurm shows them, and as decisions see them: companions are a part of their bases.
+        self._listed: dict[int, Job] = {}
         self._jobs: dict[int, Job] = {}
+        self._companions: dict[int, Job] = {}
         self._sizes: dict[str, int] = {}
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: object = None
@@ -176,11 +182,17 @@ class Controller:
         self._others = others
         if self.engine.busy and self._sizes:
             self.engine.step(
-                self._jobs, sizes=self._sizes, per_node=self._per_node, down=self.reader.down
+                self._jobs,
+                sizes=self._sizes,
+                per_node=self._per_node,
+                down=self.reader.down,
+                companions=self._companions,
+                report=self.store.last_report,
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
             self._read_again(live)
         self._collect()
+        self._fold()
         self._publish()
         if self.pace.round_is_due():
             with self.pace.deciding(every_s=self.config.controller.interval_s):
@@ -195,12 +207,25 @@ class Controller:
 
     def _read_jobs(self) -> None:
         with self.pace.reading_all():
-            self._jobs = self.store.all_in_force(self.reader.jobs())
+            self._listed = self.store.all_in_force(self.reader.jobs())
+        self._fold()
 
     def _read_again(self, job_ids: Collection[int]) -> None:
         """Read these jobs again; the others are those of the last time that all were read."""
-        others = {i: job for i, job in self._jobs.items() if i not in job_ids}
-        self._jobs = others | self.store.all_in_force(self.reader.some_jobs(job_ids))
+        reports = (self.store.last_report(i) for i in job_ids)
+        companions = {row[0] for r in reports if r is not None for row in r.companions}
+        again = {*job_ids, *companions, *self._companions}
+        others = {i: job for i, job in self._listed.items() if i not in again}
+        self._listed = others | self.store.all_in_force(self.reader.some_jobs(again))
+        self._fold()
+
+    def _fold(self) -> None:
+        """Make companions that the controller has placed a part of their bases."""
+        self._jobs, self._companions = fold(
+            self._listed,
+            placed=lambda base: self.store.companions(base) | self.engine.companions(base),
+            awaited=self.engine.awaits,
+        )
 
     def _idle(self) -> bool:
         """Return whether nothing has happened and nothing is due, by a cheap look."""
@@ -221,7 +246,8 @@ class Controller:
             self.counts.transition_ended(transition)
             if transition.state is TransitionState.DONE or transition.given_up:
                 self.store.changed(transition, job, time.time())
-            if transition.state is TransitionState.DONE and transition.target is not None:
+            is_requeued = transition.target is not None and not transition.in_place
+            if transition.state is TransitionState.DONE and is_requeued:
                 self.report_handler.expect(transition)
             else:
                 self.report_handler.attempts.withdraw(transition.job_id)
@@ -239,6 +265,10 @@ class Controller:
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
             reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
+            try:
+                self.companion_cleanup.sweep(self._listed, self._companions)
+            except LedgerError as error:
+                self._unwritten(error)
             self.engine.reservations.adopt(reservations)
             self.cleanup.leases(snapshot.jobs, self.engine.live, retired=self.retired)
         self.report_handler.forget(snapshot.job.keys())
@@ -337,7 +367,10 @@ class Controller:
     def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         """Begin the changes of the plan and due rehearsals; lease nodes to waiting jobs."""
         started = self._starter.begin_planned(snapshot, plan, records)
+        live = self.engine.live
         for job_id in started:
+            if job_id in live and live[job_id].in_place:
+                continue
             self.report_handler.attempts.promise(plan.decision[job_id])
         started |= self._starter.begin_rehearsals(snapshot, plan, records)
         for job in snapshot.jobs:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import Submission
@@ -60,10 +61,15 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """Job that holds further GPUs for a job that was grown in place; on one node."""
+    """Job that holds further GPUs for a job that was grown in place; on one node.
+
+    Attributes:
+        start_time: epoch s; 0: not known.
+    """
 
     job_id: int
     allocation: Allocation
+    start_time: float = 0.0
 
 
 class JobState(enum.Enum):
@@ -126,6 +132,9 @@ class Job:
         allocation: GPUs held (also while COMPLETING), those of its companions included; None while
             pending.
         companions: jobs that hold a part of `allocation` for it.
+        companion: base, attempt and change of which it is itself a companion, from AdminComment
+            or else from Comment, which its owner may have written; None: it is none.
+        companion_recorded: whether AdminComment says so.
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
@@ -166,6 +175,8 @@ class Job:
     unmanaged_reason: Reason | None = None
     allocation: Allocation | None = None
     companions: tuple[Companion, ...] = ()
+    companion: CompanionComment | None = None
+    companion_recorded: bool = False
     gpus: int = 0
     gpu_type: str = ""
     min_nodes: int = 1

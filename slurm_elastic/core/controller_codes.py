@@ -6,7 +6,9 @@ from slurm_elastic.core.reason_definition import (
     BECAUSE,
     GPU_TYPE,
     GPUS,
+    JOB,
     NODES,
+    UNTIL,
     Parameter,
     ParameterKind,
     count,
@@ -70,6 +72,30 @@ TRANSITIONS = (
         number("gigabytes", "to be freed there", "GB", optional=True),
     ),
     define("limit-set-by-others", "The time limit was set by others: it is not extended any more."),
+)  # fmt: skip
+
+IN_PLACE = (
+    define("in-place-declined", "The directive says in-place=never."),
+    define("in-place-unknown", "The job has not said yet whether it can be changed in place."),
+    define(
+        "in-place-unsupported", "The training cannot be changed in place.",
+        text("why", "a code of the training library"),
+    ),
+    define(
+        "in-place-failed",
+        "A change in place failed, so the job is changed by requeues for some time.",
+        BECAUSE, UNTIL,
+    ),
+    define("companions-refused", "esrun could not submit companions.", _ERROR),
+    define("companions-unanswered", "esrun did not say in time that it has submitted companions."),
+    define("companions-not-joined", "The ranks of companions did not join in time.", _ERROR),
+    define(
+        "companion-waits", "Slurm did not start a companion.",
+        text("slurm_reason", "the reason that Slurm shows"),
+    ),
+    define("companion-ended", "A companion ended before it had joined.", JOB),
+    define("companion-orphaned", "The job that this is a companion of does not run any more."),
+    define("companion-unknown", "The job that this is a companion of does not train on it."),
 )  # fmt: skip
 
 _EXIT_CODE = count("exit_code", "exit code; 128 + n for signal n")

@@ -209,6 +209,7 @@ class JobRecord:
         resizes_in_place: of these, changes in place.
         in_place: it can be changed in place now: its training supports it, site and job allow it,
             and no failed attempt bars it.
+        not_in_place: why it cannot; None: it can, it does not run, or the site does not allow it.
         pause_s: measured time that training stood still in its last change in place; None until
             measured.
         stopped: why the crash-loop guard holds it; None: it does not.
@@ -241,6 +242,7 @@ class JobRecord:
     resizes: int = 0
     resizes_in_place: int = 0
     in_place: bool = False
+    not_in_place: Reason | None = None
     pause_s: float | None = None
     stopped: Reason | None = None
     learned: Learned | None = None

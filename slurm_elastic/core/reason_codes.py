@@ -20,6 +20,7 @@ AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
     "Policy elastic_batch": policy_codes.ELASTIC_BATCH,
     "Policy dally": policy_codes.DALLY,
     "Changes under way": controller_codes.TRANSITIONS,
+    "Changes in place": controller_codes.IN_PLACE,
     "Changes that fail": controller_codes.TRIALS,
     "Held jobs": controller_codes.GUARD,
     "Batches": controller_codes.BATCH,

@@ -18,6 +18,7 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
+from slurm_elastic.placement import in_place_places
 from slurm_elastic.placement.best_fit import fit, takes
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import RoundJob
@@ -246,6 +247,10 @@ class Assignment:
         resources = self._resources(round_job)
         unit = round_job.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
+            for fewer in in_place_places.smaller(round_job):
+                if fewer.gpus == gpus and self.holds(round_job, fewer):
+                    return fewer
+        if current and gpu_type == current.gpu_type and gpus < current.gpus:
             place = fit(
                 round_job.demand(self.frame, away=False), gpu_type, gpus, resources, unit=unit
             )
@@ -255,7 +260,27 @@ class Assignment:
         place = fit(
             round_job.demand(self.frame), gpu_type, gpus, resources, unit=unit, settled=settled
         )
+        if current and gpu_type == current.gpu_type and gpus > current.gpus:
+            place = self._better(round_job, place, gpus)
         return current if place == current else place
+
+    def _better(
+        self, round_job: RoundJob, place: Allocation | None, gpus: int
+    ) -> Allocation | None:
+        """Return a place that can be reached in place, if the job does more there, else `place`.
+
+        Compared is what it computes until the end of the payback window, less the time in which it
+        stands still (our definition).
+        """
+        in_place = in_place_places.larger(round_job, round_job.demand(self.frame), gpus, self.later)
+        if in_place is None or place is None:
+            return in_place or place
+
+        def computed(target: Allocation) -> float:
+            trains_s = max(0.0, round_job.window_s - round_job.change_cost_s(target))
+            return round_job.speed(self.frame, target) * trains_s
+
+        return in_place if computed(in_place) >= computed(place) else place
 
     def exactly(self, round_job: RoundJob, place: Allocation) -> Allocation | None:
         """Return the place that the policy chose if the job may have it now, else None."""
@@ -333,6 +358,9 @@ class Assignment:
         ]
         demand = round_job.demand(self.frame, away=False)
         unit = round_job.directive.unit_for(current.gpu_type)
+        for fewer in in_place_places.smaller(round_job):
+            if fewer.gpus in sizes and self.holds(round_job, fewer):
+                return fewer
         for size in reversed(sizes[-16:]):
             place = fit(demand, current.gpu_type, size, self.later, unit=unit)
             if place is not None:

@@ -23,7 +23,7 @@ _HOUR_S = 3600.0
 #: A job has to have this time left after a change.
 _LEAST_S = 60.0
 #: A running job is not spread over more than this many times the fewest nodes that take it.
-_SPRAWL = 2
+SPRAWL = 2
 
 
 class Eligibility(enum.Enum):
@@ -77,7 +77,7 @@ class RoundJob:
             own=frame.shares(self.current.shares) if self.current else {},
             required=tuple(frame.index[n] for n in required if n in frame.index),
             max_nodes=partition.max_nodes if partition else None,
-            sprawl=_SPRAWL if self.current else None,
+            sprawl=SPRAWL if self.current else None,
         )
 
     def allowed(self, allocation: Allocation) -> bool:

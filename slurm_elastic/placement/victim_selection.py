@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.placement import in_place_places
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
@@ -205,9 +206,15 @@ class _Trial:
         return max(1, math.ceil(missing - 1e-6))
 
     def _concession(self, round_job: RoundJob, node: int, freed: int) -> Concession | None:
-        """Return the largest size, moved or shrunk, at which a job frees `freed` GPUs on a node."""
+        """Return the largest size, moved or shrunk, at which a job frees `freed` GPUs on a node.
+
+        One whose companions can leave does that: it costs it next to nothing.
+        """
         current, frame = round_job.current, self.search.frame
         assert current is not None
+        for place in in_place_places.smaller(round_job):
+            if current.on(frame.names[node]) - place.on(frame.names[node]) >= freed:
+                return self._as_concession(round_job, place)
         unit = round_job.directive.unit_for(current.gpu_type)
         sizes = [s for s in round_job.directive.sizes(current.gpu_type) if s <= current.gpus]
         if not sizes:
@@ -224,8 +231,11 @@ class _Trial:
             if target is not None:
                 break
         self.views.take(round_job.need, current)
-        if target is None:
-            return None
+        return None if target is None else self._as_concession(round_job, target)
+
+    def _as_concession(self, round_job: RoundJob, target: Allocation) -> Concession:
+        """Return a change for the sake of the job that is to start, with its cost."""
+        frame, current = self.search.frame, round_job.current
         old_speed, new_speed = round_job.speed(frame, current), round_job.speed(frame, target)
         loss = math.log(max(old_speed, 1e-12) / max(new_speed, 1e-12)) * self.search.payback_s
         return Concession(

@@ -133,12 +133,16 @@ class CheckAnswer(TypedDict):
 
 
 class ChangeSeconds(TypedDict, total=False):
-    """Seconds of the parts of a change; parts not measured are left out or None."""
+    """Seconds of the parts of a change; parts not measured are left out or None.
+
+    `pause`: of a change in place, for how long training stood still.
+    """
 
     checkpoint: float | None
     slurm: float | None
     startup: float | None
     restore: float | None
+    pause: float | None
     total: float | None
 
 
@@ -276,6 +280,7 @@ ChangeRow = TypedDict(
         "reason": ReasonRow | None,
         "state": str,
         "outcome": str,
+        "kind": str,
         "seconds": ChangeSeconds,
         "total_s": float | None,
         "paid_back_s": float | None,

@@ -12,6 +12,8 @@ from typing import Any
 import structlog
 
 from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.companion_record import parse_companion_record
+from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import (
     Submission,
@@ -116,6 +118,7 @@ class JobParser:
             problem = pyslurm_records.unmanageable(raw)
             if raw.licenses and not self._keeps_licenses:
                 problem = problem or Reason("licenses-lost")
+        companion, recorded = (None, False) if submission else _companion(raw)
         allocation = None
         layout = {}
         if state is not JobState.PENDING:
@@ -157,6 +160,8 @@ class JobParser:
             managed=not problem,
             unmanaged_reason=problem,
             allocation=allocation,
+            companion=companion,
+            companion_recorded=recorded,
             devices=pyslurm_records.devices(layout),
             gpus=gpus,
             gpu_type=gpu_type,
@@ -214,3 +219,11 @@ class JobParser:
         if uid not in self._user_names:
             self._user_names[uid] = pyslurm_records.text(raw, "user_name") or str(uid)
         return self._user_names[uid]
+
+
+def _companion(raw: Any) -> tuple[CompanionComment | None, bool]:
+    """Return of what a job is a companion, and whether AdminComment says so."""
+    recorded = parse_companion_record(pyslurm_records.text(raw, "admin_comment"))
+    if recorded is not None:
+        return recorded, True
+    return CompanionComment.parse(pyslurm_records.text(raw, "comment")), False

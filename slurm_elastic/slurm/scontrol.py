@@ -86,6 +86,10 @@ class Scontrol:
         """Keep a pending job from starting until its owner, or an operator, releases it."""
         self._run("uhold", job.display_id)
 
+    def cancel(self, job: Job) -> None:
+        """End a companion, whether it is pending or running."""
+        self._run("--quiet", job.display_id, program="scancel")
+
     def create_reservation(
         self, name: str, *, nodes: str, users: str, minutes: int, comment: str
     ) -> None:
@@ -110,17 +114,17 @@ class Scontrol:
         """Remove a reservation; refused while a job names it."""
         self._run("delete", f"ReservationName={name}")
 
-    def _run(self, *arguments: str) -> None:
+    def _run(self, *arguments: str, program: str = "scontrol") -> None:
         unprintable = next((w for w in arguments if not w.isprintable()), None)
         if unprintable is not None:  # a user's name with control characters
             problem = f"{unprintable!r:.100} is invalid: expected printable characters"
-            raise ScontrolError(f"scontrol {arguments[0]}: {problem}")
+            raise ScontrolError(f"{program} {arguments[0]}: {problem}")
         limit = min(self._timeout_s, self._right())
         # timeout(1) as well as subprocess's timeout: a stopped process cannot kill its child.
         killed = ["timeout", "-s", "KILL", f"{limit:.3f}"] if self._right is not always else []
         try:
             process = subprocess.run(
-                [*killed, "scontrol", *arguments],
+                [*killed, program, *arguments],
                 capture_output=True,
                 timeout=limit + bool(killed),
                 check=False,
@@ -128,19 +132,19 @@ class Scontrol:
             )
         except subprocess.TimeoutExpired:
             raise SlurmUnreachableError(
-                f"scontrol {arguments[0]}: no answer in {limit:g} s"
+                f"{program} {arguments[0]}: no answer in {limit:g} s"
             ) from None
         except FileNotFoundError:
-            raise SlurmUnreachableError("scontrol is not on PATH: install slurm-client") from None
+            raise SlurmUnreachableError(f"{program} is not on PATH: install slurm-client") from None
         text = " ".join((process.stderr + process.stdout).decode(errors="replace").split())
-        self._log.debug("scontrol", words=" ".join(arguments), rc=process.returncode, text=text)
+        self._log.debug(program, words=" ".join(arguments), rc=process.returncode, text=text)
         if process.returncode == 0:
             return
         if killed and process.returncode in (_KILLED, -signal.SIGKILL):
-            raise SlurmUnreachableError(f"scontrol {arguments[0]}: no answer in {limit:.3g} s")
+            raise SlurmUnreachableError(f"{program} {arguments[0]}: no answer in {limit:.3g} s")
         kind = SlurmUnreachableError if any(u in text for u in _UNREACHABLE) else ScontrolError
         raise kind(
-            f"scontrol {' '.join(arguments[:2])}: {text or f'exit code {process.returncode}'}"
+            f"{program} {' '.join(arguments[:2])}: {text or f'exit code {process.returncode}'}"
         )
 
 

@@ -40,7 +40,7 @@ def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
         "TresPerJob": "" if equal_shares else f"{kind}:{target.gpus}",
         "TresPerTask": "",
     }
-    return fields | _companions(job, per_node) | time_fields(job, time_limit_s)
+    return fields | _cpus_and_memory(job, per_node) | time_fields(job, time_limit_s)
 
 
 def pinned(target: Allocation, *, reservation: str) -> Fields:
@@ -51,6 +51,30 @@ def pinned(target: Allocation, *, reservation: str) -> Fields:
         "StartTime": "now",
         "Priority": FIRST,
     }
+
+
+def placed_companion(base: Job, place: Allocation, *, reservation: str, now: float) -> Fields:
+    """Return the fields that put a held companion on its node; it starts once it is released.
+
+    Its time limit is what its base has left, in whole minutes, rounded up.
+
+    Args:
+        base: running.
+        place: one node.
+        reservation: in which its GPUs are; "": none.
+        now: epoch seconds.
+    """
+    ((node, gpus),) = place.shares
+    kind = f"gres/gpu:{place.gpu_type}" if place.gpu_type else "gres/gpu"
+    left_s = remaining_s(base, now)
+    limit = {} if left_s is None else {"TimeLimit": _duration(math.ceil(left_s / 60))}
+    return {
+        "NumNodes": "1-1",
+        "ReqNodeList": node,
+        "TresPerNode": f"{kind}:{gpus}",
+        "StartTime": "now",
+        "ReservationName": reservation,
+    } | limit
 
 
 def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) -> Fields:
@@ -83,7 +107,7 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
         "TresPerTask": "",
         "ReqNodeList": str(shape.get("req_nodes", "")),
         "ReservationName": str(shape.get("reservation", "")),
-    } | _companions(job, gpus // nodes)
+    } | _cpus_and_memory(job, gpus // nodes)
 
 
 def _smallest(
@@ -142,7 +166,7 @@ def per_gpu(job: Job) -> tuple[float | None, float | None]:
     return cpus, memory
 
 
-def _companions(job: Job, gpus_on_node: int) -> Fields:
+def _cpus_and_memory(job: Job, gpus_on_node: int) -> Fields:
     """Return the fields for CPUs and memory that go with so many GPUs on one node."""
     cpus, memory = per_gpu(job)
     fields: Fields = {}

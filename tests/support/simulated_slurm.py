@@ -18,7 +18,9 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.state import job_store, ledger, usage_reconcile
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.transitions import (
+    companion_cleanup,
     crash_loop_guard,
+    in_place_steps,
     order_outbox,
     orphan_cleanup,
     reservations,
@@ -35,7 +37,7 @@ from tests.support.job_records import Log
 _MODULES = (
     controller_module, poll_schedule, report_handler, job_store, ledger, usage_reconcile,
     crash_loop_guard, order_outbox, orphan_cleanup, reservations, transition_engine,
-    transition_steps,
+    transition_steps, in_place_steps, companion_cleanup,
 )  # fmt: skip
 _HELD = "JobHeldUser"
 #: Of cred_expire in slurm.conf: how long a requeued job waits.
@@ -67,6 +69,8 @@ class SimulatedSlurm:
         self.listed = {}
         #: Nodes that are down.
         self.lost = set()
+        #: Slurm's reason for which it starts no companion, as with a limit of a QOS; "": none.
+        self.companions_wait_for = ""
         #: (time, job, run, allocation) of each start.
         self.starts = []
         #: (job, run, exit code) of each end.
@@ -107,6 +111,9 @@ class SimulatedSlurm:
         self.now += seconds
         waiting = [j for j in self.listed.values() if j.state is JobState.PENDING]
         for job in sorted(waiting, key=lambda j: -j.priority):
+            if job.companion is not None and self.companions_wait_for:
+                self._set(job, reason=self.companions_wait_for)
+                continue
             if job.reason == _HELD or (job.begin_time or 0.0) > self.now:
                 continue
             place = self._place(job)
@@ -174,6 +181,10 @@ class SimulatedSlurm:
 
     def hold(self, job):
         self._set(self.listed[job.job_id], reason=_HELD, priority=0)
+
+    def cancel(self, job):
+        if self.listed[job.job_id].state is not JobState.ENDED:
+            self.end(job.job_id, 0)
 
     def create_reservation(self, name, **_):
         """Reservations have no effect here: there are no other users."""

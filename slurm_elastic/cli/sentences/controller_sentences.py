@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_elastic.cli.formatting import clock
 from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, duration, nodes, shape
 
 
@@ -52,6 +53,16 @@ def _limits(p: Parameters) -> str:
     return f"the directive allows {low if low == high else f'{low}-{high}'}"
 
 
+def _unsupported(p: Parameters) -> str:
+    why = f": {p['why']}" if p["why"] else ""
+    return f"its training cannot be changed in place{why}"
+
+
+def _not_joined(p: Parameters) -> str:
+    why = f": {p['error']}" if p["error"] else ""
+    return f"not all companions joined in time{why}"
+
+
 SENTENCES: Mapping[str, Sentence] = {
     "job-ended": "the job ended meanwhile",
     "job-changed": "the job changed by itself",
@@ -77,6 +88,19 @@ SENTENCES: Mapping[str, Sentence] = {
     "resume-refuted": _refuted,
     "rehearsal-failed": "it failed when it was restarted for the rehearsal: see the job's log",
     "rehearsal-refused": _refused,
+    "in-place-declined": "its directive says in-place=never",
+    "in-place-unknown": "it has not said yet whether it can be changed in place",
+    "in-place-unsupported": _unsupported,
+    "in-place-failed": lambda p: (
+        f"by requeues until {clock(p['until'])}, since a change in place failed: {p['reason']}"
+    ),
+    "companions-refused": "its esrun could not submit companions: {error}",
+    "companions-unanswered": "its esrun did not submit companions in time",
+    "companions-not-joined": _not_joined,
+    "companion-waits": "Slurm did not start a companion ({slurm_reason})",
+    "companion-ended": "companion {job} ended before it had joined",
+    "companion-orphaned": "the job that it is a companion of does not run any more",
+    "companion-unknown": "the job that it is a companion of does not train on it",
     "limit-set-by-others": "it was set by others: it is not extended any more",
     "program-failed": "exit code {exit_code} before its first checkpoint there",
     "program-ended": "it ended with exit code 0 and wrote no checkpoint there",

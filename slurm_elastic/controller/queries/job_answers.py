@@ -288,7 +288,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
     """Return a row of the history with every field present."""
     seconds = row.get("seconds") or {}
     parts = (seconds.get("checkpoint"), seconds.get("slurm"), seconds.get("startup"))
-    known_parts = [s for s in parts if s]
+    known_parts = [s for s in (*parts, seconds.get("pause")) if s]
     return {
         "time": row.get("time", 0.0),
         "job_id": row.get("job_id", 0),
@@ -299,6 +299,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
         "reason": rows.reason(row.get("reason")),
         "state": row.get("state", ""),
         "outcome": row.get("outcome", ""),
+        "kind": row.get("kind", "requeue"),
         "seconds": seconds,
         "total_s": sum(known_parts) if known_parts else None,
         "paid_back_s": row.get("paid_back_s"),

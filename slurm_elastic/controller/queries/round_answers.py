@@ -82,8 +82,9 @@ def usage(
     for segment in segments:
         owner, kind = segment.get("user", ""), segment.get("gpu_type", "")
         job_id = segment["job_id"]
+        counts_for = segment.get("base", job_id)
         if (user and owner != user) or not viewer.sees_usage(
-            _owner(view, job_id, segment.get("uid"))
+            _owner(view, counts_for, segment.get("uid"))
         ):
             continue
         last = segment.get("end")
@@ -111,10 +112,10 @@ def usage(
         )
         spent = seconds * segment["gpus"]
         row = jobs.setdefault(
-            (job_id, kind),
+            (counts_for, kind),
             {
-                "job_id": job_id,
-                "display_id": rows.display(job_id),
+                "job_id": counts_for,
+                "display_id": rows.display(counts_for),
                 "user": owner,
                 "gpu_type": kind,
                 "gpu_seconds": 0.0,
@@ -123,7 +124,7 @@ def usage(
             },
         )
         row["gpu_seconds"] += spent
-        row["seconds"] += seconds
+        row["seconds"] += seconds if counts_for == job_id else 0.0  # a companion's run beside
         row["shapes"] += 1
         total = users.setdefault(owner, {"user": owner, "gpu_seconds": 0.0, "types": {}})
         total["gpu_seconds"] += spent

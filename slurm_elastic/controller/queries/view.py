@@ -22,6 +22,7 @@ PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})
 
 #: One change made (or given up), a row of the ledger. `from` is a keyword: functional form.
 #: `from`/`to` are GPUs as shown to people ("4", "8 a100", "-"); `state` the state it ended in;
+#: `kind` "requeue" or "in-place";
 #: `outcome` "trial" (no newer checkpoint yet), "done", "undone", "failed" or "" while it lasts;
 #: `paid_back_s` seconds until the gain had paid the cost, None when unknown; `uid` the job's owner
 #: (rows without one are shown to operators only where PrivateData=jobs).
@@ -36,6 +37,7 @@ HistoryRow = TypedDict(
         "to": str,
         "reason": Reason,
         "state": str,
+        "kind": str,
         "seconds": ChangeSeconds,
         "outcome": str,
         "paid_back_s": float | None,
@@ -58,10 +60,12 @@ class TransitionRow(TypedDict, total=False):
 class SegmentRow(TypedDict, total=False):
     """Time during which a job held one allocation; `end` None: the job still holds it.
 
-    `seconds` as Slurm's accounting counts them, None: not known yet; `run`, the restart count.
+    `seconds` as Slurm's accounting counts them, None: not known yet; `run`, the restart count;
+    `base`, of a companion's segment: the job that it counts for, else `job_id`.
     """
 
     job_id: int
+    base: int
     user: str
     uid: int
     gpu_type: str

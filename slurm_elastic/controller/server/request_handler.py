@@ -24,6 +24,7 @@ from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.server import profile_import
 from slurm_elastic.controller.server.directive_update import updated
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
+from slurm_elastic.controller.state.allocation_segments import base_of_segment
 from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition, TransitionState
@@ -262,6 +263,7 @@ class RequestHandler:
         return [
             SegmentRow(
                 job_id=r["job_id"],
+                base=base_of_segment(r),
                 user=r["user"],
                 uid=uids[r["user"]],
                 gpu_type=r["gpu_type"],
@@ -293,6 +295,7 @@ def _history_row(t: Transition, *, live: bool) -> HistoryRow:
         "to": describe(t.planned) if t.planned else "-",
         "reason": t.problem or t.reason,
         "state": t.state.value,
+        "kind": t.kind.value,
         "seconds": dict(t.seconds()),
         "outcome": "" if live else t.result or outcome,
     }

@@ -48,6 +48,13 @@ _PINS = 6
 _FORGET_S, _FORGET_MORE_S = 600.0, 30.0
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
+#: Ends of a change in place that say nothing about the next one.
+_BY_OTHERS = frozenset(
+    (
+        *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
+        *("controller-restarted", "controller-stopped"),
+    )
+)
 
 
 class JobStore:
@@ -267,6 +274,8 @@ class JobStore:
             if transition.id <= entry.counted:
                 return
             entry.counted = transition.id
+            if transition.in_place and not self._regrouped(entry, transition, now):
+                return
             entry.watch.excused |= transition.run == entry.watch.run
             entry.last_change = now
             entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
@@ -278,6 +287,10 @@ class JobStore:
             if not transition.moved:
                 return
             self._resized.add(transition, now)
+            if transition.in_place:
+                entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
+                entry.resizes += 1
+                return
             if transition.target is not None:
                 entry.trials.begun(job.run, transition.id)
             entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
@@ -289,6 +302,41 @@ class JobStore:
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
             if transition.budget is not None and transition.budget.set_s is not None:
                 entry.budget = transition.budget
+
+    @staticmethod
+    def _regrouped(entry: StoredJob, transition: Transition, now: float) -> bool:
+        """Record the end of a change in place; return whether it has changed the job."""
+        placed, entry.dirty = entry.placed, True
+        joined = [join.job_id for join in transition.joins if join.job_id]
+        if transition.moved:
+            placed.switch(transition.run, joined=joined, left=transition.leaves)
+            placed.succeed(transition.pause_s)
+        problem = transition.problem
+        if problem is not None and problem.code not in _BY_OTHERS:
+            placed.fail(problem, now=now)
+        return transition.moved
+
+    def companions(self, job: Job) -> frozenset[int]:
+        """Return the ids of the companions that were placed for a job's present attempt."""
+        with self._lock:
+            return self.entry(job).placed.of(job.run)
+
+    def adopt_companion(self, job: Job, job_id: int) -> None:
+        """Let a companion count for a job, as its esrun says that it trains there."""
+        with self._lock:
+            self.entry(job).placed.switch(job.run, joined=[job_id], left=())
+            self.touch(job)
+
+    def in_place_obstacle(self, job: Job, now: float) -> Reason | None:
+        """Return why a running job cannot be changed in place where the site allows it, or None."""
+        directive, report = self.directive(job), self.last_report(job.job_id)
+        if directive is not None and directive.in_place != "auto":
+            return Reason("in-place-declined")
+        if report is None or report.run != job.run or report.in_place is None:
+            return Reason("in-place-unknown")
+        if not report.in_place:
+            return Reason("in-place-unsupported", why=report.not_in_place)
+        return self.entry(job).placed.barred(now)
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
         """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""
@@ -429,6 +477,9 @@ class JobStore:
             shapes = shapes or shared.shapes
             layers = self._profiles.of(job, shared.stated)
             gradient_bytes = layers.gradient_bytes(0) if layers else None
+        allowed = self.learning.config.resize.in_place == "auto"
+        may_regroup = allowed and job.state is JobState.RUNNING
+        not_in_place = self.in_place_obstacle(job, now) if may_regroup else None
         return JobRecord(
             job_id=job.job_id,
             measurements=tuple(shapes.values()),
@@ -447,6 +498,10 @@ class JobStore:
             target=transition.target if transition else None,
             leased=entry.leased,
             resizes=entry.resizes,
+            resizes_in_place=entry.placed.changes,
+            in_place=may_regroup and not_in_place is None,
+            not_in_place=not_in_place,
+            pause_s=entry.placed.pause_s,
             stopped=entry.watch.why,
             learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.controller.companions.placed_companions import PlacedCompanions
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
 from slurm_elastic.controller.state.job_ending import JobEnding
 from slurm_elastic.controller.state.measurement import from_ledger
@@ -37,6 +38,7 @@ class StoredJob:
         rehearsal: whether its script was seen to resume, and earlier rehearsals.
         trials: shapes in which it worked, and failed.
         jump: as in `JobRecord`.
+        placed: its companions, and how changes in place went.
         reported: whether any report of the job has arrived.
         ending: how it ended; None: it was not seen to end.
     """
@@ -69,6 +71,7 @@ class StoredJob:
     rehearsal: RehearsalRecord = field(default_factory=RehearsalRecord)
     trials: ShapeTrials = field(default_factory=ShapeTrials)
     jump: str = ""
+    placed: PlacedCompanions = field(default_factory=PlacedCompanions)
     reported: bool = False
     ending: JobEnding | None = None
     dirty: bool = True
@@ -79,7 +82,7 @@ class StoredJob:
         del body["dirty"], body["observations"]
         body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
         body["watch"], body["trials"] = self.watch.to_body(), self.trials.to_body()
-        body["rehearsal"] = self.rehearsal.to_body()
+        body["rehearsal"], body["placed"] = self.rehearsal.to_body(), self.placed.to_body()
         return body
 
     @classmethod
@@ -93,6 +96,7 @@ class StoredJob:
         entry.watch = AttemptProgress.from_body(body.get("watch"))
         entry.rehearsal = RehearsalRecord.from_body(body.get("rehearsal"))
         entry.trials = ShapeTrials.from_body(body.get("trials"))
+        entry.placed = PlacedCompanions.from_body(body.get("placed"))
         entry.ending = JobEnding.from_body(body.get("ending"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""

@@ -18,6 +18,19 @@ which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 
 It ends DONE, UNDONE (the job is in its old or its MIN shape), ENDED (the job
 finished meanwhile).
+
+A change in place (docs/adr/0018-in-place-changes.md) leaves the job running:
+
+| state | done on entering | left when |
+|---|---|---|
+| RESERVE | the nodes of new companions are reserved | their GPUs are free |
+| ASK | esrun is asked for new companions | it has submitted them, held |
+| PIN | each is read back, and gets its node | Slurm shows that |
+| START | each is released, first in the queue | all run as planned |
+| JOIN | - | esrun says that their ranks train; those that leave have left |
+| LEAVE | esrun is told which companions leave | their jobs have ended |
+| FREE | - | their GPUs are free |
+| CANCEL | esrun is told to give up, companions are cancelled | they are gone; then UNDONE |
 """
 
 from __future__ import annotations
@@ -32,6 +45,7 @@ from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudge
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
 
 #: What a transition takes over of its job as it is called there.
 _OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
@@ -49,6 +63,13 @@ class TransitionState(enum.Enum):
     RELEASE = "RELEASE"
     VERIFY = "VERIFY"
     CLEAR = "CLEAR"
+    ASK = "ASK"
+    PIN = "PIN"
+    START = "START"
+    JOIN = "JOIN"
+    LEAVE = "LEAVE"
+    FREE = "FREE"
+    CANCEL = "CANCEL"
     DONE = "DONE"
     UNDONE = "UNDONE"
     ENDED = "ENDED"
@@ -68,6 +89,15 @@ UPROOTED = (
     TransitionState.RELEASE,
     TransitionState.VERIFY,
 )
+
+
+@dataclass(slots=True)
+class PlannedCompanion:
+    """A companion that is to join: its node and GPUs, and its job once esrun has submitted it."""
+
+    node: str
+    gpus: int
+    job_id: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +121,7 @@ class Transition:
         nice: to be restored after the priority was.
         entered: when each state was last entered; `saving`, `saved`, `unanswered` (no such word
             came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
-            `cleared` as well.
+            `cleared`, `switched` (members have joined or left) as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.
@@ -100,6 +130,11 @@ class Transition:
         result: of a rehearsal: `proven`, `refuted` or `failed`; "": not known.
         failed: whether the program has failed in `old`: it is not asked to save, and does not go
             back there.
+        kind: how the job is changed.
+        joins: of a change in place: companions that are to join. Those that did not are left out
+            once it has ended.
+        leaves: job ids of the companions that are to leave: of a requeue all.
+        pause_s: of a change in place: how long training stood still; None: not known.
     """
 
     id: int
@@ -132,6 +167,10 @@ class Transition:
     restore_s: float | None = None
     result: str = ""
     failed: bool = False
+    kind: ResizeKind = ResizeKind.REQUEUE
+    joins: list[PlannedCompanion] = field(default_factory=list)
+    leaves: tuple[int, ...] = ()
+    pause_s: float | None = None
 
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
@@ -163,10 +202,24 @@ class Transition:
     @property
     def moved(self) -> bool:
         """Whether the job was touched at all."""
+        if self.in_place:
+            return "switched" in self.entered
         return (
             TransitionState.RESHAPE.value in self.entered
             or TransitionState.REQUEUE.value in self.entered
         )
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the job runs on during the change."""
+        return self.kind is ResizeKind.IN_PLACE
+
+    @property
+    def reserved_nodes(self) -> frozenset[str]:
+        """Nodes on which GPUs are reserved for the change."""
+        if self.in_place:
+            return frozenset(join.node for join in self.joins)
+        return frozenset(self.planned.nodes if self.planned else ())
 
     def seconds(self) -> dict[str, float | None]:
         """Return the seconds of its parts: checkpoint, Slurm, process start, restore."""
@@ -186,7 +239,8 @@ class Transition:
             "slurm": slurm,
             "startup": startup,
             "restore": self.restore_s,
-            "total": total,
+            "pause": self.pause_s,
+            "total": self.pause_s if self.in_place else total,
         }
 
     def seconds_text(self) -> str:
@@ -206,6 +260,7 @@ class Transition:
         body["reason"] = self.reason.to_json()
         body["problem"] = self.problem.to_json() if self.problem else None
         body["action"], body["state"] = self.action.value, self.state.value
+        body["kind"] = self.kind.value
         body["seconds"] = self.seconds()
         return body
 
@@ -226,6 +281,9 @@ class Transition:
             values["problem"] = Reason.from_json(values.get("problem"))
             values["budget"] = TimeBudget.from_body(values.get("budget"))
             values["terms"] = ExtensionTerms.from_body(values.get("terms"))
+            values["kind"] = ResizeKind(values.get("kind", ResizeKind.REQUEUE))
+            values["joins"] = [PlannedCompanion(**join) for join in values.get("joins", ())]
+            values["leaves"] = tuple(values.get("leaves", ()))
             values["action"], values["state"] = (
                 Action(body["action"]),
                 TransitionState(body["state"]),

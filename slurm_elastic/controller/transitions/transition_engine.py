@@ -18,8 +18,14 @@ from typing import Any, NamedTuple
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget
-from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
+from slurm_elastic.controller.state.transition import (
+    UPROOTED,
+    PlannedCompanion,
+    Transition,
+    TransitionState,
+)
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
+from slurm_elastic.controller.transitions.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.transition_steps import (
@@ -30,14 +36,18 @@ from slurm_elastic.controller.transitions.transition_steps import (
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import Orders
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Calls to scontrol under way at once.
 _WRITERS = 8
 #: States from which a job is started.
-_STARTING = (TransitionState.COOL, TransitionState.RELEASE, TransitionState.VERIFY)
+_STARTING = (
+    *(TransitionState.COOL, TransitionState.RELEASE, TransitionState.VERIFY),
+    TransitionState.START,
+)
 #: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
 _REFUSED_S = 60.0
 #: States in which the job still has its old allocation, and trains or has saved.
@@ -50,7 +60,8 @@ class RequestedChange(NamedTuple):
     Attributes:
         job: as it is.
         notice_s: how long it gets to save.
-        spare_s, budget, terms, failed: see `Transition`.
+        spare_s, budget, terms, failed, kind, leaves: see `Transition`.
+        joins: (node, GPUs) of each companion that is to join.
     """
 
     decision: Decision
@@ -60,6 +71,9 @@ class RequestedChange(NamedTuple):
     budget: TimeBudget | None = None
     terms: ExtensionTerms | None = None
     failed: bool = False
+    kind: ResizeKind = ResizeKind.REQUEUE
+    joins: tuple[tuple[str, int], ...] = ()
+    leaves: tuple[int, ...] = ()
 
 
 class TransitionEngine:
@@ -89,6 +103,7 @@ class TransitionEngine:
         self.outbox = OrderOutbox()
         self._wait_after_requeue_s = wait_after_requeue_s
         self._steps = TransitionSteps(scontrol, log)
+        self._in_place = InPlaceSteps(scontrol, self.outbox, log)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
@@ -103,8 +118,7 @@ class TransitionEngine:
                 ledger.put_transition(id_, TransitionState.ENDED.value, body, live=False)
                 continue
             self._live[transition.job_id] = transition
-            nodes = transition.planned.nodes if transition.planned else ()
-            self.reservations.register(transition.reservation, nodes)
+            self.reservations.register(transition.reservation, transition.reserved_nodes)
         self._recovering = set(self._live)
 
     @property
@@ -138,9 +152,9 @@ class TransitionEngine:
         """
         ready, name = self._ready(changes)
         written = self._written_down(ready, name)
-        targets = [t for t in written if t.target]
+        targets = [t for t in written if t.reservation]
         if targets:
-            nodes = {n for t in targets if t.target for n in t.target.nodes}
+            nodes = {n for t in targets for n in t.reserved_nodes}
             try:
                 self.reservations.cover(targets[0].reservation, nodes)
             except ScontrolError as error:
@@ -160,7 +174,7 @@ class TransitionEngine:
             for change in changes:
                 t = self._record(change)
                 fresh.append(t)
-                if t.target:
+                if t.reserved_nodes:
                     name = name or f"{self.config.slurm.reservation_prefix}{t.id}"
                     t.reservation = name
                     self.persist(t)
@@ -185,7 +199,7 @@ class TransitionEngine:
             decision = change.decision
             if decision.job_id in self._live or decision.job_id in self._refused:
                 continue
-            names = self.reservations.on(decision.target.nodes) if decision.target else set()
+            names = self.reservations.on(_reserved_nodes(change))
             if len(names) > 1 or (names and join and names != {join}):
                 continue
             join = next(iter(names), join)
@@ -199,6 +213,8 @@ class TransitionEngine:
         sizes: Mapping[str, int],
         per_node: Mapping[str, Mapping[str, int]],
         down: Callable[[], frozenset[str]] = frozenset,
+        companions: Mapping[int, Job] | None = None,
+        report: Callable[[int], Report | None] = lambda _: None,
     ) -> None:
         """Advance everything as far as it goes.
 
@@ -207,6 +223,8 @@ class TransitionEngine:
             sizes: GPUs of each node.
             per_node: partition → type → GPUs on its smallest node of that type.
             down: nodes on which no job may start now; asked when a job is about to start.
+            companions: jobs that are companions, as Slurm shows them.
+            report: returns the last report of a job.
 
         Raises:
             LedgerError: a transition could not be written, and was given up.
@@ -226,6 +244,8 @@ class TransitionEngine:
             per_node=per_node,
             lease_s=self.config.slurm.lease_s,
             wait_after_requeue_s=self._wait_after_requeue_s,
+            companions=companions or {},
+            report=report,
         )
         unwritten: LedgerError | None = None
         for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):
@@ -241,10 +261,11 @@ class TransitionEngine:
     ) -> tuple[Transition, Job | None, LedgerError | None]:
         """Advance one transition as far as it goes; an unwritten step is not begun."""
         job = present_job(transition, site.jobs)
+        steps = self._in_place if transition.in_place else self._steps
         for _ in range(len(TransitionState)):
             last_state = transition.state
             try:
-                self._steps.advance(transition, job, site, self._enter)
+                steps.advance(transition, job, site, self._enter)
             except ScontrolError as error:
                 if transition.refused <= 1:  # not once more for each time that it is tried again
                     state = transition.state.value
@@ -352,6 +373,9 @@ class TransitionEngine:
             terms=change.terms,
             nice=job.nice,
             failed=change.failed,
+            kind=change.kind,
+            joins=[PlannedCompanion(node, gpus) for node, gpus in change.joins],
+            leaves=change.leaves,
             entered={TransitionState.RESERVE.value: time.time()},
         )
         transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
@@ -404,6 +428,8 @@ class TransitionEngine:
             self._unwritten.append(transition)
         with self._lock:
             self._live.pop(transition.job_id, None)
+        if transition.in_place:
+            self._in_place.end(transition)
         if self.outbox.orders(transition.job_id, transition.run).action == "notice":
             if job and job.state is JobState.RUNNING and job.run == transition.run:
                 resume = Orders(action="resume", notice=transition.id)
@@ -435,6 +461,8 @@ class TransitionEngine:
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
                 self.outbox.ask(t.job_id, notice, run=t.run)
                 self._end(t, TransitionState.UNDONE, Reason("controller-restarted"), job)
+            elif t.in_place:  # esrun and companions have gone on; their time-outs begin anew
+                t.entered[t.state.value] = time.time()
             elif job.state is JobState.RUNNING:
                 t.state = TransitionState.VERIFY
             elif t.state is not TransitionState.CLEAR:
@@ -450,8 +478,28 @@ class TransitionEngine:
         self._end(transition, TransitionState.UNDONE, reason, job)
         return True
 
+    def companions(self, base: Job) -> set[int]:
+        """Return the companions of changes under way that count for a job."""
+        t = self.live.get(base.job_id)
+        if t is None or not t.in_place or t.run != base.run:
+            return set()
+        return {j.job_id for j in t.joins if j.job_id}
+
+    def awaits(self, companion: Job) -> bool:
+        """Return whether a job is a companion of a change that is under way."""
+        mark = companion.companion
+        t = self.live.get(mark.base) if mark is not None else None
+        return (
+            mark is not None
+            and t is not None
+            and t.in_place
+            and (t.id, t.run, t.uid) == (mark.change, mark.run, companion.uid)
+        )
+
     def _open(self, transition: Transition) -> None:
-        nodes = transition.target.nodes if transition.target else ()
+        nodes = transition.reserved_nodes
+        if not transition.in_place:
+            nodes = frozenset(transition.target.nodes if transition.target else ())
         self.reservations.open(transition.reservation, transition.user, nodes)
 
     def withdraw(self, jobs: Mapping[int, Job]) -> bool:
@@ -469,3 +517,11 @@ class TransitionEngine:
     def close(self) -> None:
         """Wait for writes under way."""
         self._pool.shutdown(wait=True)
+
+
+def _reserved_nodes(change: RequestedChange) -> frozenset[str]:
+    """Return the nodes that a change would reserve."""
+    if change.kind is ResizeKind.IN_PLACE:
+        return frozenset(node for node, _ in change.joins)
+    target = change.decision.target
+    return frozenset(target.nodes if target else ())

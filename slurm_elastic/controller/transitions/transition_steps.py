@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
@@ -17,6 +17,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.report import Report
 from slurm_elastic.slurm import shape
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
@@ -52,6 +53,9 @@ class StepInputs:
         per_node: partition → type → GPUs on its smallest node of that type.
         lease_s: how far ahead a waiting job's start time is put.
         wait_after_requeue_s: seconds that a requeued job waits before it may start again.
+        companions: jobs that are companions, as Slurm shows them; in `jobs` they are a part of
+            their bases.
+        report: returns the last report of a job.
     """
 
     jobs: Mapping[int, Job]
@@ -64,6 +68,8 @@ class StepInputs:
     lease_s: float
     wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S
     hopeless: frozenset[int] = frozenset()
+    companions: Mapping[int, Job] = field(default_factory=dict)
+    report: Callable[[int], Report | None] = lambda _: None
 
     def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
@@ -195,7 +201,8 @@ class TransitionSteps:
             return TransitionState.DRAIN
         return None
 
-    def _drain(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+    def _drain(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        self._end_companions(t, site)
         if job.state is JobState.PENDING and job.run > t.run:
             t.entered["drained"] = time.time()
             return TransitionState.RESHAPE
@@ -205,6 +212,18 @@ class TransitionSteps:
             if t.waited(time.time()) > PATIENCE_S:
                 return TransitionState.REQUEUE
         return None
+
+    def _end_companions(self, t: Transition, site: StepInputs) -> None:
+        """Cancel the companions of the attempt that ends: the job's new shape is one job."""
+        for companion in site.companions.values():
+            mark = companion.companion
+            if (
+                mark is not None
+                and (mark.base, mark.run, companion.uid) == (t.job_id, t.run, t.uid)
+                and (companion.companion_recorded or companion.job_id in t.leaves)
+                and companion.state in (JobState.PENDING, JobState.RUNNING)
+            ):
+                self._scontrol.cancel(companion)
 
     def _reshape(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.state is not JobState.PENDING:

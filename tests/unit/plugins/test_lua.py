@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_elastic.core.companion_record import companion_record, parse_companion_record
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz import directive as fuzz_directive
 from tests.fuzz import lua as fuzz_lua
@@ -407,6 +409,21 @@ def test_forged_record_is_cleared(slurm):
     assert slurm.submit(None, admin_comment=dated)[2] == {"admin_comment": ""}
     changes = slurm.submit("2-4", admin_comment=" " + forged)[2]
     assert parse_admin_comment(changes["admin_comment"]).directive == Directive(2, 4)
+
+
+def test_companion_is_recorded_and_a_forged_record_of_one_is_cleared(slurm):
+    companion = CompanionComment(base=4711, run=2, change=35)
+    changes = slurm.submit(None, comment=str(companion))[2]
+    assert parse_companion_record(changes.pop("admin_comment")) == companion
+    assert changes == {}
+    record = companion_record(companion)
+    assert slurm.submit(None, admin_comment=record)[2] == {"admin_comment": ""}
+    for comment in (
+        "selastic:companion:1:2",
+        "selastic:companion:1:2:3x",
+        "xselastic:companion:1:2:3",
+    ):
+        assert slurm.submit(None, comment=comment)[2] == {}
 
 
 def test_what_the_site_recorded_is_kept(slurm):

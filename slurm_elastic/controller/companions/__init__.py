@@ -1,0 +1,1 @@
+"""Companions of jobs: further GPUs of a running job, held by small jobs of their own."""

@@ -1,0 +1,89 @@
+"""Companions that the controller has placed for one job, and failed changes in place.
+
+Part of the job's record in the ledger. Only companions listed here, or of a change under way, count
+for their base (docs/adr/0018-in-place-changes.md). Times are epoch seconds.
+
+>>> placed = PlacedCompanions()
+>>> placed.switch(0, joined=[41, 42], left=[])
+>>> placed.switch(0, joined=[43], left=[41])
+>>> sorted(placed.of(0)), sorted(placed.of(1))
+([42, 43], [])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.core.reason import Reason
+
+#: Seconds in which a job is not changed in place again after a change in place has failed, and
+#: the longest such time after several failures in a row (our choice).
+_BARRED_S, _MOST_BARRED_S = 600.0, 86400.0
+
+
+@dataclass(slots=True)
+class PlacedCompanions:
+    """Companions of one attempt of a job.
+
+    Attributes:
+        run: restart count of the attempt.
+        job_ids: of its companions.
+        pause_s: for how long training stood still in the last change in place; None: not known.
+        changes: changes in place in the job's life.
+        failures: changes in place in a row that failed.
+        barred_until: until then the job is not changed in place.
+        problem: how the last one failed; None: it did not.
+    """
+
+    run: int = -1
+    job_ids: list[int] = field(default_factory=list)
+    pause_s: float | None = None
+    changes: int = 0
+    failures: int = 0
+    barred_until: float = 0.0
+    problem: Reason | None = None
+
+    def of(self, run: int) -> frozenset[int]:
+        """Return the companions of an attempt."""
+        return frozenset(self.job_ids if run == self.run else ())
+
+    def switch(self, run: int, *, joined: Iterable[int], left: Iterable[int]) -> None:
+        """Record companions that have joined and left."""
+        self.job_ids = sorted({*self.of(run), *joined}.difference(left))
+        self.run = run
+
+    def succeed(self, pause_s: float | None) -> None:
+        """Record a change in place that was carried out."""
+        self.changes += 1
+        self.pause_s = self.pause_s if pause_s is None else pause_s
+        self.failures, self.barred_until, self.problem = 0, 0.0, None
+
+    def fail(self, problem: Reason, *, now: float) -> None:
+        """Record a change in place that failed: the job is changed by requeues for some time."""
+        self.failures += 1
+        self.barred_until = now + min(_BARRED_S * 4 ** (self.failures - 1), _MOST_BARRED_S)
+        self.problem = problem
+
+    def barred(self, now: float) -> Reason | None:
+        """Return why the job is not changed in place now, or None."""
+        if now >= self.barred_until or self.problem is None:
+            return None
+        return Reason("in-place-failed", reason=self.problem, until=self.barred_until)
+
+    def to_body(self) -> dict[str, Any]:
+        """Return JSON for the ledger."""
+        problem = self.problem.to_json() if self.problem else None
+        return {**dataclasses.asdict(self), "problem": problem}
+
+    @classmethod
+    def from_body(cls, body: Any) -> PlacedCompanions:
+        """Return it from the ledger's JSON; unknown fields are ignored."""
+        if not isinstance(body, Mapping):
+            return cls()
+        names = {f.name for f in dataclasses.fields(cls)}
+        placed = cls(**{k: v for k, v in body.items() if k in names})
+        placed.problem = Reason.from_json(body.get("problem"))
+        return placed

@@ -1,0 +1,188 @@
+"""Changes in place on a real Slurm, from the controller's side: its writes, limits, and deaths.
+
+Jobs sleep, and a stand-in says for them what esrun would; tests/cluster/test_companions.py has the
+real one.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
+from tests.support.slurm_cluster import SlurmCluster, until
+
+DRIVER = Path(__file__).parent / "drivers" / "companion_reporter.py"
+PYTHON = "/opt/slurm-elastic/bin/python"
+CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+#: Node with the GPUs of a test: rack 2's a100.
+PLACE = "-Ca100&rack2"
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    cluster.exec(
+        "sacctmgr -iQ add qos onejob set MaxJobsPerUser=1;"
+        "sacctmgr -iQ modify user alice set qos+=onejob",
+        check=False,
+    )
+    with running(cluster, CONFIG, reporters=()) as daemon:
+        cluster.exec(
+            "mkdir -p /tmp/drivers; cat >/tmp/drivers/companion_reporter.py",
+            stdin=DRIVER.read_text(),
+        )
+        command = f"{PYTHON} /tmp/drivers/companion_reporter.py ctld:7321"
+        started = cluster.exec(
+            f"{command} </dev/null >/tmp/companions-alice 2>&1 & echo $!", user="alice"
+        )
+        yield daemon
+        cluster.exec(f"kill {started.stdout.strip()}", user="alice", check=False)
+        print(cluster.exec("cat /tmp/companions-alice").stdout)
+    cluster.exec(
+        "sacctmgr -iQ modify user alice set qos-=onejob; sacctmgr -iQ delete qos onejob",
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(daemon: Daemon, cluster: SlurmCluster) -> Iterator[None]:
+    begun = len(daemon.log())
+    yield
+    cluster.cancel()
+    daemon.check_log(after=begun)
+
+
+def submit(cluster: SlurmCluster, name: str = "place", *options: str, most: int = 4) -> int:
+    """Submit a job that sleeps on one GPU and may have more; return its id once it runs."""
+    job = cluster.sbatch(
+        "exec sleep 1200", f"--elastic=1-{most}", "-o/dev/null", f"--job-name={name}", "--time=60",
+        PLACE, *options,
+    )  # fmt: skip
+    cluster.wait(job, "RUNNING")
+    return job
+
+
+def companions(cluster: SlurmCluster, job: int) -> list[int]:
+    """Return the companions of a job that run or wait."""
+    text = cluster.exec("squeue -h -o '%A %k' -t PD,R,CG").stdout
+    rows = [line.split() for line in text.splitlines()]
+    return [
+        int(r[0]) for r in rows if len(r) == 2 and r[1].startswith(f"selastic:companion:{job}:")
+    ]
+
+
+def grown(daemon: Daemon, cluster: SlurmCluster, job: int) -> int:
+    """Wait until a job has grown in place to four GPUs; return its companion."""
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=grow", timeout=90)
+    (companion,) = companions(cluster, job)
+    assert gpus(cluster, job) == 1
+    assert gpus(cluster, companion) == 3
+    return companion
+
+
+def run_count(cluster: SlurmCluster, job: int) -> int:
+    return shown(cluster, job)["restart_cnt"]
+
+
+def test_a_job_grows_and_shrinks_for_another_one(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster)
+    companion = grown(daemon, cluster, job)
+    record = shown(cluster, companion)
+    assert record["resv_name"] == ""
+    assert record["priority"]["number"] < 4_000_000_000
+    assert f'"base":{job},' in record["admin_comment"]
+    assert 50 <= record["time_limit"]["number"] <= 60
+    status = daemon.selastic("status")
+    assert str(companion) not in status
+    assert " 4 " in next(line for line in status.splitlines() if line.split()[0] == str(job))
+    assert "in-place" in daemon.selastic("history", "--format=JOBID,ACTION,KIND,PAUSE")
+    begun = time.monotonic()
+    rigid = cluster.sbatch("exec sleep 60", "-o/dev/null", PLACE, "--gres=gpu:a100:2", user="bob")
+    cluster.wait(rigid, "RUNNING")
+    print(f"rigid job runs {time.monotonic() - begun:.1f} s after its submission")
+    until(lambda: gpus(cluster, job) == 1 and companion not in companions(cluster, job))
+    assert run_count(cluster, job) == 0
+    cluster.exec(["scancel", str(rigid)])
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=shrink")
+
+
+def test_a_limit_on_jobs_leads_to_a_requeue(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster, "place", "--qos=onejob")
+    daemon.wait_for(
+        rf"JobId={job} Transition=\d+ State=UNDONE Action=grow .*QOSMaxJobsPerUserLimit"
+    )
+    until(lambda: gpus(cluster, job) == 4, seconds=120)
+    assert run_count(cluster, job) == 1
+    assert not companions(cluster, job)
+    assert "QOSMaxJobsPerUserLimit" in daemon.selastic("history")
+
+
+def test_a_training_that_cannot_is_requeued(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster, "plain")
+    until(lambda: gpus(cluster, job) == 4, seconds=120)
+    assert run_count(cluster, job) == 1
+
+
+def test_a_companion_that_is_cancelled_is_replaced(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster)
+    companion = grown(daemon, cluster, job)
+    begun = len(daemon.log())
+    cluster.exec(["scancel", str(companion)], user="alice")
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=grow", after=begun, timeout=90)
+    assert run_count(cluster, job) == 0
+    (other,) = companions(cluster, job)
+    assert other != companion
+
+
+def test_companions_of_a_base_that_ends_are_cancelled(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    job = submit(cluster, "stays")
+    grown(daemon, cluster, job)
+    cluster.exec(["scancel", str(job)], user="alice")
+    until(lambda: not companions(cluster, job), seconds=60, what="a companion outlives its base")
+
+
+def test_an_imitation_gains_nothing(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster, most=1)
+    forged = cluster.sbatch(
+        "exec sleep 60", "-H", "-o/dev/null", "--gres=gpu:a100:4", PLACE,
+        f"--comment=selastic:companion:{job}:0:1",
+    )  # fmt: skip
+    record = shown(cluster, forged)
+    assert '"companion"' in record["admin_comment"], "job_submit.lua records it"
+    for _ in range(3):
+        after = len(daemon.log())
+        daemon.wait_for("Round ", after=after)
+        record = shown(cluster, forged)
+        assert record["priority"]["number"] == 0
+        assert record["required_nodes"] == ""
+
+
+@pytest.mark.parametrize("state", ["ASK", "PIN", "START", "JOIN"])
+def test_selasticd_is_killed_while_a_job_grows(
+    daemon: Daemon, cluster: SlurmCluster, state: str
+) -> None:
+    job = submit(cluster, most=1)
+    wider = f"selastic update {job} --elastic=1-4"
+    daemon.when(job, state, daemon.kill_command, action="grow", first=wider)
+    daemon.start()
+    companion = grown(daemon, cluster, job)
+    assert run_count(cluster, job) == 0
+    time.sleep(3)
+    assert companions(cluster, job) == [companion]
+
+
+@pytest.mark.parametrize("state", ["LEAVE", "FREE"])
+def test_selasticd_is_killed_while_a_job_shrinks(
+    daemon: Daemon, cluster: SlurmCluster, state: str
+) -> None:
+    job = submit(cluster)
+    grown(daemon, cluster, job)
+    rigid = "sbatch -o/dev/null -C'a100&rack2' --gres=gpu:a100:2 --wrap 'exec sleep 120'"
+    daemon.when(job, state, daemon.kill_command, action="shrink", first=f'su bob -c "{rigid}"')
+    daemon.start()
+    until(lambda: "bob" in cluster.exec("squeue -h -t R -o %u").stdout, seconds=60)
+    assert run_count(cluster, job) == 0
+    assert not companions(cluster, job)

@@ -1,0 +1,165 @@
+"""A training of the library under esrun in a `SimulatedSlurm`, which is changed in place."""
+
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.member_orders import CompanionComment
+from slurm_elastic.core.report import Report
+
+#: Seconds between two reports, between two steps, and until ranks in a companion have joined.
+_REPORT_S, _STEP_S, _JOIN_S = 2.0, 1.0, 3.0
+
+
+class SimulatedTraining:
+    """One job's esrun and ranks.
+
+    Args:
+        site: where it runs.
+        job_id: the job.
+        able: whether the training can be changed in place.
+        fault: what goes wrong with companions: `refused` (they cannot be submitted), `silent`
+            (nothing is answered), `dies` (ranks never join and their job ends), `stays` (it does
+            not leave); "": nothing.
+        told: returns whether reports arrive now.
+        recorded: whether job_submit.lua records companions.
+    """
+
+    def __init__(self, site, job_id, *, able=True, fault="", told=lambda: True, recorded=True):
+        self.recorded = recorded
+        self.site, self.job_id, self.able, self.fault, self.told = site, job_id, able, fault, told
+        self.run, self.step_count, self.saved, self.base = -1, 0, 0, 0
+        self.last_step = self.reported = 0.0
+        self.next_id = 1000 * job_id
+        self.attempt_begins()
+
+    def attempt_begins(self):
+        #: State of each companion, and when it got it.
+        self.companions = {}
+        self.change, self.change_state, self.problem, self.orders = None, "", "", None
+        self.answered = None
+        self.began = self.site.slurm.now
+        #: (step, GPUs) of each step of this attempt.
+        self.trained = []
+
+    def jobs_of(self, *states):
+        return [i for i, (state, _) in self.companions.items() if state in states]
+
+    @property
+    def gpus(self):
+        """GPUs on which it trains."""
+        listed = self.site.slurm.listed
+        own = listed[self.job_id].allocation
+        return (own.gpus if own else 0) + sum(listed[i].gpus for i in self.jobs_of("joined"))
+
+    def step(self):
+        """Carry out the events that are due now."""
+        job, now = self.site.slurm.listed[self.job_id], self.site.slurm.now
+        if job.state is not JobState.RUNNING or job.run != self.run:
+            for job_id in self.jobs_of("submitted", "running", "joined"):  # their script ends: EOF
+                self._end(job_id)
+            self.companions = {}
+        if job.state is not JobState.RUNNING:
+            return
+        if job.run != self.run:
+            self.run, self.base = job.run, self.saved
+            self.step_count = self.saved
+            self.attempt_begins()
+        self._follow_companions(now)
+        self._carry_out(now)
+        if now >= self.last_step + _STEP_S and now > self.began + _JOIN_S:
+            self.last_step = now
+            self.step_count += 1
+            self.trained.append((self.step_count, self.gpus))
+            if self.step_count % 10 == 0:
+                self.saved = self.step_count
+        self._report(job, now)
+
+    def _follow_companions(self, now):
+        for job_id, (state, since) in list(self.companions.items()):
+            job = self.site.slurm.listed[job_id]
+            if state != "ended" and job.state is JobState.ENDED:
+                self._enter(job_id, "ended")
+            elif state == "submitted" and job.state is JobState.RUNNING:
+                self._enter(job_id, "running")
+            elif state == "running" and now > since + _JOIN_S:
+                if self.fault == "dies":
+                    self._end(job_id)
+                else:
+                    self._enter(job_id, "joined")
+        members = self.orders.members if self.orders else None
+        mine = [i for i in self.companions if self._change_of(i) == self.change]
+        if members is None or members.change != self.change or self.change_state == "failed":
+            return
+        if members.join and not self.jobs_of_change("submitted", "running"):
+            joined = self.jobs_of_change("joined")
+            self.change_state = "done" if joined else "failed"
+            self.problem = "" if len(joined) == len(mine) else "companion ended"
+
+    def jobs_of_change(self, *states):
+        return [i for i in self.jobs_of(*states) if self._change_of(i) == self.change]
+
+    def _change_of(self, job_id):
+        return CompanionComment.parse(self.site.slurm.listed[job_id].comment).change
+
+    def _carry_out(self, now):
+        members = self.orders.members if self.orders else None
+        if members is None or self.fault == "silent":
+            return
+        if members.change != self.change:
+            self.change, self.change_state, self.problem = members.change, "", ""
+            if members.join and self.fault == "refused":
+                self.change_state, self.problem = "failed", "Access denied"
+            elif members.join:
+                for gpus in members.join:
+                    self._submit(gpus)
+                self.change_state = "submitted"
+        if members.cancel and self.change_state != "done":
+            for job_id in self.jobs_of_change("submitted", "running", "joined"):
+                self._end(job_id)
+            self.change_state = "failed"
+        if self.fault == "stays":
+            return
+        for job_id in members.leave:
+            if self.companions.get(job_id, ("ended", 0))[0] != "ended":
+                self._end(job_id)
+        if not members.join:
+            self.change_state = "done"
+
+    def _submit(self, gpus):
+        self.next_id += 1
+        comment = CompanionComment(base=self.job_id, run=self.run, change=self.change)
+        self.site.slurm.submit(
+            self.next_id, gpus=gpus, gpu_type=self.site.slurm.gpu_type, reason="JobHeldUser",
+            priority=0, comment=str(comment), companion=comment,
+            companion_recorded=self.recorded,
+        )  # fmt: skip
+        self.companions[self.next_id] = ("submitted", self.site.slurm.now)
+
+    def _enter(self, job_id, state):
+        self.companions[job_id] = (state, self.site.slurm.now)
+
+    def _end(self, job_id):
+        if self.site.slurm.listed[job_id].state is not JobState.ENDED:
+            self.site.slurm.end(job_id)
+        self._enter(job_id, "ended")
+
+    def _report(self, job, now):
+        notice = None
+        if self.orders and self.orders.action == "notice" and self.answered != self.orders.notice:
+            self.answered = notice = self.orders.notice
+            self.saved = self.step_count
+        if not self.told() or (now < self.reported + _REPORT_S and notice is None):
+            return
+        self.reported = now
+        rows = tuple(
+            (i, self.site.slurm.listed[i].gpus, state) for i, (state, _) in self.companions.items()
+        )
+        self.orders = self.site.report(
+            Report(
+                job_id=self.job_id, run=self.run, phase="training" if notice is None else "saved",
+                gpus=self.gpus, gpu_type=job.allocation.gpu_type, step=self.step_count,
+                step_time_s=1.0 / self.gpus, steps_measured=5, global_batch=64, notice=notice,
+                checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
+                in_place=self.able, not_in_place="" if self.able else "stages",
+                change=self.change, change_state=self.change_state, change_problem=self.problem,
+                companions=rows, pause_s=0.02 if self.change is not None else None,
+            )
+        )  # fmt: skip

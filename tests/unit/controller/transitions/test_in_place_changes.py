@@ -1,0 +1,154 @@
+"""A training grows and shrinks in place: a whole controller on a simulated Slurm."""
+
+import pytest
+
+from slurm_elastic.core.cluster import JobState
+from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.simulated_training import SimulatedTraining
+from tests.unit.controller.transitions.test_failed_changes import play
+
+IN_PLACE = short_trials() + 'in_place = "auto"\nmin_gain = 0.01\n'
+
+
+@pytest.fixture
+def site(monkeypatch):
+    site = SimulatedSite(monkeypatch, {"n1": 2, "n2": 2}, IN_PLACE)
+    yield site
+    site.close()
+
+
+def started(site, **fields):
+    """Return a training of 1-4 GPUs that runs on one."""
+    site.slurm.submit(7, elastic="2-4", gpus=2)
+    return SimulatedTraining(site, 7, **fields)
+
+
+def until(site, trainings, condition, *, seconds=600, tick=0.5):
+    for _ in range(int(seconds / tick)):
+        play(site, trainings, tick, tick=tick)
+        if condition():
+            return
+    raise AssertionError([str(line) for line in site.log.lines[-20:]])
+
+
+def running_companions(site):
+    listed = site.slurm.listed.values()
+    return [j for j in listed if j.job_id >= 1000 and j.state is JobState.RUNNING]
+
+
+def kinds(site):
+    rows = site.ledger.transitions()
+    return [(row["kind"], row["action"], row["state"]) for row in rows]
+
+
+def test_a_job_grows_without_a_requeue(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    (companion,) = running_companions(site)
+    assert companion.allocation.gpus == 2
+    assert companion.companion_recorded
+    assert (companion.priority, companion.reservation) == (10, ""), "given back"
+    assert site.slurm.listed[7].run == 0
+    assert [step for step, _ in training.trained] == list(range(1, len(training.trained) + 1))
+    play(site, [training], 10)
+    job = site.controller.view.snapshot.job[7]
+    assert job.allocation.gpus == 4
+    assert companion.job_id not in site.controller.view.snapshot.job
+    assert kinds(site) == [("in-place", "grow", "DONE")]
+
+
+def test_it_shrinks_in_place_for_another_job(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    play(site, [training], 20)
+    site.slurm.submit(8, gpus=2)
+    until(site, [training], lambda: site.slurm.listed[8].state is JobState.RUNNING)
+    assert site.slurm.listed[7].run == 0
+    assert training.gpus == 2
+    assert not running_companions(site)
+    assert kinds(site)[-1] == ("in-place", "shrink", "DONE")
+
+
+@pytest.mark.parametrize("fault", ["refused", "silent", "dies"])
+def test_where_companions_fail_the_job_is_requeued(site, fault):
+    training = started(site, fault=fault)
+    until(site, [training], lambda: site.slurm.listed[7].run == 1 and training.run == 1)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert [row[0] for row in kinds(site)] == ["in-place", "requeue"]
+    assert not running_companions(site)
+    assert all(j.state is JobState.ENDED for i, j in site.slurm.listed.items() if i >= 1000)
+
+
+def test_a_limit_on_jobs_leads_to_a_requeue_with_the_reason(site):
+    site.slurm.companions_wait_for = "QOSMaxJobsPerUserLimit"
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    first = site.ledger.transitions()[0]
+    assert first["problem"]["code"] == "companion-waits"
+    assert "QOSMaxJobsPerUserLimit" in str(first["problem"])
+    assert site.slurm.listed[7].run == 1
+
+
+def test_a_training_that_cannot_is_requeued_at_once(site):
+    training = started(site, able=False)
+    until(site, [training], lambda: training.gpus == 4)
+    assert kinds(site)[0][0] == "requeue"
+    assert site.slurm.listed[7].run == 1
+
+
+def test_a_companion_that_does_not_leave_is_cancelled(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    training.fault = "stays"
+    play(site, [training], 20)
+    site.slurm.submit(8, gpus=2)
+    until(site, [training], lambda: site.slurm.listed[8].state is JobState.RUNNING)
+    assert site.slurm.listed[7].run == 0
+
+
+def test_a_lost_companion_is_replaced(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    (companion,) = running_companions(site)
+    site.slurm.cancel(companion)
+    until(site, [training], lambda: training.gpus == 2)
+    until(site, [training], lambda: training.gpus == 4)
+    assert site.slurm.listed[7].run == 0
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_companions_end_with_their_base(site, recorded):
+    """Although their own scripts did not notice."""
+    training = started(site, recorded=recorded)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    site.restart()
+    site.look()
+    site.slurm.end(7)
+    until(site, [], lambda: not running_companions(site), seconds=60)
+
+
+@pytest.mark.parametrize("state", ["RESERVE", "ASK", "PIN", "START", "JOIN"])
+def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
+    training = started(site)
+
+    def reached():
+        live = site.controller.engine.live
+        return 7 in live and live[7].state.value == state
+
+    try:
+        until(site, [training], reached, seconds=120, tick=0.25)
+    except AssertionError:
+        pytest.skip(f"{state} is left within one look")
+    site.restart()
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert site.slurm.listed[7].run == 0
+    assert len(running_companions(site)) == 1
+    play(site, [training], 120)
+    assert len(running_companions(site)) == 1
