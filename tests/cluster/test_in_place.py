@@ -49,7 +49,9 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 def nothing_is_left(daemon: Daemon, cluster: SlurmCluster) -> Iterator[None]:
     begun = len(daemon.log())
     yield
-    cluster.cancel()
+    gone = "! squeue -h -u alice,bob | grep -q ."
+    cluster.exec("scancel -u alice; scancel -u bob")
+    cluster.exec(f"for _ in $(seq 300); do {gone} && break; sleep 0.2; done")
     daemon.check_log(after=begun)
 
 
@@ -93,9 +95,13 @@ def test_a_job_grows_and_shrinks_for_another_one(daemon: Daemon, cluster: SlurmC
     assert record["priority"]["number"] < 4_000_000_000
     assert f'"base":{job},' in record["admin_comment"]
     assert 50 <= record["time_limit"]["number"] <= 60
-    status = daemon.selastic("status")
-    assert str(companion) not in status
-    assert " 4 " in next(line for line in status.splitlines() if line.split()[0] == str(job))
+
+    def rows() -> list[list[str]]:
+        text = daemon.selastic("status", "--noheader", "--format=JOBID,GPUS")
+        return [line.split() for line in text.splitlines()]
+
+    until(lambda: [str(job), "4"] in rows(), what=rows)
+    assert str(companion) not in [row[0] for row in rows()]
     assert "in-place" in daemon.selastic("history", "--format=JOBID,ACTION,KIND,PAUSE")
     begun = time.monotonic()
     rigid = cluster.sbatch("exec sleep 60", "-o/dev/null", PLACE, "--gres=gpu:a100:2", user="bob")

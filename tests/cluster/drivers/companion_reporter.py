@@ -11,25 +11,27 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.rpc import frames
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
-FORMAT = "JobID:12,RestartCnt:12,State:16,tres-per-node:40,Name:60"
+FORMAT = "JobID:12,RestartCnt:12,State:16,QOS:20,Name:60"
 
 
 class Base:
     """One attempt of a base."""
 
-    def __init__(self, job_id: int, run: int, name: str) -> None:
-        self.job_id, self.run, self.name = job_id, run, name
+    def __init__(self, job_id: int, run: int, name: str, qos: str) -> None:
+        self.job_id, self.run, self.name, self.qos = job_id, run, name, qos
         self.companions: dict[int, tuple[int, str]] = {}
         self.change: int | None = None
         self.fields: dict[str, Any] = {}
         self.notice: int | None = None
         self.orders_of: dict[int, int] = {}
+        self.joins_at: dict[int, float] = {}
 
     def follow(self, listed: dict[int, str]) -> None:
         for job_id, (gpus, state) in list(self.companions.items()):
@@ -38,7 +40,8 @@ class Base:
                 self.companions[job_id] = (gpus, "ended")
             elif now == "RUNNING" and state == "submitted":
                 self.companions[job_id] = (gpus, "running")
-            elif state == "running":
+                self.joins_at[job_id] = time.monotonic() + 1
+            elif state == "running" and time.monotonic() > self.joins_at[job_id]:
                 self.companions[job_id] = (gpus, "joined")
 
     def carry_out(self, members: dict[str, Any] | None) -> None:
@@ -72,7 +75,7 @@ class Base:
                 [
                     *("sbatch", "-H", "--parsable", "--no-requeue", "-N1", "-n1", "-o/dev/null"),
                     *(f"--gres={kind}", f"--comment={comment}", f"--job-name={self.name}+1"),
-                    *("--time=30", "--wrap=exec sleep 1200"),
+                    *(f"--qos={self.qos}", "--time=30", "--wrap=exec sleep 1200"),
                 ],
                 env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/",
             )  # fmt: skip
@@ -113,14 +116,14 @@ def main(address: str) -> None:
         listed = {}
         names = {}
         for line in done.stdout.splitlines():
-            number, run, state, _, name = line.split(maxsplit=4)
+            number, run, state, qos, name = line.split(maxsplit=4)
             listed[int(number)] = state
             if state == "RUNNING" and name.startswith(("place", "stays", "plain")):
-                names[int(number), int(run)] = name
-        for (job_id, run), name in names.items():
+                names[int(number), int(run)] = (name, qos)
+        for (job_id, run), (name, qos) in names.items():
             if "+" in name:
                 continue
-            base = bases.setdefault((job_id, run), Base(job_id, run, name))
+            base = bases.setdefault((job_id, run), Base(job_id, run, name, qos))
             base.follow(listed)
             with contextlib.suppress(frames.ChannelError):
                 base.report(address)
