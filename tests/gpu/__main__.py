@@ -26,16 +26,22 @@ from tests.gpu.part_runner import KitPart, KitSetting, run_part
 PARTS = (
     KitPart("layouts", "Losses over restarts in other layouts equal those of one rank", 1200),
     KitPart("own_loop", "The same with a loop of one's own: DDP, FSDP2, mixed precision", 900),
-    KitPart("stopping", "SIGTERM saves and ends; a killed rank ends the others", 300),
-    KitPart("freezing", "Frozen layers are neither sent nor computed backward", 300),
-    KitPart("measurements", "Measured parts of a step, layers and memory are true", 300),
+    KitPart("stopping", "SIGTERM saves and ends; a killed rank ends the others", 900),
+    KitPart("freezing", "Frozen layers are neither sent nor computed backward", 600),
+    KitPart("measurements", "Measured parts of a step, layers and memory are true", 600),
     KitPart("profiling", "The profiler finds a planted delay", 600),
     KitPart("overhead", "A step's time, by that of plain DDP and FSDP2", 900),
     KitPart("checkpoints", "Throughput of checkpoints", 900),
-    KitPart("regrouping", "A second process group is formed beside the one that trains", 300, 2),
+    KitPart("regrouping", "A second process group is formed beside the one that trains", 600, 2),
 )
 NO_DEVICE = 3
 _CPU_RANKS = 2
+#: Some images turn TF32 on, whose losses depend on the layout. Threads: as torchrun.
+_VARIABLES = {
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0",
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "OMP_NUM_THREADS": "1",
+}
 #: Variables that hide GPUs from CUDA and ROCm.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -104,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--folder", type=Path, metavar="DIR",
-        help="for checkpoints, on the file system to measure; 12 GB (a temporary one)",
+        help="for checkpoints, on the file system to measure; 8 GB (a temporary one)",
     )  # fmt: skip
     parser.add_argument("--timeout", type=_positive, metavar="S", help="of each part")
     return parser
@@ -128,6 +134,7 @@ def _environment(device: str) -> dict[str, str]:
     """Return the variables of all parts: none of a job that this runs in."""
     left_out = ("SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
+    environment |= _VARIABLES
     if device == "cpu":
         environment |= dict.fromkeys(_VISIBLE, "")
     return environment

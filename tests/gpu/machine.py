@@ -56,8 +56,9 @@ def ask(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def describe() -> dict[str, Any]:
     """Return names and versions; None where there is none."""
+    import torch  # noqa: PLC0415, I001 - the first that is named if it is missing
     import numpy  # noqa: PLC0415
-    import torch  # noqa: PLC0415
+    from torch.cuda import nccl  # noqa: PLC0415
 
     from slurm_elastic import __version__  # noqa: PLC0415
 
@@ -71,7 +72,7 @@ def describe() -> dict[str, Any]:
         }
         for one in found
     ]
-    nccl = count and torch.distributed.is_nccl_available()
+    has_nccl = count and torch.distributed.is_nccl_available()
     # A build for AMD's GPUs calls them CUDA's.
     return {
         "host": socket.gethostname(),
@@ -86,7 +87,7 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "ROCm": torch.version.hip,
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+        "NCCL": ".".join(map(str, nccl.version())) if has_nccl else None,
         "cuDNN": torch.backends.cudnn.version() if count else None,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         .partition("\n")[0],

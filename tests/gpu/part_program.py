@@ -86,6 +86,15 @@ def serve_orders(**orders: Any) -> list[dict[str, Any]]:
     return reports
 
 
+def no_sharding(ranks: int) -> str:
+    """Return why parameters cannot be sharded here (FSDP2), or ""."""
+    if ranks < 2:
+        return "needs 2 GPUs"
+    from slurm_elastic.training.parallel.fsdp import unsupported  # noqa: PLC0415
+
+    return unsupported()
+
+
 def synchronize(device: Any) -> None:
     """Wait until a GPU has finished; a CPU always has."""
     if device.type == "cuda":

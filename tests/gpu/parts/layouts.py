@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.part_program import STOPPED, part_main, read_lines, serve_orders, start_ranks
+from tests.gpu.part_program import (
+    STOPPED,
+    no_sharding,
+    part_main,
+    read_lines,
+    serve_orders,
+    start_ranks,
+)
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
 
@@ -42,11 +49,11 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
         reference = _walk(setting, "undisturbed", ["1x1"])
         walk = WALKS[max(size for size in WALKS if size <= most)]
         _compare(rows, "replicas and stages", walk, setting, reference)
-        if most > 1:
+        if reason := no_sharding(most):
+            rows.not_run("FSDP2 (shard=True)", reason)
+        else:
             sharded = [f"{most}x1", "1x1", f"{max(1, most // 2)}x1", f"{most}x1"]
             _compare(rows, "FSDP2 (shard=True)", sharded, setting, reference, shard=True)
-        else:
-            rows.not_run("FSDP2 (shard=True)", "needs 2 GPUs")
     with rows.trial("dropout"):
         same = [f"{most}x1"]
         reference = _walk(setting, "dropout", same, dropout=0.2)

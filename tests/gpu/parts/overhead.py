@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.overhead import measure
-from tests.gpu.part_program import part_main
+from tests.gpu.part_program import no_sharding, part_main
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
 
@@ -18,8 +18,11 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
     for plain in ("ddp", "fsdp2"):
         for model in models:
             name = f"{plain}, {model}"
-            if plain == "fsdp2" and setting.ranks == 1:
-                rows.not_run(name, "needs 2 GPUs")
+            if plain == "fsdp2" and (reason := no_sharding(setting.ranks)):
+                rows.not_run(name, reason)
+                continue
+            if model == "mlp-accumulating" and 256 % (32 * setting.ranks):
+                rows.not_run(name, "needs 1, 2, 4 or 8 ranks: equal micro-batches")
                 continue
             with rows.trial(name):
                 figures = measure(model, plain, rounds=rounds, turn=5, ranks=setting.ranks)

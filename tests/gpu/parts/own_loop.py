@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.part_program import STOPPED, part_main, read_lines, start_ranks
+from tests.gpu.part_program import STOPPED, no_sharding, part_main, read_lines, start_ranks
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
 
@@ -31,10 +31,10 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
     with rows.trial("undisturbed, 1 rank"):
         reference = _walk(setting, "undisturbed", [1])
         _compare(rows, "DDP", [most, 1, most], setting, reference)
-        if most > 1:
-            _compare(rows, "FSDP2", [most, 1, most], setting, reference, kind="fsdp2")
+        if reason := no_sharding(most):
+            rows.not_run("FSDP2", reason)
         else:
-            rows.not_run("FSDP2", "needs 2 GPUs")
+            _compare(rows, "FSDP2", [most, 1, most], setting, reference, kind="fsdp2")
     if setting.device != "cuda":
         rows.not_run("float16 with GradScaler", "needs a GPU")
         return
