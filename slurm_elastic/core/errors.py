@@ -71,6 +71,7 @@
     ├── CheckpointError                 training.checkpoint.checkpoint_coordinator
     ├── ShardError                      training.checkpoint.shards
     ├── LinkError                       training.pipeline.stage_links
+    ├── GroupBrokenError                training.regroup.group_guard
     └── UnequalWeightsError             training.step_boundary
 
 An `InvalidInputError` is also a ValueError; CheckpointError, LinkError and ShardError, which

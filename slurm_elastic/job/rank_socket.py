@@ -47,6 +47,10 @@ from slurm_elastic.core.report import Orders, ReportError
 #: Address of esrun's socket; set in all ranks, reachable on the host of rank 0 only.
 SOCKET_VARIABLE = "SLURM_ELASTIC_SOCKET"
 
+#: Id of a companion job, in its ranks, which join the training of another job. They find the store
+#: of its rank 0 at `MASTER_ADDR` and `MASTER_PORT`.
+JOIN_VARIABLE = "SLURM_ELASTIC_JOIN"
+
 #: Exit code of a program that has saved and is to be started again in place, e.g. in another
 #: layout. Not used by others: shells use 1, 2 and from 126 on (128+n: signal n), sysexits.h 64 to
 #: 78 (75 is a common RequeueExit of Slurm), timeout 124, Python 120.

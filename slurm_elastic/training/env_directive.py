@@ -30,3 +30,10 @@ def read_directive(environment: Mapping[str, str] | None = None) -> Directive | 
     if not text and "SLURM_JOB_ID" not in environment:
         text = environment.get(_OUTSIDE, "")
     return Directive.parse(text) if text else None
+
+
+def set_directive(text: str) -> None:
+    """Set the directive of this process, which joins a job with it; "": that has none."""
+    os.environ.pop(_OUTSIDE, None)
+    if text:
+        os.environ[_IN_JOB] = text

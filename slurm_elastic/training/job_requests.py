@@ -47,7 +47,6 @@ class JobRequests:
         self._checkpoint_manager = checkpoint_manager
         self._rank_group = rank_group
         self._progress = progress
-        self._pauses = 0
         self._restart_at = 0.0
 
     def collect(self, *, restart: bool) -> StrategySettings:
@@ -61,7 +60,8 @@ class JobRequests:
             self._checkpoint_manager.hurry()
         return StrategySettings(
             notice=leads and (self._signals.notice or self._reporter.notice()),
-            stop=self._signals.stop,
+            # A companion that Slurm ends leaves the training, which goes on.
+            stop=self._signals.stop and not self._rank_group.companion,
             save=leads and self._checkpoint_manager.due(),
             restart=restart and time.monotonic() >= self._restart_at,
         )
@@ -107,8 +107,7 @@ class JobRequests:
 
     def _pause(self, cursor: Cursor) -> None:
         """Save, report it, and wait to be ended or resumed."""
-        self._pauses += 1
-        key = f"pause/{self._pauses}"
+        key = f"pause/{cursor.step}"
         if self._rank_group.rank == 0:
             self._lead(cursor, key)
         else:
@@ -146,8 +145,7 @@ class JobRequests:
 
     def _restart(self, cursor: Cursor) -> None:
         """Save, and exit on all ranks with the code that makes esrun start the step again."""
-        self._pauses += 1
-        key = f"restart/{self._pauses}"
+        key = f"restart/{cursor.step}"
         with self._signals.tolerate_ending_peers():
             saved = self._checkpoint_manager.save(cursor)
             if self._rank_group.rank == 0:

@@ -152,6 +152,15 @@ class Reporter:
         """
         return self._link.first(wait_s) if wait_s else self._link.orders()
 
+    @property
+    def companions(self) -> dict[str, int] | None:
+        """Desired companions and their ranks; None: of an esrun that cannot have any."""
+        return self._link.companions
+
+    def send_group(self, **fields: Any) -> None:
+        """Report about the group of ranks (`slurm_elastic.job.rank_socket`)."""
+        self._link.send_group(fields)
+
     def notice(self) -> bool:
         """Return whether esrun requests a save that has not been answered yet."""
         orders = self._link.orders()

@@ -255,6 +255,10 @@ class BatchSize:
         self._log_if_leader(f"a step takes {agreed} samples instead of {former}{self._rates()}")
         return True
 
+    def set_replicas(self, replicas: int) -> None:
+        """Set the number of ranks that share a step's samples."""
+        self._replicas = replicas
+
     def log_initial(self) -> None:
         """Log, once the state is complete, a batch that differs from the script's."""
         if self.now != self.initial and not self.may_change:

@@ -30,6 +30,9 @@ from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
+from slurm_elastic.training.regroup.obstacles import in_place_obstacle
+from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
+from slurm_elastic.training.regroup.regroup_member import RegroupMember
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Sampler
 from slurm_elastic.training.scaling_rules import DEFAULT_RULE, BatchSize, limits
@@ -107,6 +110,7 @@ def init(
     """
     excepthook.install()
     init_arguments.check_arguments(model, loss_fn, dataset, extra)
+    signals, rank_group, member = _enter_group()
     directive = read_directive()
     freezing, remark = freezing_settings(freeze)
     _check_options(schedule, clip_norm)
@@ -116,10 +120,6 @@ def init(
         directive, freezing = None, None
         global_batch = profiling_run.global_batch(profile, global_batch, samples=len(dataset))
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
-    signals = Signals()
-    signals.install()
-    rank_group = RankGroup()
-    rank_group.connect()
     reporter = Reporter(
         rank=rank_group.rank,
         world_size=rank_group.size,
@@ -130,7 +130,9 @@ def init(
         mute=profile is not None,
     )
     checkpoint_directory = CheckpointDirectory(Path(checkpoint_dir), keep=keep, log=log_line)
-    checkpoint = agree(checkpoint_directory, rank_group) if profile is None else None
+    # A rank that joins gets the state from rank 0.
+    restores = profile is None and not rank_group.companion
+    checkpoint = agree(checkpoint_directory, rank_group) if restores else None
     earlier_profile = (
         MeasuredLayers.restored(checkpoint.kept.get("profile")) if checkpoint else None
     )
@@ -243,6 +245,12 @@ def init(
         is_leader=rank_group.rank == 0,
         log=log_line,
     )
+    obstacle = in_place_obstacle(
+        staged=staged or layout_agreement.may_be_staged,
+        sharded=sharded,
+        profile=profile is not None,
+        device=rank_group.device,
+    )
     return TrainingJob(
         checkpoint,
         strategy=strategy,
@@ -261,6 +269,9 @@ def init(
         step_profiler=step_profiler,
         clip_norm=clip_norm,
         freezing=freezing,
+        state=state,
+        regrouping=member or RegroupLeader(rank_group, reporter=reporter, signals=signals),
+        obstacle=obstacle,
         profiled=profiling_run.prepared(
             profile,
             full_model,
@@ -270,6 +281,18 @@ def init(
             rank_group=rank_group,
         ),
     )
+
+
+def _enter_group() -> tuple[Signals, RankGroup, RegroupMember | None]:
+    """Begin to connect with the other ranks; return what follows rank 0, on all but that."""
+    signals = Signals()
+    signals.install()
+    rank_group = RankGroup()
+    rank_group.connect()
+    member = RegroupMember(rank_group, signals=signals) if rank_group.rank else None
+    if member and rank_group.companion:
+        member.greet()
+    return signals, rank_group, member
 
 
 def _make_optimizer(optimizer: Any, scheduler: Any, full_model: torch.nn.Module) -> tuple[Any, Any]:

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CompleteCheckpoint
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
+from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.freezing.freezer import Freezer, Freezing
 from slurm_elastic.training.job_requests import JobRequests, log_line
 from slurm_elastic.training.loader import Batch, Loader
@@ -35,8 +37,11 @@ from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy, StrategySettings
 from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.regroup.live_training import LiveTraining
+from slurm_elastic.training.regroup.regrouping import Regrouping
 from slurm_elastic.training.reporting import Reporter
-from slurm_elastic.training.sampler import Cursor, Sampler
+from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
 from slurm_elastic.training.scaling_rules import BatchSize
 from slurm_elastic.training.signals import Signals
 
@@ -49,9 +54,11 @@ class TrainingJob:
     Attributes:
         model: as given, on the device, restored; with stages, the layers that this rank holds.
         optimizer, scheduler: as given; the optimizer holds the parameters of `model`.
-        rank, world_size, device: of this process.
-        layout: replicas x stages of this attempt, e.g. "4x1".
-        resumed_from: step of the checkpoint that this attempt began with, or None.
+        rank, world_size, device: of this process; they may change between two steps of the loop
+            (docs/training.md, "Changes in place").
+        layout: replicas x stages, e.g. "4x1".
+        resumed_from: step of the checkpoint that this attempt began with, or after which this rank
+            joined it; None: it began with the first step.
     """
 
     def __init__(
@@ -73,6 +80,9 @@ class TrainingJob:
         micro_batch: int | None,
         step_profiler: StepProfiler,
         clip_norm: float | None,
+        state: TrainingState,
+        regrouping: Regrouping,
+        obstacle: str,
         freezing: Freezing | None = None,
         profiled: ProfilingRun | None = None,
     ) -> None:
@@ -115,8 +125,14 @@ class TrainingJob:
             )
         self._restore_manifest_values()
         self._freezer = self._make_freezer(full_model, freezing)
-        strategy.join(fresh=cursor is None)
+        strategy.join(fresh=cursor is None and not rank_group.companion)
         reporter.set_fields(layout=self.layout)
+        self._rank_group, self._regrouping, self._resizes = rank_group, regrouping, 0
+        self._live = self._make_live(state, sampler, rank_group)
+        regrouping.attach(self._live, obstacle)
+        if rank_group.companion:
+            regrouping.join()
+            self.resumed_from = self._cursor.step
 
     @property
     def steps_done(self) -> int:
@@ -165,24 +181,19 @@ class TrainingJob:
             self._freezer.validated(loss)
 
     def __iter__(self) -> Iterator[Batch]:
-        def remaining_shares() -> Iterator[Any]:
-            return self._sampler.shares(
-                self._cursor, self._strategy.split, batch=self._batch_size.now
-            )
-
         if self._profile_run is not None:
             yield from self._profiling(self._profile_run)
         self._signals.exit_at_once(False)
         while not self._sampler.ended(self._cursor):
-            batch_size = self._batch_size.now
-            batches = self._loader.batches(remaining_shares, rank=self.rank, step=self._cursor.step)
+            batch_size, resizes = self._batch_size.now, self._resizes
+            batches = self._loader.batches(self._remaining, rank=self.rank, step=self._cursor.step)
             for batch in self._reporter.timer.waiting(batches):
                 yield batch
                 if self._cursor != batch.share.after:
                     raise RuntimeError(_NO_STEP)
                 self._between_steps()
-                if self._batch_size.now != batch_size:
-                    break  # the batches fetched ahead have the former size
+                if self._batch_size.now != batch_size or self._resizes != resizes:
+                    break  # the batches fetched ahead are not those of this rank any more
 
     def step(self, batch: Batch) -> float:
         """Train on one batch: forward, backward, reduce, update.
@@ -196,6 +207,19 @@ class TrainingJob:
                 f"job.step: the batch of step {batch.step} is invalid: expected that of step"
                 f" {self._cursor.step + 1}; pass each batch of the loop once, in order"
             )
+        while True:
+            try:
+                return self._step(batch)
+            except GroupBrokenError:
+                self._regrouping.recover()
+            if self._cursor == share.after:
+                return self._live.loss
+            # The survivors share the samples of the step anew.
+            loader = replace(self._loader, workers=0)
+            batch = next(loader.batches(self._remaining, rank=self.rank, step=self._cursor.step))
+
+    def _step(self, batch: Batch) -> float:
+        share = batch.share
         if self._freezer:
             self._freezer.begin(share.after.step)
         requested = self._collect_requests(share.count)
@@ -216,7 +240,7 @@ class TrainingJob:
         # A schedule may have an end, beyond which the blocks of a profile would step it.
         scheduler = None if self._profile_run else self.scheduler
         self._batch_size.advance(scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
-        self._cursor = share.after
+        self._move_to(share.after, loss)
         self._step_profiler.end()
         self._reporter.timer.end()
         self._agreed = agreed
@@ -225,6 +249,7 @@ class TrainingJob:
 
     def finish(self) -> None:
         """Save the complete training and end the group of ranks."""
+        self._regrouping.close()
         self._strategy.close()
         self._requests.finish(self._cursor)
 
@@ -250,7 +275,42 @@ class TrainingJob:
             frozen=self._freezer.requested if self._freezer else 0,
             batch=self._batch_size.requested,
             gain=self._batch_size.gain(count),
+            switch=self._regrouping.requested(),
         )
+
+    def _remaining(self) -> Iterator[StepShare]:
+        return self._sampler.shares(self._cursor, self._strategy.split, batch=self._batch_size.now)
+
+    def _move_to(self, cursor: Cursor, loss: float) -> None:
+        self._cursor = self._live.cursor = cursor
+        self._live.loss = loss
+
+    def _make_live(
+        self, state: TrainingState, sampler: Sampler, rank_group: RankGroup
+    ) -> LiveTraining:
+        """Return the parts that change with the group of ranks."""
+
+        def follow() -> None:
+            self.rank, self.world_size = rank_group.rank, rank_group.size
+            self.layout = self._strategy.layout
+            self._resizes += 1
+
+        live = LiveTraining(
+            rank_group=rank_group,
+            strategy=self._strategy,
+            state=state,
+            kept=self._checkpoint_manager.kept,
+            layout_agreement=self._layout_agreement,
+            batch_size=self._batch_size,
+            reporter=self._reporter,
+            freezer=self._freezer,
+            micro_batch=self._micro_batch,
+            identity={"samples": sampler.samples, "order": sampler.fingerprint()},
+            on_position=self._move_to,
+            on_resize=follow,
+        )
+        live.cursor = self._cursor
+        return live
 
     def _restore_manifest_values(self) -> None:
         """Restore what goes into the manifest, and register it for the next ones."""
@@ -305,8 +365,8 @@ class TrainingJob:
             self._reporter.set_fields(**self._freezer.report_fields())
 
     def _between_steps(self) -> None:
-        if not self._running:
-            self._running = True
+        begins, self._running = not self._running, True
+        if begins:
             self._checkpoint_manager.begin()
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
@@ -316,4 +376,12 @@ class TrainingJob:
             self._profiled = measured
             if warning := self._reporter.profile(measured):
                 log_line(warning)
-        self._requests.carry_out(self._cursor, self._agreed)
+        try:
+            if begins:
+                self._regrouping.begin()
+            agreed = self._agreed
+            self._requests.carry_out(self._cursor, agreed)
+            if agreed.switch and not (agreed.stop or agreed.notice or agreed.restart):
+                self._regrouping.switch(round(agreed.switch))
+        except GroupBrokenError:
+            self._regrouping.recover()

@@ -64,6 +64,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         kill_point.set(out, attempt)
     else:
         kill_point = None
+    for fault in options.get("faults", ()):
+        fault.prepare(rank)
     epochs = options.get("epochs", EPOCHS)
     user_state = UserState(options.get("padding_kb", 1))
     torch.manual_seed(0)
@@ -99,6 +101,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             begun.write(json.dumps(line | {"attempt": attempt, "indices": batch.indices}) + "\n")
             if kill_point is not None:
                 kill_point.begin(count)
+            for fault in options.get("faults", ()):
+                fault.begin(batch.step)
             loss = job.step(batch)
             user_state.steps += 1
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
@@ -229,6 +233,26 @@ class TrainingRuns:
             process.start()
             self.ranks.append(process)
 
+    def start_companion(self, job: int, size: int, *, port: int, **options: Any) -> list[Any]:
+        """Start ranks that join the running attempt; return their processes."""
+        options |= {"attempt": self.attempts}
+        started = []
+        for task in range(size):
+            # As provisional as those of esrun, and different from all others.
+            rank = 10 * job + task
+            environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
+            environment |= {"SLURM_ELASTIC": "", "SLURM_ELASTIC_JOIN": str(job)}
+            environment |= {"SLURM_PROCID": str(task), "RANK": str(rank), "WORLD_SIZE": "999"}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment |= options.get("environment", {})
+            process = PROCESSES.Process(
+                target=self.target, args=(rank, environment, self.out, options)
+            )
+            process.start()
+            started.append(process)
+        self.ranks += started
+        return started
+
     def run(self, size: int, **options: Any) -> None:
         """Run an attempt that ends by itself."""
         self.start(size, **options)
@@ -302,6 +326,9 @@ class FakeLauncher:
         self._orders: dict[str, Any] = {"seq": 0, "action": "run", "report_every_s": 0.0}
         self._connection: socket.socket | None = None
         self._closed = False
+        #: Lines about the group of ranks, of all attempts.
+        self.group: list[dict[str, Any]] = []
+        self._companions: dict[str, int] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -318,6 +345,18 @@ class FakeLauncher:
         assert orders.keys() <= Orders.__dataclass_fields__.keys(), orders
         self._orders |= {"seq": self._orders["seq"] + 1} | orders
         self._send()
+
+    def set_companions(self, companions: dict[str, int]) -> None:
+        """Send the desired companions and their numbers of ranks."""
+        self._companions = dict(companions)
+        self._send()
+
+    def wait_for_group(self, **fields: Any) -> dict[str, Any]:
+        """Return the first line about the group with these fields."""
+        return wait(
+            lambda: next((g for g in list(self.group) if fields.items() <= g.items()), None),
+            lambda: f"{fields}; group: {self.group}",
+        )
 
     def wait_for(self, phase: str, **fields: Any) -> dict[str, Any]:
         """Return the first report of this phase with these fields since `clear_reports`."""
@@ -351,13 +390,20 @@ class FakeLauncher:
             ):
                 self._send()
                 for line in lines:
-                    self.reports.append(json.loads(line)["report"])
+                    message = json.loads(line)
+                    if "group" in message:
+                        self.group.append(message["group"])
+                    else:
+                        self.reports.append(message["report"])
 
     def _send(self) -> None:
         if self._connection is not None:
             orders = {k: v for k, v in self._orders.items() if v is not None}
+            message: dict[str, Any] = {"orders": orders}
+            if self._companions is not None:
+                message["companions"] = self._companions
             with contextlib.suppress(OSError):
-                self._connection.sendall(json.dumps({"orders": orders}).encode() + b"\n")
+                self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def wait(condition: Callable[[], Any], name: str | Callable[[], str]) -> Any:

@@ -124,6 +124,11 @@ class StepTimer:
         self._last = None
         self._forget()
 
+    def begin_again(self) -> None:
+        """Measure as from the begin of an attempt, so that all ranks measure the same steps."""
+        self.restart()
+        self._steps_done = 0
+
     def end(self) -> None:
         """Record the end of a step."""
         now = time.monotonic()

@@ -42,12 +42,9 @@ class DataParallel:
         step_profiler: StepProfiler,
     ) -> None:
         self.model = model
-        self.layout = f"{rank_group.size}x1"
-        self.split: BatchSplit = EvenSplit(
-            rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
-        )
+        self._rank_group, self._micro_batch = rank_group, micro_batch
+        self._divide()
         self._loss_fn = loss_fn
-        self._rank_group = rank_group
         self._signals = signals
         self._step_profiler = step_profiler
         self._reducer: Reducer | None = None
@@ -107,6 +104,17 @@ class DataParallel:
             self._rank_group.broadcast(changed)
         self._joined().clear()
         self._reducer = Reducer(self.model.parameters(), self._rank_group)
+
+    def regroup(self) -> None:
+        """Adapt to a changed group of ranks, between two steps."""
+        self._divide()
+        self._joined().clear()
+        self._reducer = Reducer(self.model.parameters(), self._rank_group)
+
+    def _divide(self) -> None:
+        rank, size = self._rank_group.rank, self._rank_group.size
+        self.layout = f"{size}x1"
+        self.split: BatchSplit = EvenSplit(rank=rank, world_size=size, micro=self._micro_batch)
 
     def close(self) -> None:
         """See `ParallelStrategy`."""

@@ -62,9 +62,21 @@ class LayoutAgreement:
         self._seen = ("", "")
         self._profiled = measured is not None
         self._better = False
-        self.choice = self._received() if rank_group.rank else self._chosen(measured)
+        if rank_group.companion:
+            self.resize()
+        else:
+            self.choice = self._received() if rank_group.rank else self._chosen(measured)
         if self.choice.remark and rank_group.rank == 0:
             log_line(self.choice.remark)
+
+    @property
+    def may_be_staged(self) -> bool:
+        """Whether the directive allows stages."""
+        return self._directive is not None and self._directive.parallel != "data"
+
+    def resize(self) -> None:
+        """Follow the group of ranks: as many replicas as it has ranks."""
+        self.choice = LayoutChoice(LayoutText((self._rank_group.size,)))
 
     def better(self, measured: MeasuredLayers | None) -> bool:
         """Return whether to restart in another layout; False on other ranks than 0.
@@ -115,8 +127,7 @@ class LayoutAgreement:
         return LayoutChoice(LayoutText.parse(message["text"]), tuple(message["lengths"]))
 
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
-        may_be_staged = self._directive is not None and self._directive.parallel != "data"
-        orders = self._reporter.orders(wait_s=wait_s if may_be_staged else 0.0)
+        orders = self._reporter.orders(wait_s=wait_s if self.may_be_staged else 0.0)
         directive = Directive.parse(orders.directive) if orders.directive else self._directive
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
         ranks = AvailableRanks(self._rank_group.size, nodes=nodes)

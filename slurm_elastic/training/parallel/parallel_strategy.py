@@ -26,6 +26,7 @@ class StrategySettings(NamedTuple):
         frozen: layers to be frozen after this step.
         batch: samples of the following steps.
         gain: AdaScale's gain of this step (scaling_rules.py).
+        switch: number of the generation of ranks to continue in, or 0.
     """
 
     notice: float = 0.0
@@ -35,6 +36,7 @@ class StrategySettings(NamedTuple):
     frozen: float = 0.0
     batch: float = 0.0
     gain: float = 0.0
+    switch: float = 0.0
 
 
 class ParallelStrategy(Protocol):

@@ -15,15 +15,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
 from slurm_elastic.training.parallel.torch_compat import settle_collectives
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.regroup import group_forming
+from slurm_elastic.training.regroup.group_guard import GroupGuard
 
 #: How long ranks wait for each other to connect: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
@@ -36,15 +39,28 @@ class RankGroup:
     """All ranks of an attempt, as seen from one of them.
 
     Attributes:
-        rank, size: from `RANK` and `WORLD_SIZE`; without them a single rank.
+        rank, size: from `RANK` and `WORLD_SIZE`; without them a single rank. They change with the
+            group (`slurm_elastic.training.regroup`).
+        companion: id of the job whose ranks join a running training, this one among them; "": of
+            the base.
         device: of the model.
+        guard: of all waits for other ranks.
     """
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.companion = os.environ.get(JOIN_VARIABLE, "")
+        if self.companion and self.rank < 1:
+            raise ValueError(
+                f"RANK: {self.rank} is invalid: expected at least 1 where {JOIN_VARIABLE} is set,"
+                " as rank 0 belongs to the base"
+            )
         self.device = torch.device("cpu")
         self._select_device()
+        self.guard = GroupGuard()
+        self._address = (os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
+        self._replaced = False
         self._store: Any = None
         self._store_ready = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,12 +74,25 @@ class RankGroup:
 
     def connect(self) -> None:
         """Begin to connect in the background: restoring a checkpoint needs only the store."""
-        if self.size > 1:
+        if self.size > 1 or self.companion:
             self._thread = threading.Thread(target=self._connect, name="rendezvous", daemon=True)
             self._thread.start()
 
+    def serve(self) -> int:
+        """Return the port of the store, which a single rank opens for those that join."""
+        if self.size == 1 and self._store is None:
+            self._served = self._open_store(serve=True, address=("127.0.0.1", 0))
+            self._address = ("127.0.0.1", self._served.port)
+            self._store = self.open_store()
+            self._store_ready.set()
+        return self._address[1]
+
     def _connect(self) -> None:
         try:
+            if self.companion:
+                self._store = self.open_store()
+                self._store_ready.set()
+                return
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # each thread has one of its own, else GPU 0
             # The agent of torchrun serves the store at MASTER_PORT itself.
@@ -71,7 +100,7 @@ class RankGroup:
             for_group = self._open_store(serve=self.rank == 0 and not has_agent)
             # A second connection: a store serves one call at a time, and those of the group block,
             # without running signal handlers, until the last rank is there.
-            self._store = self._open_store(serve=False)
+            self._store = self.open_store()
             self._store_ready.set()
             torch.distributed.init_process_group(
                 "nccl" if self.device.type == "cuda" else "gloo",
@@ -83,10 +112,13 @@ class RankGroup:
             self._failure = error
             self._store_ready.set()
 
-    def _open_store(self, *, serve: bool) -> Any:
+    def open_store(self) -> Any:
+        """Return a further connection to the store."""
+        return self._open_store(serve=False)
+
+    def _open_store(self, *, serve: bool, address: tuple[str, int] | None = None) -> Any:
         return torch.distributed.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            *(address or self._address),
             self.size,
             is_master=serve,
             timeout=timedelta(seconds=JOIN_S),
@@ -107,7 +139,7 @@ class RankGroup:
 
     def publish(self, key: str, value: str) -> None:
         """Store a value for the other ranks, which `wait_for` it."""
-        if self.size > 1:
+        if self.size > 1 or self._store is not None:
             self._ready().set(key, value)
 
     def wait_for(self, key: str, timeout_s: float) -> str | None:
@@ -115,13 +147,14 @@ class RankGroup:
 
         Raises:
             RuntimeError: rank 0, which serves the store, has ended.
+            GroupBrokenError: another rank is lost.
         """
-        return _poll(self._ready(), key, timeout_s)
+        return _poll(self._ready(), key, timeout_s, check=self.guard.check)
 
     def open_channel(self) -> StoreChannel:
         """Return a further connection to the store, for another thread."""
         self._ready()
-        return StoreChannel(self._open_store(serve=False))
+        return StoreChannel(self.open_store())
 
     def barrier(self, key: str, timeout_s: float) -> None:
         """Wait until all ranks have called this, or until the timeout.
@@ -134,6 +167,7 @@ class RankGroup:
         end = time.monotonic() + timeout_s
         store.add(f"{key}/came", 1)
         while store.add(f"{key}/came", 0) < self.size and time.monotonic() < end:
+            self.guard.check()
             time.sleep(0.01)
         store.add(f"{key}/left", 1)
         while self.rank == 0 and store.add(f"{key}/left", 0) < self.size:
@@ -145,15 +179,43 @@ class RankGroup:
         """Set the tensors of every rank to the values of rank 0."""
         if self.size > 1:
             for tensor in tensors:
-                torch.distributed.broadcast(tensor, src=0)
+                begin = partial(torch.distributed.broadcast, tensor, src=0, async_op=True)
+                self.guard.run(begin, tensor, "receiving the values of rank 0")
+
+    def add_up(self, tensors: Iterable[torch.Tensor], operation: str) -> None:
+        """Replace the tensors of every rank by their sums over all ranks.
+
+        Raises:
+            LinkError: another rank has ended.
+            GroupBrokenError: another rank is lost, and the others may go on.
+        """
+        for tensor in tensors:
+            begin = partial(torch.distributed.all_reduce, tensor, async_op=True)
+            self.guard.run(begin, tensor, operation)
+
+    def replace(self, world: Any, *, rank: int, size: int) -> None:
+        """Use another process group from now on, which has been formed beside the present one.
+
+        Args:
+            world: the group.
+            rank: of this process in it.
+            size: number of its ranks.
+        """
+        if not self._replaced:
+            group_forming.keep_default()
+        self._replaced = True
+        group_forming.make_default(world)
+        self.rank, self.size = rank, size
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
 
     def leave(self) -> None:
         """End the group together with the other ranks."""
-        if self.size == 1:
-            return
         self.barrier("leave", 60.0)
-        settle_collectives()
-        torch.distributed.destroy_process_group()
+        if self._replaced:
+            group_forming.make_default(None)
+        elif self.size > 1:
+            settle_collectives()
+            torch.distributed.destroy_process_group()
 
     def _ready(self) -> Any:
         while not self._store_ready.wait(_POLL_S):
@@ -190,10 +252,13 @@ class StoreChannel:
         return _poll(self._store, key, timeout_s)
 
 
-def _poll(store: Any, key: str, timeout_s: float) -> str | None:
+def _poll(
+    store: Any, key: str, timeout_s: float, *, check: Callable[[], None] = lambda: None
+) -> str | None:
     end = time.monotonic() + timeout_s
     pause = 0.001
     while not store.check([key]):
+        check()
         if time.monotonic() > end:
             return None
         time.sleep(pause)
@@ -261,9 +326,7 @@ class Reducer:
                 view.copy_(p.grad)
         self._tail[:-CONTROL] = torch.tensor(present)
         self._tail[-CONTROL:] = control
-        with link_errors("adding up the gradients"):
-            for bucket in self._buckets.values():
-                torch.distributed.all_reduce(bucket)
+        self._rank_group.add_up(self._buckets.values(), "adding up the gradients")
         used = self._tail[:-CONTROL].tolist()
         summed = list(self._tail[-CONTROL:].tolist())
         for bucket in self._buckets.values():

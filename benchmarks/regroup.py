@@ -1,0 +1,297 @@
+"""Changes of a running training's ranks in place, on this machine.
+
+    python -m benchmarks.regroup [--millions 1,100] [--changes 30] [--base 2] [--companion 2]
+
+Processes with gloo, as esrun starts them; this program stands in for it. Companions of ranks join
+and leave in turn. In the same run, a training that nothing disturbs, for its losses. Columns:
+
+    pause      end of the last step of one group → begin of the first step of the next, on rank 0
+    gap        the same between two steps without a change
+    request    companion desired, its processes not started yet → all ranks train together; or no
+               longer desired → its processes have ended
+    step       median duration of a step
+
+The machine is shared: quote figures of one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.core.report import Report
+from slurm_elastic.job.launch import free_port
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE, SOCKET_VARIABLE, socket_address
+from slurm_elastic.job.rank_socket_server import RankSocketServer
+from slurm_elastic.job.report_state import ReportState
+
+ROOT = Path(__file__).resolve().parents[1]
+_PATIENCE_S = 600.0
+#: Steps between two changes.
+_STEPS = 5
+_WIDTHS = {1: (512, 512, 3), 100: (5760, 5760, 3)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.regroup")
+    parser.add_argument("--millions", default="1,100", help="parameters: some of 1, 100")
+    parser.add_argument("--changes", type=int, default=30, help="of the smallest model")
+    parser.add_argument("--changes-of-large", type=int, default=6)
+    parser.add_argument("--base", type=int, default=2)
+    parser.add_argument("--companion", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    sizes = [int(n) for n in args.millions.split(",")]
+    if args.rank:
+        train(sizes[0], args.rank)
+        return
+    for millions in sizes:
+        changes = args.changes if millions == min(sizes) else args.changes_of_large
+        figures = measure(millions, changes, base=args.base, companion=args.companion)
+        if args.json:
+            print(json.dumps(figures), flush=True)
+        else:
+            show(figures)
+
+
+def train(millions: int, out: Path) -> None:
+    """Train as one rank, until the process is killed."""
+    from slurm_elastic.training import init  # noqa: I001, PLC0415
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    first, width, layers = _WIDTHS[millions]
+    model = torch.nn.Sequential(
+        *[
+            module
+            for i in range(layers)
+            for module in (torch.nn.Linear(first if i == 0 else width, width), torch.nn.Tanh())
+        ]
+    )
+    samples = 256
+    inputs, targets = torch.randn(samples, first), torch.randn(samples, width)
+    job = init(
+        model,
+        torch.nn.MSELoss(),
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        torch.utils.data.TensorDataset(inputs, targets),
+        global_batch=16,
+        epochs=1_000_000,
+        checkpoint_dir=out / "checkpoints",
+        checkpoint_every_s=1e9,
+    )
+    leads = job.rank == 0
+    with (out / "steps.jsonl").open("a", buffering=1) as steps:
+        for batch in job:
+            begun = time.monotonic()
+            loss = job.step(batch)
+            if leads:
+                row = {"step": batch.step, "loss": loss, "begun": begun, "ended": time.monotonic()}
+                steps.write(json.dumps(row) + "\n")
+
+
+class LocalRun:
+    """Processes of one training, and esrun's end of their connection."""
+
+    def __init__(self, out: Path, millions: int) -> None:
+        self.out, self._millions = out, millions
+        out.mkdir()
+        name = f"@slurm-elastic-regroup-{os.getpid()}-{out.name}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(socket_address(name))
+        listener.listen()
+        self.group: list[dict[str, Any]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        state = ReportState(Report(job_id=0, run=0, phase="starting"))
+        self._server = RankSocketServer(state, listener, on_group=self.group.append)
+        self._server.start()
+        self._server.set_companions({})
+        self._environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))
+        } | {SOCKET_VARIABLE: name, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+
+    def start_base(self, size: int) -> int:
+        """Start the base; return the port for companions."""
+        port = str(free_port(29500))
+        for rank in range(size):
+            self._start(RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT=port)
+        return int(self.wait_for(lambda g: g.get("can"))["port"])
+
+    def start_companion(self, job: int, size: int, port: int) -> list[subprocess.Popen[bytes]]:
+        """Start the ranks of a companion."""
+        return [
+            self._start(
+                **{JOIN_VARIABLE: str(job), "SLURM_PROCID": str(task), SOCKET_VARIABLE: ""},
+                RANK=str(100 + task),
+                WORLD_SIZE="999",
+                MASTER_PORT=str(port),
+            )
+            for task in range(size)
+        ]
+
+    def desire(self, companions: dict[str, int]) -> None:
+        """State which companions belong to the training."""
+        self._server.set_companions(companions)
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """Return the first line of rank 0 about its group that fulfils a condition."""
+        line: dict[str, Any] = wait(
+            lambda: next((g for g in list(self.group) if condition(g)), None)
+        )
+        return line
+
+    def wait_for_generation(self, number: int) -> dict[str, Any]:
+        """Return rank 0's line about a change of this number."""
+        return self.wait_for(lambda g: g.get("generation") == number)
+
+    def take_steps(self, count: int) -> None:
+        """Wait until this many further steps are done."""
+        before = len(self.steps())
+        wait(lambda: len(self.steps()) >= before + count)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the rows of all steps so far."""
+        path = self.out / "steps.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def end(self) -> None:
+        """Kill all processes."""
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def _start(self, **variables: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "benchmarks.regroup", "--rank", str(self.out)]
+        with (self.out / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "--millions", str(self._millions)],
+                cwd=ROOT,
+                env=self._environment | variables,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+
+def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[str, Any]:
+    """Return the figures of some changes, half of them grows."""
+    with tempfile.TemporaryDirectory(prefix="regroup-") as folder:
+        run = LocalRun(Path(folder) / "changed", millions)
+        try:
+            rows = _change(run, changes, base=base, companion=companion)
+            steps = run.steps()
+        except BaseException:
+            sys.stderr.write((run.out / "log").read_text(encoding="utf-8")[-4000:])
+            raise
+        finally:
+            run.end()
+        plain = LocalRun(Path(folder) / "undisturbed", millions)
+        try:
+            plain.start_base(base)
+            wait(lambda: len(plain.steps()) >= len(steps))
+            undisturbed = {row["step"]: row["loss"] for row in plain.steps()}
+        finally:
+            plain.end()
+    times = {row["step"]: row for row in steps}
+    changed = {row["step"] for row in rows}
+    for row in rows:
+        row["pause"] = times[row["step"] + 1]["begun"] - times[row["step"]]["ended"]
+    gaps = [
+        times[n + 1]["begun"] - times[n]["ended"]
+        for n in times
+        if n + 1 in times and n not in changed
+    ]
+    return {
+        "millions": millions,
+        "base": base,
+        "companion": companion,
+        "rows": rows,
+        "steps": len(steps),
+        "lost_steps": len(steps) - len(times) + max(times) - len(times),
+        "gap": statistics.median(gaps),
+        "step": statistics.median(row["ended"] - row["begun"] for row in steps),
+        "loss_difference": max(
+            abs(row["loss"] - undisturbed[n]) for n, row in times.items() if n in undisturbed
+        ),
+    }
+
+
+def _change(run: LocalRun, changes: int, *, base: int, companion: int) -> list[dict[str, Any]]:
+    port = run.start_base(base)
+    rows: list[dict[str, Any]] = []
+    job = 4710
+    ranks: list[subprocess.Popen[bytes]] = []
+    for number in range(1, changes + 1):
+        run.take_steps(_STEPS)
+        grows = number % 2 == 1
+        begun = time.monotonic()
+        if grows:
+            job += 1
+            ranks = run.start_companion(job, companion, port)
+        run.desire({str(job): companion} if grows else {})
+        switched = run.wait_for_generation(number)
+        if not grows:
+            codes = [rank.wait(_PATIENCE_S) for rank in ranks]
+            assert codes == [0] * companion, codes
+        rows.append(
+            {
+                "kind": "grow" if grows else "shrink",
+                "step": switched["step"],
+                "request": time.monotonic() - begun,
+            }
+        )
+    run.take_steps(_STEPS)
+    return rows
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print one model's figures."""
+    print(
+        f"{figures['millions']} M parameters, {figures['base']} ranks and a companion of"
+        f" {figures['companion']}: {figures['steps']} steps, {figures['lost_steps']} lost or"
+        f" repeated; loss differs by at most {figures['loss_difference']:.1e}; step"
+        f" {1e3 * figures['step']:.0f} ms, gap {1e3 * figures['gap']:.1f} ms"
+    )
+    for kind in ("grow", "shrink"):
+        rows = [row for row in figures["rows"] if row["kind"] == kind]
+        for column in ("pause", "request"):
+            values = sorted(row[column] for row in rows)
+            if values:
+                print(
+                    f"  {kind:<7} {column:<8} p50 {1e3 * statistics.median(values):8.1f} ms"
+                    f" ({1e3 * values[0]:.1f} to {1e3 * values[-1]:.1f}), n={len(values)}"
+                )
+    sys.stdout.flush()
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition returns a true value, and return that.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while not (result := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError("benchmarks: regroup: the training does not go on")
+        time.sleep(0.02)
+    return result
+
+
+if __name__ == "__main__":
+    main()

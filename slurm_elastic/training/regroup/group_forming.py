@@ -1,0 +1,119 @@
+"""Process groups formed beside a running one, and their use in its place.
+
+A group is never destroyed: one whose members have died would wait for them without end, and its
+collectives may still run. Its object is kept until the process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from slurm_elastic.training.regroup.generation import Generation
+
+#: How long a collective waits for a member that lives and does not come; torch's default.
+_TIMEOUT = timedelta(minutes=30)
+
+
+class FormingGroup:
+    """Process groups of a generation, formed in a thread.
+
+    Args:
+        generation: whose groups.
+        member: name of this process.
+        open_store: opens a connection of its own to the store.
+        device: "cpu": gloo, "cuda": NCCL.
+        on_done: called in the thread when both groups stand, or have failed.
+
+    Attributes:
+        generation: as given.
+        error: why it failed, or None.
+        world: process group of all members; None: not formed yet.
+        transfer: that of rank 0 and the newcomers, on these; over it they receive the state.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        member: str,
+        open_store: Callable[[], Any],
+        device: torch.device,
+        on_done: Callable[[FormingGroup], None],
+    ) -> None:
+        self.generation = generation
+        self.error: str | None = None
+        self.world: Any = None
+        self.transfer: Any = None
+        self._member, self._open_store, self._device = member, open_store, device
+        self._on_done = on_done
+        threading.Thread(target=self._run, name="forming", daemon=True).start()
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self.generation.members.index(self._member)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.generation.members)
+
+    def _run(self) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            prefix = f"generation/{self.generation.number}"
+            store = distributed.PrefixStore(prefix, self._open_store())
+            world = _form(store, self.rank, self.size, self._device, f"{prefix}/world")
+            receivers = (self.generation.members[0], *self.generation.newcomers)
+            if self.generation.newcomers and self._member in receivers:
+                rank = receivers.index(self._member)
+                self.transfer = _form(
+                    store, rank, len(receivers), self._device, f"{prefix}/transfer"
+                )
+            self.world = world
+        except Exception as error:  # noqa: BLE001 - it would end with the thread
+            self.error = (str(error).strip().splitlines() or [repr(error)])[0]
+        self._on_done(self)
+
+
+def _form(store: Any, rank: int, size: int, device: torch.device, name: str) -> Any:
+    """Return a process group; all its ranks call this."""
+    # Not public; `init_process_group` makes its group by it, and can do so only once.
+    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
+        size,
+        rank,
+        [],
+        "nccl" if device.type == "cuda" else "gloo",
+        store,
+        group_name=f"slurm-elastic/{name}",
+        timeout=_TIMEOUT,
+    )
+    distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(size)}  # noqa: SLF001
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
+def supported() -> bool:
+    """Return whether this torch has what forming a group needs."""
+    needed = ("_new_process_group_helper", "_update_default_pg", "_world")
+    return distributed.is_available() and all(hasattr(distributed_c10d, n) for n in needed)
+
+
+def make_default(group: Any) -> None:
+    """Make a group the default one of torch.distributed; None: there is none any more."""
+    distributed_c10d._update_default_pg(group)  # noqa: SLF001
+
+
+def keep_default() -> None:
+    """Keep the present default group until the process ends."""
+    if distributed.is_initialized():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(distributed.group.WORLD))

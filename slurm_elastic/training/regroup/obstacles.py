@@ -1,0 +1,39 @@
+"""Reasons why the ranks of a training cannot change while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import torch
+
+from slurm_elastic.training.regroup import group_forming
+
+#: Set to 1: trainings on GPUs, too, whose ranks are connected by NCCL; not tested.
+NCCL_VARIABLE = "SLURM_ELASTIC_IN_PLACE_NCCL"
+_trainings = itertools.count()
+
+
+def in_place_obstacle(*, staged: bool, sharded: bool, profile: bool, device: torch.device) -> str:
+    """Return the code of the reason why this training's group cannot change, or "".
+
+    The same on all ranks. Called once for each training of a process.
+
+    Args:
+        staged: the model is cut into stages, or may be after a restart in place.
+        sharded: ranks hold parts of the parameters.
+        profile: the run only measures.
+        device: of the model.
+    """
+    first = next(_trainings) == 0
+    obstacles = {
+        "profiling": profile,
+        "stages": staged,
+        "shards": sharded,
+        "backend": device.type != "cpu" and os.environ.get(NCCL_VARIABLE) != "1",
+        "launcher": os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        "torch": not group_forming.supported(),
+        # Ranks that join run the script from its begin, so that they reach the first one only.
+        "second-training": not first,
+    }
+    return next((code for code, holds in obstacles.items() if holds), "")
