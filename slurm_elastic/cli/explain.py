@@ -150,6 +150,8 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("On trial", _on_trial(answer))
     add("Going back", reason_text(answer.get("failed")))
     add("Barred", _barred(answer))
+    add("Companions", _companions(answer))
+    add("By requeue", reason_text(answer.get("not_in_place")))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
@@ -347,6 +349,14 @@ def _target(decision: DecisionRow, present_type: str) -> str:
         shape = formatting.gpus(decision["gpus"], decision["gpu_type"])
         return f"{shape} on {formatting.spelled(decision['where'])}"
     return str(decision["gpus"])
+
+
+def _companions(answer: ExplainAnswer) -> str:
+    """Return the jobs that hold a part of its GPUs: `4712 (2 GPUs on g02)`."""
+    return ", ".join(
+        f"{c['job_id']} ({formatting.gpus(c['gpus'], '')} on {formatting.spelled(c['where'])})"
+        for c in answer.get("companions", ())
+    )
 
 
 def _last_change(change: ChangeRow, now: float) -> str:

@@ -154,6 +154,13 @@ _PHASES = {
     "RELEASE": "starting",
     "VERIFY": "starting",
     "CLEAR": "cleaning up",
+    "ASK": "getting companions",
+    "PIN": "getting companions",
+    "START": "getting companions",
+    "JOIN": "growing in place",
+    "LEAVE": "shrinking in place",
+    "FREE": "shrinking in place",
+    "CANCEL": "giving companions up",
 }
 
 

@@ -331,6 +331,14 @@ class EndingRow(TypedDict):
     stopped: ReasonRow | None
 
 
+class CompanionPlaceRow(TypedDict):
+    """A companion: a job that holds a part of another job's GPUs."""
+
+    job_id: int
+    gpus: int
+    where: list[Place]
+
+
 class ExplainAnswer(TypedDict):
     """`selastic explain`. `ended`: null for a job that has not ended.
 
@@ -352,6 +360,8 @@ class ExplainAnswer(TypedDict):
     on_trial: float | None
     failed: ReasonRow | None
     barred: list[BarredRow]
+    companions: list[CompanionPlaceRow]
+    not_in_place: ReasonRow | None
     submitted_gpus: int
     decision: DecisionRow | None
     model: ModelRow | None

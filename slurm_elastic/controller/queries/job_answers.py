@@ -16,11 +16,12 @@ from slurm_elastic.controller.queries.view import (
 )
 from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.state.job_ending import EndedJob
-from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.cluster import Allocation, Companion, Job, JobState
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.rpc.answers import (
     BatchRow,
     ChangeRow,
+    CompanionPlaceRow,
     DecisionRow,
     EndingRow,
     ExplainAnswer,
@@ -256,6 +257,8 @@ def explain(
             {"gpu_type": gpu_type, "gpus": gpus, "reason": rows.reason(reason)}
             for gpu_type, gpus, reason in record.barred
         ],
+        "companions": [_companion(rows, companion) for companion in job.companions],
+        "not_in_place": rows.reason(record.not_in_place),
         "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
@@ -263,6 +266,15 @@ def explain(
         "next_round": view.next_round,
         "last": change(rows, of_job[-1]) if of_job else None,
         "ended": _ending(rows, ended) if ended else None,
+    }
+
+
+def _companion(rows: JobRows, companion: Companion) -> CompanionPlaceRow:
+    held = companion.allocation
+    return {
+        "job_id": companion.job_id,
+        "gpus": held.gpus,
+        "where": rows.places(held.nodes),
     }
 
 
