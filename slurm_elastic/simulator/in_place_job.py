@@ -85,7 +85,8 @@ class InPlaceJob(SimulatedJob):
             return
         holdings = None
         if allocation is not None and self.holdings is not None:
-            first_id = self.job_id * _IDS + self.changes_in_place * _IDS_PER_CHANGE
+            changes = self.starts + self.changes_in_place
+            first_id = self.job_id * _IDS + changes * _IDS_PER_CHANGE
             holdings = self.holdings.changed(allocation, first_id)
         if holdings is not None:
             self.allocation = allocation

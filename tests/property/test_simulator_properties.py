@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support.synthetic_applications import synthetic_application
@@ -25,6 +27,13 @@ PROFILES = {
     ),
 }
 CLUSTERS = ("t4:2x4", "t4:3x4,a100:1x8", "t4:1x4,a100:2x8", "a100:2x8")
+#: Costs of changes without a requeue.
+RESIZES = (
+    ResizeCosts(),
+    ResizeCosts(join_s=0.0),
+    ResizeCosts(join_s=500.0),
+    ResizeCosts(cheapest=ResizeKind.RESTART),
+)
 POLICIES = ("sia", "fair", "fifo", "las", "srtf", "gavel", "static", "icefrog")
 
 
@@ -60,7 +69,7 @@ def workloads(draw, most=6):
     return Workload.of("tiny", jobs)
 
 
-def run(workload, cluster, policy, *, clock="round", seed=0):
+def run(workload, cluster, policy, *, clock="round", seed=0, resizes=None):
     config = Config(controller=ControllerSettings(policy=policy))
     return simulation.simulate(
         workload,
@@ -70,6 +79,7 @@ def run(workload, cluster, policy, *, clock="round", seed=0):
         policy=policy_protocol.load(config),
         clock=clock,
         seed=seed,
+        resizes=resizes,
     )
 
 
@@ -176,6 +186,56 @@ def test_removing_a_job_never_breaks_a_round(workload, policy, data):
     check_capacity(left, plan)
     check_classes(left, known, plan)
     assert gone.job_id not in plan.decision
+
+
+def check_companions(snapshot):
+    for job in snapshot.jobs:
+        held = job.companions
+        assert len({c.job_id for c in held}) == len(held)
+        assert all(len(c.allocation.shares) == 1 for c in held)
+        if job.allocation is None:
+            assert not held
+        else:
+            base = job.base_allocation
+            assert base.gpus > 0
+            assert all(gpus > 0 for _, gpus in base.shares)
+            assert base.gpus + sum(c.allocation.gpus for c in held) == job.allocation.gpus
+            assert all(c.allocation.gpu_type == base.gpu_type for c in held)
+
+
+@given(
+    workloads(),
+    st.sampled_from(CLUSTERS),
+    st.sampled_from(POLICIES),
+    st.sampled_from(["round", "event"]),
+    st.sampled_from(list(RESIZES)),
+)
+@settings(max_examples=10)
+def test_jobs_changed_in_place_keep_their_base_and_end(workload, cluster, policy, clock, costs):
+    if policy == "gavel":
+        clock = "round"
+    with rounds() as seen:
+        result = run(workload, cluster, policy, clock=clock, resizes=costs)
+    bases = {}  # of attempts that had begun to train
+    for snapshot, records, _, plan in seen:
+        check_capacity(snapshot, plan)
+        check_classes(snapshot, records, plan)
+        check_companions(snapshot)
+        for job in snapshot.jobs:
+            attempt = (job.job_id, job.run)
+            if job.allocation and attempt in bases and costs.cheapest is ResizeKind.IN_PLACE:
+                assert job.base_allocation == bases[attempt]
+            elif job.allocation and not records[job.job_id].in_transition:
+                bases[attempt] = job.base_allocation
+    assert len(result.jobs) == len(workload.jobs)
+    held = {j.name: 0.0 for j in result.jobs}
+    for segment in result.segments:
+        held[segment.job] += segment.gpus * (segment.end_s - segment.begin_s)
+    for job in result.jobs:
+        assert 0 <= job.lost_gpu_s <= job.gpu_s + 1e-6
+        assert held[job.name] == pytest.approx(job.gpu_s, rel=1e-6, abs=1e-3)
+        if job.application == "pipe":
+            assert job.changes_in_place == 0
 
 
 def with_used(node, used):

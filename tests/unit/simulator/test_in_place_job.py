@@ -118,7 +118,9 @@ def test_where_only_ranks_restart_the_new_gpus_are_there_at_once():
     costs = ResizeCosts(cheapest=ResizeKind.RESTART)
     one = trained(100.0, (0.0, t4(2)), (100.0, t4(4)), costs=costs)
     assert (one.shape, one.restarts, one.restart_left_s) == ((4,), 1, 16.5)
-    assert [c.allocation for c in one.companions] == [t4(2)]
+    one.hold(t4(4, 4))
+    assert [c.allocation for c in one.companions] == [t4(2), t4(0, 4)]
+    assert len({c.job_id for c in one.companions}) == 2
 
 
 def test_a_job_may_end_before_new_ranks_are_ready():
