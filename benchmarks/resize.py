@@ -1,17 +1,24 @@
-"""Duration of a resize, from the notice to the first step at the new size.
+"""Resizes of a training job by each kind of change: pause, duration, and what was lost.
 
-    python -m benchmarks.resize [--count 30] [--requeues 3] [--json] [--cluster selastic]
+    python -m benchmarks.resize [--kind in-place --kind requeue] [--count 30]
+                                [--parameters 1000000 --parameters 100000000]
+                                [--json] [--cluster selastic]
 
-One training job (docs/examples/train_library.py) on the container cluster goes
-1 → 2 → 4 → 2 → 1 ranks over two nodes and from rack to rack, through the real
-engine, esrun and library. Beside it, in the same run and alternating with the
-blocks of resizes, plain `scontrol requeue`s of the same job. The machine is
-shared: quote the ratio.
+One training on the container cluster goes 1 → 2 → 4 → 2 → 1 ranks over two nodes, through the
+real engine, esrun and library, once by each kind of change and for each number of parameters. All
+of one run share a machine: quote ratios. Per kind it prints, as median (least-most):
+
+pause       from the end of the last step before a change to the begin of the first one after it
+decision    from the decision to the first step in the new size
+free        when GPUs are given up: from the notice until they are free
+lost        steps that were computed again
+difference  largest difference of a step's loss from that of an undisturbed run on one rank
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -20,8 +27,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("checkpoint", "slurm", "startup", "restore", "total")
+KINDS = ("in-place", "requeue")
+FOLDER = "/shared/scratch/bench"
+OUT = "/shared/home/alice/bench"
+PYTHON = "/opt/slurm-elastic/bin/python"
 
 
 def on_cluster(cluster: str, *words: str, user: str = "root", stdin: str = "") -> str:
@@ -55,71 +68,121 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measure(cluster: str, count: int, requeues: int) -> list[dict[str, Any]]:
-    """Return rows `{"kind": "resize"|"requeue", "from", "to", "checkpoint", …, "total"}`."""
-    up = [str(ROOT / "contrib/cluster/cluster"), "--name", cluster, "up"]
-    subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
-    on_cluster(cluster, "mkdir", "-p", "/shared/scratch/bench")
-    for name in ("train_library.py", "emulate.py"):
-        text = (ROOT / "docs" / "examples" / name).read_text()
-        on_cluster(cluster, "tee", f"/shared/scratch/bench/{name}", stdin=text)
-    driver = place_driver(cluster, "resize.py", "/shared/scratch/bench")
+def measure(cluster: str, kind: str, parameters: int, count: int) -> dict[str, Any]:
+    """Return `changes`, a row each, and `steps`, the lines of wide_training.py."""
     script = (
-        "#!/bin/bash\nexport OMP_NUM_THREADS=1\n"
-        "rm -rf /shared/home/alice/bench\n"
-        "exec esrun python3 /shared/scratch/bench/train_library.py "
-        "--out /shared/home/alice/bench --samples 4096 --epochs 100000 --rate 400\n"
-    ).replace("rm -rf", '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || rm -rf')
-    options = (
-        "--elastic=1-8",
-        "--gres=gpu:a100:1",
-        "-w",
-        "g01",
-        "-o",
-        "/shared/home/alice/bench.out",
+        "#!/bin/bash\nexport OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
+        f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] || {{ rm -rf {OUT}; mkdir {OUT}; }}\n'
+        f"exec esrun python3 {FOLDER}/wide_training.py {OUT} --parameters {parameters}\n"
     )
-    words = ("sbatch", "--parsable", *options)
+    in_place = ",in-place=auto" if kind == "in-place" else ",in-place=never"
+    options = (f"--elastic=1-4{in_place}", "--gres=gpu:a100:1", "-w", "g01", f"-o{OUT}.out")
+    words = ("sbatch", "--parsable", "--open-mode=append", *options)
     job = on_cluster(cluster, *words, user="alice", stdin=script).split()[-1]
+    driver = ("--job", job, "--count", str(count), "--kind", kind)
     try:
-        output = on_cluster(
-            cluster,
-            "/opt/slurm-elastic/bin/python",
-            driver,
-            *("--job", job, "--count", str(count), "--requeues", str(requeues)),
-            user="selastic",
-        )
+        output = on_cluster(cluster, PYTHON, f"{FOLDER}/resize.py", *driver, user="selastic")
     finally:
-        on_cluster(cluster, "scancel", job)
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        on_cluster(cluster, "scancel", "-s", "KILL", job)
+    steps = on_cluster(cluster, "cat", f"{OUT}/steps.jsonl")
+    return {"changes": _rows(output), "steps": _rows(steps)}
+
+
+def undisturbed(cluster: str, parameters: int, steps: int) -> list[dict[str, Any]]:
+    """Return the lines of a training of so many steps on one rank that nothing changes."""
+    folder = f"{OUT}-undisturbed"
+    train = f"python3 {FOLDER}/wide_training.py {folder} --parameters {parameters} --steps {steps}"
+    words = ("sh", "-c", f"rm -rf {folder}; mkdir {folder}; OMP_NUM_THREADS=1 {train}")
+    on_cluster(cluster, *words, user="alice")
+    return _rows(on_cluster(cluster, "cat", f"{folder}/steps.jsonl"))
+
+
+def figures(measured: dict[str, Any], reference: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of one kind and number of parameters."""
+    changes, steps = measured["changes"], measured["steps"]
+    done = [c for c in changes if not c["problem"]]
+    marks = [c["entered"] for c in done]
+    last = "switched" if "switched" in marks[0] else "first_step"
+    shrinks = [c["entered"] for c in done if c["to"] < c["from"]]
+    pauses = [
+        after["begin"] - before["end"]
+        for before, after in itertools.pairwise(steps)
+        if (before["world"], before["run"]) != (after["world"], after["run"])
+    ]
+    losses = {row["step"]: row["loss"] for row in reference}
+    return {
+        "changes": len(changes),
+        "failed": [c["problem"] for c in changes if c["problem"]],
+        "pause_s": pauses,
+        "decision_s": [at[last] - at["RESERVE"] for at in marks],
+        "free_s": [
+            at["drained"] - at["NOTIFY"] if "drained" in at else at["DONE"] - at["LEAVE"]
+            for at in shrinks
+        ],
+        "step_s": statistics.median(row["end"] - row["begin"] for row in steps),
+        "steps": len(steps),
+        "lost": len(steps) - len({row["step"] for row in steps}),
+        "missing": steps[-1]["step"] - len({row["step"] for row in steps}),
+        "difference": max(abs(row["loss"] - losses[row["step"]]) for row in steps),
+    }
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.resize")
-    parser.add_argument("--count", type=int, default=30, help="resizes")
-    parser.add_argument("--requeues", type=int, default=3, help="plain requeues beside them")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="all, if left out")
+    parser.add_argument("--parameters", type=int, action="append", help="1 M and 100 M")
+    parser.add_argument("--count", type=int, default=30, help="changes of each kind")
     parser.add_argument("--cluster", default="selastic")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = measure(args.cluster, args.count, args.requeues)
-    resizes = [r for r in rows if r["kind"] == "resize"]
-    plain = [r["total"] for r in rows if r["kind"] == "requeue"]
-    parts = {p: [r[p] for r in resizes if r.get(p) is not None] for p in PARTS}
-    summary = {
-        part: {"p50": statistics.median(v), "p95": quantile(v, 0.95), "count": len(v)}
-        for part, v in parts.items()
-        if v
-    }
-    ratio = statistics.median(plain) / summary["total"]["p50"] if plain else None
-    if args.json:
-        print(json.dumps({"resize_s": summary, "requeue_s": plain, "ratio": ratio, "rows": rows}))
-        return
-    print(f"{'seconds':12}{'p50':>8}{'p95':>8}   {len(resizes)} resizes, notice to first step")
-    for part, values in summary.items():
-        print(f"{part:12}{values['p50']:8.2f}{values['p95']:8.2f}")
-    if ratio is not None:
-        shown = ", ".join(f"{v:.1f}" for v in plain)
-        print(f"plain scontrol requeue of the same job: {shown} s; {ratio:.1f} times slower")
+    up = [str(ROOT / "contrib/cluster/cluster"), "--name", args.cluster, "up"]
+    subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
+    for name in ("resize.py", "wide_training.py"):
+        place_driver(args.cluster, name, FOLDER)
+    rows = []
+    for parameters in args.parameters or (10**6, 10**8):
+        measured = {
+            kind: measure(args.cluster, kind, parameters, args.count) for kind in args.kind or KINDS
+        }
+        steps = max(run["steps"][-1]["step"] for run in measured.values())
+        reference = undisturbed(args.cluster, parameters, steps)
+        for kind, run in measured.items():
+            rows.append({"kind": kind, "parameters": parameters, **figures(run, reference)})
+    print(json.dumps(rows)) if args.json else show(rows)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table."""
+    table = Table(box=None)
+    for name in ("parameters", "kind", "changes", "pause", "decision", "free", "step"):
+        table.add_column(name)
+    for name in ("lost", "missing", "difference"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['parameters'] / 1e6:g} M",
+            row["kind"],
+            f"{row['changes'] - len(row['failed'])} of {row['changes']}",
+            *(spread(row[name]) for name in ("pause_s", "decision_s", "free_s")),
+            f"{row['step_s']:.3g} s",
+            *(str(row["lost"]), str(row["missing"]), f"{row['difference']:.1e}"),
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for row in rows:
+        for problem in row["failed"]:
+            print(f"{row['kind']}: {problem}")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return median, least and most: `0.011 (0.007-0.018) s`."""
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.3g} ({min(values):.2g}-{max(values):.2g}) s"
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 if __name__ == "__main__":

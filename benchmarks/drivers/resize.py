@@ -1,7 +1,6 @@
 """Hand-written sequence of resizes of one job; runs in ctld as the operator account.
 
-The controller's own parts in one process (manual_controller.py). Prints a JSON object per
-resize and per plain requeue.
+The controller's own parts in one process (manual_controller.py). Prints a JSON object per resize.
 """
 
 from __future__ import annotations
@@ -16,92 +15,94 @@ from typing import Any
 from benchmarks.drivers.manual_controller import manual_controller
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange
-from slurm_elastic.core.cluster import Allocation, JobState
+from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason, log_form
-from slurm_elastic.slurm.scontrol import Scontrol
+from slurm_elastic.core.resize_kind import ResizeKind, companion_change
 
-#: Two nodes of one rack, and moves to another node and to the other rack.
-SEQUENCE = (
-    {"g01": 1, "g02": 1},
-    {"g01": 2, "g02": 2},
-    {"g01": 1, "g02": 1},
-    {"g01": 1},
-    {"g02": 1},
-    {"g04": 1},
-    {"g01": 1},
-)
+#: On two nodes, with the job's own allocation of one GPU in each.
+SEQUENCE = ({"g01": 1, "g02": 1}, {"g01": 2, "g02": 2}, {"g01": 1, "g02": 1}, {"g01": 1})
 PATIENCE_S = 240.0
+#: Between two resizes, so that each finds a training that runs.
+PAUSE_S = 1.0
 
 
-def wait_for_steps(controller: Controller, job_id: int, run: int) -> float:
-    """Look until the attempt has made its first step; when that was (epoch s)."""
+def wait_for_steps(controller: Controller, job_id: int, *, in_place: bool) -> None:
+    """Look until the job has made its first step, and can be changed in place if it is to be."""
     deadline = time.time() + PATIENCE_S
     while time.time() < deadline:
         controller.look()
         report = controller.store.last_report(job_id)
-        if report and report.run >= run and report.startup_s is not None:
-            return time.time()
+        if report and report.startup_s is not None and (report.in_place or not in_place):
+            return
         time.sleep(0.1)
-    sys.exit(f"job {job_id} made no step within {PATIENCE_S:g} s")
+    sys.exit(f"job {job_id} made no step, or cannot be changed in place, in {PATIENCE_S:g} s")
 
 
-def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[str, Any]:
+def present(controller: Controller, job_id: int) -> Job:
+    """Return the job with its companions, as read just now."""
+    controller.look()
+    return controller._jobs[job_id]  # noqa: SLF001 - folded; a round would decide as well
+
+
+def resize(
+    controller: Controller, job_id: int, shares: dict[str, int], kind: ResizeKind
+) -> dict[str, Any]:
     """Resize once, and wait until the first step."""
-    job = controller.reader.jobs()[job_id]
+    job = present(controller, job_id)
     target = Allocation.of("a100", shares)
+    assert job.allocation is not None
+    grows = target.gpus > job.allocation.gpus
     decision = Decision(
         job_id=job_id,
         current=job.allocation,
         target=target,
-        action=Action.MOVE,
+        action=Action.GROW if grows else Action.SHRINK,
         reason=Reason("text", text="measured"),
     )
-    controller.engine.begin([RequestedChange(decision, job, 60.0)])
+    change = RequestedChange(decision, job, 60.0)
+    if kind is ResizeKind.IN_PLACE:
+        assert job.base_allocation is not None
+        parts = [companion.allocation for companion in job.companions]
+        members = companion_change(job.base_allocation, parts, target)
+        assert members is not None
+        leaves = tuple(job.companions[i].job_id for i in members.leave)
+        change = change._replace(kind=kind, joins=members.join, leaves=leaves)
+    begun = controller.engine.begin([change])
+    if not begun:
+        return {"from": job.gpus, "to": target.gpus, "problem": "not begun"}
     (transition,) = controller.engine.live.values()
+    last_mark = "switched" if kind is ResizeKind.IN_PLACE else "first_step"
     deadline = time.time() + PATIENCE_S
-    while "first_step" not in transition.entered and time.time() < deadline:
+    while time.time() < deadline and (
+        controller.engine.live or (last_mark not in transition.entered and not transition.problem)
+    ):
         controller.look()
-        time.sleep(0.05 if controller.engine.live else 0.1)
-    row = {"from": job.gpus, "to": target.gpus, "problem": log_form(transition.problem)}
-    return {"kind": "resize", **row, **transition.seconds()}
-
-
-def requeue(controller: Controller, job_id: int) -> dict[str, Any]:
-    """Requeue once, and wait until the first step."""
-    job = controller.reader.jobs()[job_id]
-    began = time.time()
-    Scontrol().requeue(job)
-    wait_for_steps(controller, job_id, job.run + 1)
-    return {"kind": "requeue", "total": time.time() - began}
+        time.sleep(0.05)
+    return {
+        "from": job.gpus,
+        "to": target.gpus,
+        "problem": log_form(transition.problem),
+        "state": transition.state.value,
+        "entered": transition.entered,
+        "pause_s": transition.pause_s,
+    }
 
 
 def main() -> None:
-    """Resize in blocks, with the requeues spread among them."""
+    """Resize, print a row for each, and end the job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--requeues", type=int, required=True)
+    parser.add_argument("--kind", choices=[k.value for k in ResizeKind], required=True)
     args = parser.parse_args()
+    kind = ResizeKind(args.kind)
     with manual_controller() as controller:
-        measure(controller, args)
-
-
-def measure(controller: Controller, args: argparse.Namespace) -> None:
-    """Print a row for each resize and requeue of the job."""
-    wait_for_steps(controller, args.job, 0)
-    sizes = itertools.cycle(SEQUENCE)
-    block = max(1, args.count // (args.requeues + 1))
-    requeues = args.requeues
-    for number in range(1, args.count + 1):
-        time.sleep(1.0)
-        print(json.dumps(resize(controller, args.job, next(sizes))), flush=True)
-        if number % block == 0 and requeues:
-            requeues -= 1
-            print(json.dumps(requeue(controller, args.job)), flush=True)
-    for _ in range(requeues):
-        print(json.dumps(requeue(controller, args.job)), flush=True)
-    assert controller.reader.jobs()[args.job].state is JobState.RUNNING
+        wait_for_steps(controller, args.job, in_place=kind is ResizeKind.IN_PLACE)
+        for shares in itertools.islice(itertools.cycle(SEQUENCE), args.count):
+            time.sleep(PAUSE_S)
+            print(json.dumps(resize(controller, args.job, shares, kind)), flush=True)
+        assert present(controller, args.job).state is JobState.RUNNING
 
 
 if __name__ == "__main__":

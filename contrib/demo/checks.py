@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from contrib.demo import sacct
 from contrib.demo.sacct import Attempt, Change
 from contrib.demo.training_logs import TrainingLog
 
@@ -20,7 +21,10 @@ _TITLES = {
     "shrink": "a job shrank",
     "move": "a job moved",
     "preempt": "a job was preempted and resumed",
+    "in-place": "a job grew or shrank in place, in one run",
 }
+#: Seconds after the end of a job in which its companions end.
+_ENDING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,8 @@ class Evidence:
 
     Attributes:
         elastic, rigid: names of the jobs of the scenario.
-        attempts: attempts of each job, from sacct.
-        changes: changes between attempts.
+        attempts: attempts of each job and of its companions, from sacct.
+        changes: changes of the elastic jobs' GPUs.
         logs: logs of the elastic jobs.
         references: logs of the same trainings in one process, uninterrupted.
         library: names of the elastic jobs that use the training library.
@@ -85,6 +89,7 @@ def evaluate(evidence: Evidence) -> tuple[Check, ...]:
             for name in evidence.elastic
         ),
         ranks_match_gpus(evidence),
+        companions_end(evidence),
         rigid_jobs_undisturbed(evidence),
     )
 
@@ -112,7 +117,7 @@ def all_completed(evidence: Evidence) -> Check:
 
 def change_occurred(changes: Sequence[Change], kind: str) -> Check:
     """Check that at least one change of this kind occurred."""
-    matching = [c for c in changes if c.kind == kind]
+    matching = [c for c in changes if (c.in_place if kind == "in-place" else c.kind == kind)]
     return Check(
         name=_TITLES[kind],
         faults=() if matching else ("sacct shows none",),
@@ -149,18 +154,40 @@ def ranks_match_gpus(evidence: Evidence) -> Check:
     """Check that each run trained with one rank for each GPU that sacct shows for it."""
     faults = []
     runs = 0
-    for name in evidence.library:
-        attempts = [a for a in evidence.attempts.get(name, ()) if a.ran]
+    for name, parts in sacct.with_companions(evidence.attempts, evidence.library).items():
         for run, worlds in evidence.logs.get(name, TrainingLog()).worlds.items():
             runs += 1
-            had = attempts[run].gpus if run < len(attempts) else 0
-            if worlds != {had}:
-                ranks = " and ".join(map(str, sorted(worlds)))
-                faults.append(f"run {run} of {name} had {had} GPUs and trained with {ranks} ranks")
+            had = {part.gpus for part in parts if part.ran and part.run == run}
+            if worlds != had:
+                gpus, ranks = (" and ".join(map(str, sorted(n))) for n in (had, worlds))
+                faults.append(
+                    f"run {run} of {name} had {gpus or 0} GPUs and trained with {ranks} ranks"
+                )
     return Check(
         name="logs and sacct agree on the GPUs of each run",
         faults=tuple(faults) if runs else ("no run wrote a step",),
         details=f"{runs} runs",
+    )
+
+
+def companions_end(evidence: Evidence) -> Check:
+    """Check that no companion runs longer than the run of the job to which it belongs."""
+    faults = []
+    count = 0
+    for name in evidence.elastic:
+        runs = [a for a in evidence.attempts.get(name, ()) if a.ran]
+        for companion in evidence.attempts.get(name + sacct.COMPANION, ()):
+            if not companion.ran:
+                continue
+            count += 1
+            base = [r for r in runs if (r.start or 0.0) <= (companion.start or 0.0)]
+            last = (base[-1].end or 0.0) if base else 0.0
+            if companion.end is None or companion.end > last + _ENDING_S:
+                faults.append(f"companion {companion.job_id} of {name} ran longer than it")
+    return Check(
+        name="no companion outlived its job",
+        faults=tuple(faults),
+        details=f"{count} companions",
     )
 
 
@@ -193,8 +220,10 @@ def _change(change: Change) -> str:
 def summary(evidence: Evidence) -> list[str]:
     """Return one line per job with the shapes of its runs."""
     lines = []
-    for name in (*evidence.elastic, *evidence.rigid):
-        runs = [a for a in evidence.attempts.get(name, ()) if a.ran]
+    names = (*evidence.elastic, *evidence.rigid)
+    parts = sacct.with_companions(evidence.attempts, names)
+    for name in names:
+        runs = [a for a in parts.get(name, ()) if a.ran]
         shapes = " → ".join(f"{a.gpus} {a.gpu_type} {','.join(a.nodes)}" for a in runs)
         seconds = sum((a.end or 0) - (a.start or 0) for a in runs if a.end)
         gpu_s = sum(((a.end or 0) - (a.start or 0)) * a.gpus for a in runs if a.end)

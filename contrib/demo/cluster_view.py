@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contrib.demo.demo_cluster import SHARED_DIR
+from contrib.demo.sacct import COMPANION
 from slurm_elastic.core.nodelist import expand
 
 #: Line that ends every frame.
@@ -43,11 +44,12 @@ class VisibleJob:
     Attributes:
         state: PENDING, RUNNING, ENDING, or the final state.
         run: number of restarts by Slurm.
-        gpus: indices of its GPUs, by node.
+        gpus: indices of its GPUs, by node, those of its companions included.
         directive: its directive, "" for a rigid job.
         reason: Slurm's reason why it waits.
         step: optimisation steps done.
-        base: steps done before the present run.
+        ranks: that computed the last step; 0: none in the present run, or not known.
+        base: steps done before the present run, or by another number of ranks.
         since: epoch seconds since when it has been in this state of this run.
     """
 
@@ -61,6 +63,7 @@ class VisibleJob:
     directive: str = ""
     reason: str = ""
     step: int = 0
+    ranks: int = 0
     base: int = 0
     since: float = 0.0
 
@@ -71,7 +74,7 @@ class VisibleJob:
 
     @property
     def steps_in_run(self) -> int:
-        """Steps done in the present run."""
+        """Steps done in the present run by as many ranks as now."""
         return self.step - self.base
 
     @property
@@ -107,8 +110,7 @@ def parse(frame: str, last_view: ClusterView) -> ClusterView | None:
         return None
     steps = dict(_steps(parts.get("steps", "")))
     jobs = {}
-    for entry in listed:
-        job = _job(entry, steps)
+    for job in _with_companions([_job(entry, steps) for entry in listed]):
         jobs[job.name] = _with_history(job, last_view.jobs.get(job.name), time)
     return ClusterView(time=time, jobs=jobs, saves=last_view.saves | frozenset(_saves(parts)))
 
@@ -122,12 +124,15 @@ def _sections(frame: str) -> list[tuple[str, str]]:
     return sections
 
 
-def _steps(text: str) -> list[tuple[str, int]]:
+def _steps(text: str) -> list[tuple[str, tuple[int, int, int]]]:
+    """Return the last step of each job, the number of ranks that computed it, and their run."""
     steps = []
     for line in text.splitlines():
         path, _, last = line.partition(" ")
         try:
-            steps.append((path.split("/")[0], int(json.loads(last)["step"])))
+            entry = json.loads(last)
+            numbers = (entry["step"], entry.get("world", 0), entry.get("run", 0))
+            steps.append((path.split("/")[0], (int(numbers[0]), int(numbers[1]), int(numbers[2]))))
         except (ValueError, KeyError, TypeError):
             continue  # the job is writing this line
     return steps
@@ -138,10 +143,11 @@ def _saves(parts: Mapping[str, str]) -> list[tuple[str, float]]:
     return [(path.split("/")[0], float(time)) for path, time in rows]
 
 
-def _job(entry: Mapping[str, Any], steps: Mapping[str, int]) -> VisibleJob:
+def _job(entry: Mapping[str, Any], steps: Mapping[str, tuple[int, int, int]]) -> VisibleJob:
     words = [str(word) for word in entry["job_state"]]
     state = next((_STATES[w] for w in words if w in _STATES), words[0])
     gpu_type, gpus = _gpus(entry) if state == "RUNNING" else ("", {})
+    step, ranks, run = steps.get(str(entry["name"]), (0, 0, 0))
     return VisibleJob(
         job_id=int(entry["job_id"]),
         name=str(entry["name"]),
@@ -152,8 +158,27 @@ def _job(entry: Mapping[str, Any], steps: Mapping[str, int]) -> VisibleJob:
         gpus=gpus,
         directive=_directive(str(entry.get("admin_comment", ""))),
         reason=str(entry.get("state_reason", "")),
-        step=steps.get(str(entry["name"]), 0),
+        step=step,
+        ranks=ranks if run == int(entry["restart_cnt"]) else 0,
     )
+
+
+def _with_companions(jobs: list[VisibleJob]) -> list[VisibleJob]:
+    """Return the jobs with the GPUs of their companions, these no longer beside them."""
+    held: dict[str, list[VisibleJob]] = {}
+    for job in jobs:
+        if job.name.endswith(COMPANION):
+            held.setdefault(job.name.removesuffix(COMPANION), []).append(job)
+    result = []
+    for job in jobs:
+        if job.name.endswith(COMPANION):
+            continue
+        gpus = dict(job.gpus)
+        for companion in held.get(job.name, ()) if job.state == "RUNNING" else ():
+            for node, indices in companion.gpus.items():
+                gpus[node] = tuple(sorted({*gpus.get(node, ()), *indices}))
+        result.append(dataclasses.replace(job, gpus=gpus))
+    return result
 
 
 def _gpus(entry: Mapping[str, Any]) -> tuple[str, dict[str, tuple[int, ...]]]:
@@ -179,6 +204,7 @@ def _with_history(job: VisibleJob, old: VisibleJob | None, time: float) -> Visib
     step = max(job.step, old.step if old else 0)
     if old:
         same_run = old.run == job.run
-        base = old.base if same_run else step
+        same_ranks = not old.ranks or job.ranks in (0, old.ranks)
+        base = old.base if same_run and same_ranks else step
         since = old.since if same_run and old.state == job.state else time
     return dataclasses.replace(job, step=step, base=base, since=since)

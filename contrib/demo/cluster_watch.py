@@ -93,7 +93,8 @@ class ClusterWatch:
     def _update_placements(self, view: ClusterView) -> None:
         for job in view.jobs.values():
             if job.gpus:
-                self.placements[job.name, job.run] = job.gpus
+                known = self.placements.get((job.name, job.run), {})
+                self.placements[job.name, job.run] = {**known, **job.gpus}
 
     def _read_reasons(self, stream: subprocess.Popen[bytes]) -> None:
         assert stream.stdout is not None

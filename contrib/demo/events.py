@@ -14,6 +14,8 @@ def events(old_view: ClusterView, new_view: ClusterView) -> Iterator[str]:
         old = old_view.jobs.get(name)
         if old is None or (old.state, old.run) != (job.state, job.run):
             yield from _changes(old, job)
+        elif old.ranks and job.ranks not in (0, old.ranks):
+            yield f"{job.name} has {job.ranks} ranks without a stop, at step {job.step}"
 
 
 def held(job: VisibleJob) -> str:

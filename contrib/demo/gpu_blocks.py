@@ -56,10 +56,10 @@ def blocks(
     taken: list[tuple[int, float, float]] = []
     all_blocks = []
     for name, runs in attempts.items():
-        for run, attempt in enumerate(a for a in runs if a.ran):
+        for attempt in (a for a in runs if a.ran):
             assert attempt.start is not None
             start, end = attempt.start - zero, (attempt.end or attempt.start) - zero
-            placement = placements.get((name, run), {})
+            placement = placements.get((name, attempt.run), {})
             run_rows: list[int] = []
             for node in attempt.nodes:
                 known = [rows[node, i] for i in placement.get(node, ()) if (node, i) in rows]

@@ -131,7 +131,7 @@ def _run_scenario(
             runner.run()
     reference.join(timeout=_REFERENCE_S)
     _fetch(cluster, options.out)
-    sacct_text = cluster.run(sacct.command(runner.ids.values()))
+    sacct_text = cluster.run(sacct.COMMAND)
     (options.out / _SACCT_FILE).write_text(sacct_text)
     return _Outcome(racks=nodes, sacct_text=sacct_text, watch=watch, missed=tuple(runner.missed))
 
@@ -154,11 +154,12 @@ def _fetch(cluster: DemoCluster, out: Path) -> None:
 def _evidence(chosen: Scenario, outcome: _Outcome, out: Path) -> checks.Evidence:
     attempts = sacct.parse(outcome.sacct_text)
     trainings = chosen.trainings
+    changes = sacct.changes(sacct.with_companions(attempts, chosen.jobs))
     return checks.Evidence(
         elastic=tuple(trainings),
         rigid=tuple(name for name in chosen.jobs if name not in trainings),
         attempts=attempts,
-        changes=[c for c in sacct.changes(attempts) if c.name in trainings],
+        changes=[c for c in changes if c.name in trainings],
         logs={name: training_logs.read(out / "jobs" / name, t) for name, t in trainings.items()},
         references={
             name: training_logs.read(out / "jobs" / "reference" / name, t)
@@ -174,7 +175,7 @@ def _draw(
 ) -> None:
     content = timeline.Timeline(
         racks=outcome.racks,
-        attempts=evidence.attempts,
+        attempts=sacct.with_companions(evidence.attempts, chosen.jobs),
         changes=evidence.changes,
         placements=outcome.watch.placements,
         saves=outcome.watch.view.saves,

@@ -1,13 +1,14 @@
-"""Attempts of jobs from sacct, and the changes between consecutive attempts.
+"""Attempts of jobs from sacct, and the changes of their GPUs.
 
-`sacct -D` has one row per run of a job. A resize or a move is a requeue: one row ends, and the next
-begins. Each row has the GPUs of its run, and when it began and ended.
+`sacct -D` has one row per run of a job. After a requeue one row ends, and the next begins. A change
+in place leaves the job's row as it is: rows of companions, jobs of their own, begin and end.
+Each row has the GPUs of its run, and when it began and ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from slurm_elastic.core.nodelist import expand
@@ -27,17 +28,21 @@ FIELDS = (
 )
 #: Resizes and moves take 2 to 4 s; a longer pause means that the job had to wait.
 WAITED_S = 8.0
-
-
-def command(ids: Iterable[int]) -> str:
-    """Return the command whose output `parse` reads."""
-    jobs = ",".join(str(i) for i in ids)
-    return f"SLURM_TIME_FORMAT=%s sacct -D -X -n -P -j {jobs} -o {','.join(FIELDS)}"
+#: What a companion's name has after that of its job.
+COMPANION = "+1"
+#: Companions that begin or end within this time belong to one change.
+_TOGETHER_S = 3.0
+#: Command whose output `parse` reads, for all jobs of a cluster that has just been started.
+COMMAND = f"SLURM_TIME_FORMAT=%s sacct -a -S now-4hours -D -X -n -P -o {','.join(FIELDS)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One row of sacct; times in epoch seconds, None for Slurm's Unknown and None."""
+    """One row of sacct, or a part of it in which the job and its companions had the same GPUs.
+
+    Times are epoch seconds, None for Slurm's Unknown and None. `run` counts the rows of a job that
+    held GPUs.
+    """
 
     job_id: int
     name: str
@@ -51,6 +56,7 @@ class Attempt:
     gpus: int
     nodes: tuple[str, ...]
     suspended: bool
+    run: int = 0
 
     @property
     def ran(self) -> bool:
@@ -66,6 +72,7 @@ class Change:
         kind: grow, shrink, move, preempt (and resume), or restart on the same nodes.
         waited_s: seconds between the two.
         preempted_by: job that used its GPUs between the two, from start to end; "" if none.
+        in_place: whether the job went on running.
     """
 
     kind: str
@@ -74,10 +81,11 @@ class Change:
     after: Attempt
     waited_s: float
     preempted_by: str = ""
+    in_place: bool = False
 
 
 def parse(text: str) -> dict[str, tuple[Attempt, ...]]:
-    """Return the attempts of each job in order, by job name."""
+    """Return the attempts of each job, and of its companions, in order, by name."""
     attempts: dict[str, list[Attempt]] = {}
     for line in text.splitlines():
         row = dict(zip(FIELDS, line.split("|"), strict=True))
@@ -100,13 +108,52 @@ def parse(text: str) -> dict[str, tuple[Attempt, ...]]:
         )
         attempts.setdefault(attempt.name, []).append(attempt)
     return {
-        name: tuple(sorted(rows, key=lambda a: (a.start is None, a.start or 0.0)))
+        name: tuple(
+            replace(attempt, run=run)
+            for run, attempt in enumerate(
+                sorted(rows, key=lambda a: (a.start is None, a.start or 0.0))
+            )
+        )
         for name, rows in attempts.items()
     }
 
 
+def with_companions(
+    attempts: Mapping[str, Sequence[Attempt]], names: Collection[str]
+) -> dict[str, tuple[Attempt, ...]]:
+    """Return the attempts of these jobs, each cut where companions began or ended."""
+    return {
+        name: tuple(
+            part
+            for attempt in attempts.get(name, ())
+            for part in _parts(attempt, attempts.get(name + COMPANION, ()))
+        )
+        for name in names
+        if name in attempts
+    }
+
+
+def _parts(attempt: Attempt, companions: Sequence[Attempt]) -> list[Attempt]:
+    """Return the parts of an attempt with the GPUs of the companions that ran at that time."""
+    if not attempt.ran or attempt.start is None or attempt.end is None:
+        return [attempt]
+    own = [c for c in companions if c.ran and attempt.start <= (c.start or 0.0) < attempt.end]
+    cuts = [attempt.start]
+    for at in sorted({t for c in own for t in (c.start, c.end) if t is not None}):
+        if at - cuts[-1] > _TOGETHER_S and attempt.end - at > _TOGETHER_S:
+            cuts.append(at)
+    parts = []
+    for begin, end in pairwise([*cuts, attempt.end]):
+        middle = (begin + end) / 2
+        here = [c for c in own if (c.start or 0.0) <= middle < (c.end or attempt.end)]
+        nodes = {node for held in (attempt, *here) for node in held.nodes}
+        gpus = attempt.gpus + sum(c.gpus for c in here)
+        parts.append(replace(attempt, start=begin, end=end, gpus=gpus, nodes=tuple(sorted(nodes))))
+    return parts
+
+
 def changes(jobs: Mapping[str, Sequence[Attempt]]) -> tuple[Change, ...]:
-    """Return the changes of all jobs, in order of time."""
+    """Return the changes of all jobs, as of `with_companions`, in order of time."""
     all_changes = []
     for name, attempts in jobs.items():
         ran = [a for a in attempts if a.ran]
@@ -122,6 +169,7 @@ def changes(jobs: Mapping[str, Sequence[Attempt]]) -> tuple[Change, ...]:
                     after=after,
                     waited_s=waited,
                     preempted_by=preempted_by,
+                    in_place=before.run == after.run,
                 )
             )
     return tuple(sorted(all_changes, key=lambda c: c.after.start or 0.0))

@@ -127,7 +127,7 @@ def elastic(name: str, directive: str, least: int, training: Training) -> DemoJo
 
 def full() -> Scenario:
     """Return the full scenario, of about two and a half minutes."""
-    gpt = elastic("gpt", "4-8,types=a100", 4, Training(epochs=8, rate=32))
+    gpt = elastic("gpt", "4-8,types=a100", 4, Training(epochs=12, rate=32))
     vit = elastic("vit", "2,types=v100", 2, Training(epochs=5, rate=64))
     script = Training(epochs=6, rate=96, library=False, more="--save-every 10")
     plain = elastic("plain", "1-2,types=v100", 1, script)
@@ -138,7 +138,7 @@ def full() -> Scenario:
         rigid("render", 4, "v100", node="g06"),
     )
     return Scenario(
-        expected_changes=("move", "grow", "shrink", "preempt"),
+        expected_changes=("move", "grow", "shrink", "in-place", "preempt"),
         phases=(
             Phase(
                 announcement="bob's jobs hold 16 of the 24 GPUs",
@@ -198,7 +198,9 @@ def short(*, kill: bool = False) -> Scenario:
     etl = rigid("etl", 4, "a100", node="g02")
     others = (rigid("sim", 4, "a100", node="g04"), rigid("night", 3, "a100", node="g01"))
     # It must not complete before it grows, on a busy machine, or is killed.
-    gpt = elastic("gpt", "1-2,types=a100", 1, Training(epochs=4, rate=40 if kill else 80))
+    # The bug that `--break skip-sample` plants shows after a restart only.
+    directive = "1-2,in-place=never,types=a100"
+    gpt = elastic("gpt", directive, 1, Training(epochs=4, rate=40 if kill else 80))
     last = Phase(
         announcement="gpt is done; bob's jobs end",
         condition=lambda v: _ended(v, "gpt"),
@@ -250,7 +252,7 @@ def _trains(view: ClusterView, name: str, steps: int, *, on: int | None = None) 
         return False
     if job.ended:
         return True
-    return job.state == "RUNNING" and job.steps_in_run >= steps and on in (None, job.gpu_count)
+    return job.state == "RUNNING" and job.steps_in_run >= steps and on in (None, job.ranks)
 
 
 def _saved(view: ClusterView, name: str) -> bool:

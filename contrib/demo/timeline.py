@@ -190,7 +190,8 @@ def _labels(content: Timeline) -> Iterator[tuple[float, str, str]]:
         if change.kind == "preempt" and change.before.end is not None:
             yield change.before.end - zero, change.name, "is preempted"
         if change.after.start is not None:
-            yield change.after.start - zero, change.name, verbs.get(change.kind, "restarts")
+            verb = verbs.get(change.kind, "restarts") + (" in place" if change.in_place else "")
+            yield change.after.start - zero, change.name, verb
 
 
 def _queue(axes: Axes, content: Timeline, last: float) -> None:

@@ -129,3 +129,38 @@ def test_the_summary_has_a_line_for_each_job():
     lines = checks.summary(evidence())
     assert len(lines) == 4
     assert "4 a100 g01 → 8 a100 g01,g02 → 4 a100 g02" in lines[0]
+
+
+COMPANION = "9|gpt+1|alice|COMPLETED|0:0|90|110|150|cpu=4,gres/gpu:a100=4,gres/gpu=4|g05|0:0:0\n"
+
+
+def with_companion(row: str, worlds: set[int]) -> checks.Evidence:
+    attempts = sacct.parse(GOOD + row)
+    held = sacct.with_companions(attempts, ["gpt", "vit", "train", "urgent"])
+    good = evidence()
+    logs = dict(good.logs)
+    logs["gpt"] = dataclasses.replace(
+        logs["gpt"], worlds={**logs["gpt"].worlds, 0: frozenset(worlds)}
+    )
+    expected = (*good.expected_changes, "in-place")
+    return evidence(
+        attempts=attempts, changes=sacct.changes(held), logs=logs, expected_changes=expected
+    )
+
+
+def test_a_job_that_grew_in_place():
+    row = COMPANION.replace("|110|150|", "|105|118|")
+    assert failing(with_companion(row, {4, 8})) == []
+    assert failing(with_companion(row, {4})) == ["logs and sacct agree on the GPUs of each run"]
+
+
+def test_no_job_grew_in_place():
+    expected = (*evidence().expected_changes, "in-place")
+    assert failing(evidence(expected_changes=expected)) == [
+        "a job grew or shrank in place, in one run"
+    ]
+
+
+def test_a_companion_that_outlived_its_job():
+    row = COMPANION.replace("|110|150|", "|105|2000|")
+    assert "no companion outlived its job" in failing(with_companion(row, {4, 8}))

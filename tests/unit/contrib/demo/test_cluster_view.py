@@ -48,6 +48,22 @@ def test_steps_count_anew_in_each_run():
     assert len(view.saves) == 3
 
 
+def test_a_job_has_the_gpus_of_its_companions():
+    companion = entry(name="gpt+1", nodes="g02", gres_detail=["gpu:a100:2(IDX:1-2)"])
+    other = entry(name="gpt+1", nodes="g04", gres_detail=["gpu:a100:1(IDX:0)"])
+    base = entry(nodes="g[01-02]")
+    log = 'gpt/losses.jsonl {{"step": {}, "world": {}, "run": 0}}\n#saves'
+    view = parse(frame(1.0, base).replace("#saves", log.format(7, 6)), ClusterView())
+    view = parse(frame(2.0, base, companion, other).replace("#saves", log.format(8, 6)), view)
+    assert list(view.jobs) == ["gpt"]
+    job = view.jobs["gpt"]
+    assert job.gpus == {"g01": (0, 1, 2, 3), "g02": (0, 1, 2, 3), "g04": (0,)}
+    assert (job.ranks, job.steps_in_run) == (6, 8)
+    old, view = view, parse(frame(3.0, base).replace("#saves", log.format(20, 9)), view)
+    assert view.jobs["gpt"].steps_in_run == 0
+    assert list(events(old, view)) == ["gpt has 9 ranks without a stop, at step 20"]
+
+
 @pytest.mark.parametrize("broken", ["", "#time 1\n", "#time 1\n#jobs\nslurm_load_jobs error\n"])
 def test_no_answer_is_no_view(broken):
     assert parse(broken, ClusterView()) is None

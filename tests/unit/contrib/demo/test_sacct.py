@@ -54,7 +54,23 @@ def test_a_suspended_job_is_seen():
     assert sacct.parse(rows)["gpt"][0].suspended
 
 
-def test_the_command_asks_for_duplicates_of_these_jobs():
-    command = sacct.command([5, 6])
-    assert "sacct -D" in command
-    assert "-j 5,6" in command
+#: A job that held 4 GPUs on g01, and from 130 to 160 companions on two other nodes.
+IN_PLACE = """\
+5|gpt|alice|REQUEUED|0:0|95|100|200|cpu=4,gres/gpu:a100=4,gres/gpu=4|g01|00:00:00
+7|gpt+1|alice|COMPLETED|0:0|128|130|160|cpu=4,gres/gpu:a100=4,gres/gpu=4|g02|00:00:00
+8|gpt+1|alice|COMPLETED|0:0|128|131|161|cpu=2,gres/gpu:a100=2,gres/gpu=2|g04|00:00:00
+5|gpt|alice|COMPLETED|0:0|200|204|240|cpu=8,gres/gpu:a100=8,gres/gpu=8|g01,g02|00:00:00
+"""
+
+
+def test_changes_in_place_are_those_of_companions():
+    jobs = sacct.with_companions(sacct.parse(IN_PLACE), ["gpt", "never"])
+    parts = [(a.gpus, a.nodes, a.start, a.end, a.run) for a in jobs["gpt"]]
+    assert parts == [
+        (4, ("g01",), 100.0, 130.0, 0),
+        (10, ("g01", "g02", "g04"), 130.0, 160.0, 0),
+        (4, ("g01",), 160.0, 200.0, 0),
+        (8, ("g01", "g02"), 204.0, 240.0, 1),
+    ]
+    changes = [(c.kind, c.in_place) for c in sacct.changes(jobs)]
+    assert changes == [("grow", True), ("shrink", True), ("grow", False)]
