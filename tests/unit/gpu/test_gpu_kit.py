@@ -133,7 +133,9 @@ def test_every_part_has_a_module_and_a_line_in_the_documentation() -> None:
 @pytest.mark.torch
 def test_the_smallest_part_runs_on_the_cpu(tmp_path: Path, capsys) -> None:
     require("python/torch")
-    assert kit.main(["--device", "cpu", "--parts", "regrouping", "--report", f"{tmp_path}/r"]) == 0
+    assert (
+        kit.main(["--device", "cpu", "--parts", "measurements", "--report", f"{tmp_path}/r"]) == 0
+    )
     body = json.loads((tmp_path / "r.json").read_text())
     assert (body["device"], body["ranks"], len(body["parts"])) == ("cpu", 2, 1)
     assert body["parts"][0]["state"] == PASSED
