@@ -2,8 +2,10 @@
 
     python -m benchmarks.regroup [--millions 1,100] [--changes 30] [--base 2] [--companion 2]
 
-Processes with gloo, as esrun starts them; this program stands in for it. Companions of ranks join
-and leave in turn. In the same run, a training that nothing disturbs, for its losses. Columns:
+Processes with gloo, as esrun starts them; this program stands in for it. Where torch sees GPUs each
+process has one of its own, and NCCL; there set SLURM_ELASTIC_IN_PLACE_NCCL=1 (`make test-gpu`).
+Companions of ranks join and leave in turn. In the same run, a training that nothing disturbs, for
+its losses. Columns:
 
     pause      end of the last step of one group → begin of the first step of the next, on rank 0
     gap        the same between two steps without a change
@@ -109,6 +111,7 @@ class LocalRun:
 
     def __init__(self, out: Path, millions: int) -> None:
         self.out, self._millions = out, millions
+        self._base = 0
         out.mkdir()
         name = f"@slurm-elastic-regroup-{os.getpid()}-{out.name}"
         listener = socket.socket(socket.AF_UNIX)
@@ -127,8 +130,10 @@ class LocalRun:
     def start_base(self, size: int) -> int:
         """Start the base; return the port for companions."""
         port = str(free_port(29500))
+        self._base = size
         for rank in range(size):
-            self._start(RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT=port)
+            ranks = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+            self._start(MASTER_PORT=port, **ranks)
         return int(self.wait_for(lambda g: g.get("can"))["port"])
 
     def start_companion(self, job: int, size: int, port: int) -> list[subprocess.Popen[bytes]]:
@@ -138,6 +143,7 @@ class LocalRun:
                 **{JOIN_VARIABLE: str(job), "SLURM_PROCID": str(task), SOCKET_VARIABLE: ""},
                 RANK=str(100 + task),
                 WORLD_SIZE="999",
+                LOCAL_RANK=str(self._base + task),
                 MASTER_PORT=str(port),
             )
             for task in range(size)

@@ -32,7 +32,7 @@ PARTS = (
     KitPart("profiling", "The profiler finds a planted delay", 600),
     KitPart("overhead", "A step's time, by that of plain DDP and FSDP2", 900),
     KitPart("checkpoints", "Throughput of checkpoints", 900),
-    KitPart("regrouping", "A second process group is formed beside the one that trains", 600, 2),
+    KitPart("regrouping", "Ranks join and leave a training while it runs", 1800, 2),
 )
 NO_DEVICE = 3
 _CPU_RANKS = 2

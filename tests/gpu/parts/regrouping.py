@@ -1,13 +1,15 @@
-"""A second process group formed beside the one that trains: what changes in place rest on.
+"""Ranks that join and leave a training while it runs, and what that rests on.
 
-Torch only, without the library: it answers what NCCL does, before the library relies on it. While
-rank 0 and the others reduce gradients, a thread of each forms a group of the same ranks. Then they
-use it, keep the old one, and the last rank ends without a word; the others form a third group.
+First torch alone, without the library: it answers what NCCL does. While all ranks reduce gradients,
+a thread of each forms a second group of the same ranks. Then they use it, keep the old one, and
+the last rank ends without a word; the others form a third group.
+
+Then the library (`benchmarks.regroup`): half of the ranks join and leave in turn. On GPUs that is
+off by default, and turned on here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import statistics
@@ -17,6 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.regroup import measure
+from slurm_elastic.training.regroup.obstacles import NCCL_VARIABLE
 from tests.gpu.part_program import part_main, start_ranks, synchronize
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
@@ -24,6 +28,8 @@ from tests.gpu.report_rows import RowWriter
 #: Steps before the second group is formed, whose times it is compared with.
 _STEPS = 40
 _TIMEOUT_S = 60.0
+#: Largest difference of a loss from that of an undisturbed training.
+LIMIT = 1e-5
 #: How long survivors wait for a rank that has ended.
 _LOSS_S = 5.0
 
@@ -39,14 +45,28 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
             rows.check(name, "yes" if ok else "no", ok=ok, expected="yes")
         for name, (value, unit) in answer["figures"].items():
             rows.measured(name, value, unit)
-    package = "slurm_elastic.training.regroup"
-    if importlib.util.find_spec(package) is None:
-        rows.not_run("the library's own regrouping", f"there is no {package} yet")
-    elif setting.device == "cuda":
-        reason = "the library does not regroup with NCCL yet"
-        rows.not_run("the library's own regrouping", reason)
-    else:
-        rows.not_run("the library's own regrouping", "gloo: in tests/unit/training/regroup")
+    os.environ[NCCL_VARIABLE] = "1"
+    for millions in (1,) if setting.small else (1, 100):
+        with rows.trial(f"library, {millions} M parameters"):
+            _join_and_leave(rows, setting, millions)
+
+
+def _join_and_leave(rows: RowWriter, setting: KitSetting, millions: int) -> None:
+    """Let half of the ranks join and leave a training of the library."""
+    name = f"library, {millions} M parameters"
+    base = setting.ranks // 2
+    changes = 2 if setting.small else 10
+    figures = measure(millions, changes, base=base, companion=setting.ranks - base)
+    lost = figures["lost_steps"]
+    rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
+    off = figures["loss_difference"]
+    rows.at_most(f"{name}: largest difference of a loss", off, LIMIT)
+    rows.measured(f"{name}: a step, median", figures["step"] * 1e3, "ms")
+    for kind in ("grow", "shrink"):
+        changed = [row for row in figures["rows"] if row["kind"] == kind]
+        for what in ("pause", "request"):
+            value = statistics.median(row[what] for row in changed)
+            rows.measured(f"{name}: {kind}, {what}, median", value * 1e3, "ms")
 
 
 def rank(options: dict[str, Any]) -> None:
