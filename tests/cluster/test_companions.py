@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.esrun_stand_in import ADDRESS, StandIn, running_stand_in
 from tests.support.selasticd import PYTHON
+from tests.support.slow_links import cut
 from tests.support.slurm_cluster import SlurmCluster, until
 
 DIRECTORY = "/shared/scratch/companions"
@@ -218,6 +219,22 @@ def test_a_job_survives_its_companions(cluster: SlurmCluster, controller: StandI
     lines = [f"companion {cancelled} leaves: Slurm ends it", f"companion {stopped} leaves: it has"]
     for line in lines:
         assert line in log, log
+
+
+def test_a_companion_whose_network_is_cut(cluster: SlurmCluster, controller: StandIn) -> None:
+    job = GrowingJob(controller, words="stubborn")
+    companion = job.grow(2, "g06")
+    with cut(cluster, "g06"):
+        job.report(companions=[[companion, 2, "ended"]], gpus=1)
+        ranks = f"pgrep -f '{job.home[:-1]}[{job.home[-1]}]/program.py' || true"
+        until(lambda: not cluster.exec(ranks, node="g06").stdout, what="ranks are left on g06")
+    cluster.wait(companion, "FAILED", "CANCELLED", "NODE_FAIL", timeout=60)
+    assert cluster.state(job.job) == "RUNNING"
+    cluster.exec(f"touch {job.home}/finish", user="alice")
+    cluster.wait(job.job, "COMPLETED")
+    until(lambda: not job.left_behind(), what=job.left_behind)
+    idle = "sinfo -h -n g06 -o %t"
+    until(lambda: cluster.exec(idle).stdout.strip() == "idle", what="g06 is not idle")
 
 
 def test_ranks_that_do_not_leave_are_ended(cluster: SlurmCluster, controller: StandIn) -> None:

@@ -1,4 +1,7 @@
-"""Slow links between the nodes of the container cluster: a token bucket filter (tbf) per node."""
+"""Links between the nodes of the container cluster, made slow or cut.
+
+Slow ones have a token bucket filter (tbf) on each node.
+"""
 
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -13,8 +16,13 @@ _DEVICE = "eth0"
 
 
 def _tc(cluster: SlurmCluster, node: str, *words: str, check: bool = True) -> None:
+    _in_network(cluster, node, "tc", *words, check=check)
+
+
+def _in_network(cluster: SlurmCluster, node: str, *words: str, check: bool = True) -> None:
+    """Run a command of this host in the network of a node."""
     pid = _docker("inspect", "-f", "{{.State.Pid}}", container(cluster.name, node))
-    command = ["nsenter", "-t", pid, "-n", "tc", *words]
+    command = ["nsenter", "-t", pid, "-n", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
@@ -23,6 +31,22 @@ def _docker(*words: str) -> str:
     return subprocess.run(
         ["docker", *words], capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+@contextmanager
+def cut(cluster: SlurmCluster, node: str) -> Iterator[None]:
+    """Cut a node off from all others during the context; connections are not closed.
+
+    Skips the test where the host does not let us change its containers' interfaces.
+    """
+    require("root")
+    require("nsenter")
+    require("ip")
+    _in_network(cluster, node, "ip", "link", "set", _DEVICE, "down")
+    try:
+        yield
+    finally:
+        _in_network(cluster, node, "ip", "link", "set", _DEVICE, "up")
 
 
 @contextmanager
