@@ -138,6 +138,9 @@ class ReportHandler:
             stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
         self._outbox.tell(job.job_id, run=job.run + waits, layout=entry.layout)
         self._outbox.tell(job.job_id, run=job.run + stays, directive=_for_ranks(entry.override))
+        in_place = self._store.allows_in_place(job)
+        if in_place != self._outbox.orders(job.job_id, job.run).in_place:
+            self._outbox.tell(job.job_id, run=job.run, in_place=in_place)
 
     def _rehearsed(self, report: Report, job: Job) -> None:
         """Act on the result of a rehearsal, or on a job's refusal of it."""

@@ -226,6 +226,7 @@ class Orders:
         failed_start: start that `on_failure` is about, as in `Report`.
         on_failure: one of `ON_FAILURE`, for a program that has failed on trial; None: no answer.
         members: the change of members that is under way; None: none.
+        in_place: whether changes of members may be ordered, and the program prepares for them.
     """
 
     seq: int = 0
@@ -242,6 +243,7 @@ class Orders:
     failed_start: int | None = None
     on_failure: str | None = None
     members: MemberOrders | None = None
+    in_place: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None."""

@@ -52,13 +52,13 @@ class RankSocketServer:
         threading.Thread(target=self._accept, name="local", daemon=True).start()
         self._state.subscribe(lambda _: self._push())
 
-    def set_companions(self, companions: Mapping[str, int]) -> None:
+    def set_companions(self, companions: Mapping[str, int] | None) -> None:
         """Send the desired companions, by job id their numbers of ranks, now and with all orders.
 
-        Without a call the library does not prepare for changes in place.
+        Without a call, and after one with None, the library does not prepare for changes in place.
         """
         with self._lock:
-            self._companions = dict(companions)
+            self._companions = None if companions is None else dict(companions)
         self._push()
 
     def drain(self, timeout_s: float) -> None:

@@ -45,6 +45,7 @@ class _OrdersAlways(TypedDict):
     reason: str
     layout: str
     directive: str
+    in_place: bool
 
 
 class MembersRow(TypedDict):

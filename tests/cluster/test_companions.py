@@ -3,6 +3,7 @@
 The program regroups without torch (`drivers/regrouping.py`).
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,8 @@ def test_a_job_grows_over_nodes_and_shrinks(cluster: SlurmCluster, controller: S
     assert (fields["NumTasks"], fields["CPUs/Task"], fields["MinMemoryCPU"]) == ("2", "2", "100M")
     assert fields["UserId"].startswith("alice(")
     assert fields["TimeLimit"] in ("00:30:00", "00:29:00")
-    assert "AdminComment" not in fields or not fields["AdminComment"]
+    record = {"companion": {"base": job.job, "change": 1, "run": 0}, "v": 1}
+    assert json.loads(fields["AdminComment"]) == record, "users cannot write it"
     job.release(first, "g02")
     job.release(second, "g01")
     report = job.report(change=1, change_state="done")

@@ -20,7 +20,7 @@ def orders(job):
     try:
         return json.loads((here / f"orders-{job}").read_text())
     except (OSError, ValueError):
-        return {"seq": 0, "report_every_s": 2.0}
+        return {"seq": 0, "report_every_s": 2.0, "in_place": True}
 
 class Handler(socketserver.BaseRequestHandler):
     def handle(self):
@@ -67,7 +67,8 @@ class StandIn:
 
     def order(self, job: int, action: str, **fields: Any) -> None:
         self.seq += 1
-        orders = {"seq": self.seq, "action": action, "report_every_s": 2.0, **fields}
+        defaults = {"report_every_s": 2.0, "in_place": True}
+        orders = {"seq": self.seq, "action": action, **defaults, **fields}
         path = f"{self._files}/orders-{job}"
         self.cluster.exec(
             f"cat >{path}.new; mv {path}.new {path}", user="selastic", stdin=json.dumps(orders)

@@ -327,6 +327,12 @@ class JobStore:
             self.entry(job).placed.switch(job.run, joined=[job_id], left=())
             self.touch(job)
 
+    def allows_in_place(self, job: Job) -> bool:
+        """Return whether the site and the directive in force allow changes in place."""
+        directive = self.directive(job)
+        allowed = self.learning.config.resize.in_place == "auto"
+        return allowed and directive is not None and directive.in_place == "auto"
+
     def in_place_obstacle(self, job: Job, now: float) -> Reason | None:
         """Return why a running job cannot be changed in place where the site allows it, or None."""
         directive, report = self.directive(job), self.last_report(job.job_id)

@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.core.member_orders import MAX_COMPANIONS, MemberOrders
@@ -28,6 +27,7 @@ from slurm_elastic.job.companions.companion_submission import (
     cancel,
     kill_step,
 )
+from slurm_elastic.job.companions.member_change import MemberChange, printable
 from slurm_elastic.job.launch import RankLaunch, log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.step import Step
@@ -38,8 +38,6 @@ _GONE_S = 5.0
 _FINISH_S = 10.0
 #: Seconds that ranks have to leave when Slurm ends their companion: less than KillWait.
 _TERMINATED_S = 25.0
-#: Most characters of a text in a report.
-_MAX_TEXT = 200
 #: Longest wait of the thread.
 _TICK_S = 1.0
 
@@ -50,31 +48,34 @@ class CompanionSet:
     Args:
         launch: of the base.
         state: gets what became of changes, and has the orders.
-        send_desired: passes the desired companions on to rank 0.
+        send_desired: passes the desired companions on to rank 0; None: there will be none.
+        clock: monotonic seconds.
     """
 
     def __init__(
         self,
         launch: RankLaunch,
         state: ReportState,
-        send_desired: Callable[[Mapping[str, int]], None],
+        send_desired: Callable[[Mapping[str, int] | None], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._launch, self._state, self._send_desired = launch, state, send_desired
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, CompanionJob] = {}
         self._server: CompanionServer | None = None
         self._submission: CompanionSubmission | None = None
-        self._change: MemberOrders | None = None
-        self._change_state = ""
-        self._problem = ""
-        self._deadline = 0.0
+        self._change: MemberChange | None = None
         self._port: int | None = None
         self._members: frozenset[int] = frozenset()
         self._reported: dict[str, Any] = {}
-        self._sent: dict[str, int] | None = None
+        self._allowed = False
+        self._sending = threading.Lock()
+        self._sent: tuple[dict[str, int], bool] | None = None
 
     def start(self) -> None:
-        """Start; a program that connects from now on learns that its members may change."""
+        """Start; once the controller allows it, the program learns that its members may change."""
         self._publish()
         threading.Thread(target=self._run, name="companion set", daemon=True).start()
         self._state.subscribe(self._on_orders)
@@ -109,7 +110,7 @@ class CompanionSet:
 
     def on_terminated(self, job_id: int) -> None:
         """Take that Slurm ends a companion."""
-        by = time.monotonic() + _TERMINATED_S
+        by = self._clock() + _TERMINATED_S
         self._post(lambda: self._lose(job_id, "Slurm ends it", end_by=by))
 
     def on_disconnected(self, job_id: int, reason: str) -> None:
@@ -117,6 +118,9 @@ class CompanionSet:
         self._post(lambda: self._handle_disconnected(job_id, reason))
 
     def _on_orders(self, orders: Orders) -> None:
+        # At once: a program that waits for its first orders gets both together.
+        self._allowed = orders.in_place
+        self._send_if_new()
         if orders.members is not None:
             members = orders.members
             self._post(lambda: self._handle_orders(members))
@@ -137,7 +141,7 @@ class CompanionSet:
                 event = self._nothing
             try:
                 event()
-                self._meet_deadlines(time.monotonic())
+                self._meet_deadlines(self._clock())
                 self._settle()
                 self._publish()
             except Exception as error:  # noqa: BLE001 - the training goes on without changes
@@ -147,33 +151,28 @@ class CompanionSet:
         """Handle that there is no event."""
 
     def _handle_orders(self, orders: MemberOrders) -> None:
-        old = self._change
-        if old is not None and orders.change < old.change:
-            return
-        if old is None or orders.change > old.change:
+        change = self._change
+        if change is None or orders.change > change.number:
             self._begin(orders)
-            return
-        leave = tuple(dict.fromkeys((*old.leave, *orders.leave)))
-        self._change = replace(old, leave=leave, cancel=old.cancel or orders.cancel)
-        if self._change_state not in ("done", "failed") or leave != old.leave:
-            self._order_leaves(self._deadline)
-        if orders.cancel and not old.cancel:
-            self._give_up("the controller has cancelled it")
+        elif orders.change == change.number:
+            has_more, is_cancelled = change.merge(orders)
+            if has_more or not change.is_over:
+                self._order_leaves(change)
+            if is_cancelled:
+                self._give_up(change, "the controller has cancelled it")
 
     def _begin(self, orders: MemberOrders) -> None:
-        self._change, self._problem = orders, ""
-        self._deadline = time.monotonic() + orders.deadline_s
+        change = self._change = MemberChange(orders, self._clock())
         # Companions of earlier changes that have ended are not reported any more.
         self._jobs = {i: job for i, job in self._jobs.items() if job.state != "ended"}
         if orders.join and not orders.cancel:
             try:
                 self._submit(orders)
             except CompanionRefusedError as error:
-                self._change_state, self._problem = "failed", str(error)
+                change.fail(str(error))
                 log_line(f"change {orders.change} of members failed: {error}")
                 return
-        self._change_state = "submitted" if orders.join else "leaving"
-        self._order_leaves(self._deadline)
+        self._order_leaves(change)
 
     def _submit(self, orders: MemberOrders) -> None:
         if self._port is None:
@@ -208,12 +207,11 @@ class CompanionSet:
         )
         return self._submission
 
-    def _order_leaves(self, end_by: float) -> None:
-        assert self._change is not None
-        for job_id in self._change.leave:
+    def _order_leaves(self, change: MemberChange) -> None:
+        for job_id in change.orders.leave:
             job = self._jobs.get(job_id)
             if job is not None and job.state not in ("leaving", "ended"):
-                self._leave(job, end_by)
+                self._leave(job, change.deadline)
 
     def _leave(self, job: CompanionJob, end_by: float) -> None:
         """Let a companion leave: rank 0 does without it from the next step on."""
@@ -229,15 +227,14 @@ class CompanionSet:
             return
         job.reason = reason
         log_line(f"companion {job_id} leaves: {reason}")
-        if self._change is not None and job.change == self._change.change and job.awaited:
-            self._problem = f"companion {job_id}: {reason}"
+        if self._change is not None and job.change == self._change.number and job.awaited:
+            self._change.problem = f"companion {job_id}: {reason}"
         self._leave(job, end_by)
 
-    def _give_up(self, reason: str) -> None:
-        """End the companions of the last change that have not joined."""
-        assert self._change is not None
-        for job in list(self._jobs.values()):
-            if job.change == self._change.change and job.awaited:
+    def _give_up(self, change: MemberChange, reason: str) -> None:
+        """End the companions of a change that have not joined."""
+        for job in self._jobs.values():
+            if job.change == change.number and job.awaited:
                 self._lose(job.job_id, reason)
 
     def _handle_running(self, job_id: int, place: CompanionPlace) -> None:
@@ -247,8 +244,8 @@ class CompanionSet:
                 self._server.end(job_id)
             return
         job.state, job.place = "running", place
-        if self._change is not None and job.change == self._change.change:
-            self._change_state = "joining"
+        if self._change is not None and job.change == self._change.number:
+            self._change.state = "joining"
         if place.gpus != job.gpus:
             self._lose(job_id, f"it has {place.gpus} GPUs, not {job.gpus}")
         elif self._port is None:
@@ -293,7 +290,7 @@ class CompanionSet:
         """End a companion: its script kills its ranks and exits, or the job is cancelled."""
         job.state = "ended"
         if self._server is not None and self._server.end(job.job_id):
-            job.gone_by = time.monotonic() + _GONE_S
+            job.gone_by = self._clock() + _GONE_S
             return
         if job.has_ranks:
             kill_step(job.job_id)
@@ -307,10 +304,10 @@ class CompanionSet:
                 self._end(job)
         if self._server is not None:
             self._server.wait_until_ended(_GONE_S)
-        self._meet_deadlines(time.monotonic() + _GONE_S)
+        self._meet_deadlines(self._clock() + _GONE_S)
         self._port, self._members = None, frozenset()
-        if self._change_state not in ("", "done", "failed"):
-            self._problem = "the program has ended"
+        if self._change is not None and not self._change.is_over:
+            self._change.problem = "the program has ended"
         self._settle()
         self._state.set_own({
             "in_place": None, "not_in_place": "", "generation": None, "pause_s": None,
@@ -320,8 +317,8 @@ class CompanionSet:
         done.set()
 
     def _meet_deadlines(self, now: float) -> None:
-        if self._change is not None and now >= self._deadline:
-            self._give_up("it has not joined by the deadline")
+        if self._change is not None and now >= self._change.deadline:
+            self._give_up(self._change, "it has not joined by the deadline")
         for job in list(self._jobs.values()):
             if job.state == "leaving" and job.end_by is not None and now >= job.end_by:
                 self._end(job)
@@ -335,24 +332,16 @@ class CompanionSet:
     def _settle(self) -> None:
         """Decide whether the last change is over."""
         change = self._change
-        if change is None or self._change_state in ("done", "failed"):
-            return
-        joins = [job for job in self._jobs.values() if job.change == change.change]
-        if any(job.awaited for job in joins):
-            return
-        if any(job.state == "leaving" for job in self._jobs.values() if job.job_id in change.leave):
-            return
-        joined = any(job.state == "joined" for job in joins)
-        self._change_state = "done" if joined or not change.join else "failed"
-        problem = f": {self._problem}" if self._problem else ""
-        log_line(f"change {change.change} of members is {self._change_state}{problem}")
+        if change is not None and change.settle(list(self._jobs.values())):
+            problem = f": {change.problem}" if change.problem else ""
+            log_line(f"change {change.number} of members is {change.state}{problem}")
 
     def _handle_group(self, fields: dict[str, Any]) -> None:
         if "can" in fields:
             self._port = _port(fields.get("port")) if fields["can"] is True else None
             able, why = self._port is not None, fields.get("why")
             self._state.set_own({
-                "in_place": able, "not_in_place": "" if able else _printable(why or "unknown"),
+                "in_place": able, "not_in_place": "" if able else printable(why or "unknown"),
             })  # fmt: skip
         elif "dropped" in fields:
             log_line(f"generation {fields['dropped']} is dropped: {fields.get('why', '')}")
@@ -383,26 +372,20 @@ class CompanionSet:
 
     def _publish(self) -> None:
         """Pass on to rank 0 and to the controller what has changed."""
-        desired = {str(job.job_id): job.gpus for job in self._jobs.values() if job.desired}
-        if desired != self._sent:
-            self._sent = desired
-            self._send_desired(desired)
-        fields: dict[str, Any] = {
-            "companions": tuple(sorted(job.row for job in self._jobs.values())),
-        }
-        if self._change is not None:
-            fields |= {
-                "change": self._change.change,
-                "change_state": self._change_state,
-                "change_problem": _printable(self._problem),
-            }
+        self._send_if_new()
+        rows = tuple(sorted(job.row for job in self._jobs.values()))
+        fields = {"companions": rows} | (self._change.report_fields() if self._change else {})
         if fields != self._reported:
             self._reported = fields
             self._state.set_own(fields)
 
-
-def _printable(text: object) -> str:
-    return "".join(char if char.isprintable() else "?" for char in str(text))[:_MAX_TEXT]
+    def _send_if_new(self) -> None:
+        """Pass the desired companions on to rank 0; called by any thread."""
+        with self._sending:
+            desired = {str(job.job_id): job.gpus for job in self._jobs.values() if job.desired}
+            if self._sent != (desired, self._allowed):
+                self._sent = (desired, self._allowed)
+                self._send_desired(desired if desired or self._allowed else None)
 
 
 def _port(value: Any) -> int | None:

@@ -47,6 +47,8 @@ def lead() -> None:
     """Run as rank 0."""
     socket = RankSocket.connect()
     assert socket is not None
+    while socket.companions is None and HERE.exists():
+        socket.wait(0.1)
     socket.send({"phase": "training", "step": 1})
     socket.send_group({"can": True, "port": 40000})
     members: dict[str, int] = {}

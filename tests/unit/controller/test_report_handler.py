@@ -1,5 +1,7 @@
 """What jobs say, and what they are told then, without rounds and sockets."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.config.schema import Config
@@ -205,3 +207,14 @@ def test_ranks_get_an_ordered_directive_without_sizes(site):
     site.store.order(running, override="")
     site.report_handler.stand(running)
     assert site.report_handler.orders(7, 0, job=running).directive == ""
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_changes_in_place_are_prepared_where_site_and_job_allow_them(site, allowed):
+    config = dataclasses.replace(Config().resize, in_place="auto" if allowed else "never")
+    site.store.learning.config = dataclasses.replace(Config(), resize=config)
+    running = job({"n1": 4})
+    site.report_handler.stand(running)
+    assert site.report_handler.orders(7, 0, job=running).in_place is allowed
+    site.store.entry(running).override = "1-8,in-place=never"
+    assert not site.report_handler.orders(7, 0, job=running).in_place

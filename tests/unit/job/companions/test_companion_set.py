@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,12 +40,19 @@ class Base:
             "GROUP_WORLD_SIZE": "1",
         }
         self.state = ReportState(Report(job_id=4711, run=0, phase="training", gpus=2))
-        self.desired: list[dict[str, int]] = []
+        self.desired: list[dict[str, int] | None] = []
         self.seq = 0
-        self.companions = CompanionSet(self.launch, self.state, self._send)
+        self.skipped_s = 0.0
+        self.companions = CompanionSet(self.launch, self.state, self._send, clock=self._clock)
 
-    def _send(self, companions: Mapping[str, int]) -> None:
-        self.desired.append(dict(companions))
+    def _clock(self) -> float:
+        return time.monotonic() + self.skipped_s
+
+    def pass_deadline(self) -> None:
+        self.skipped_s += 1000.0
+
+    def _send(self, companions: Mapping[str, int] | None) -> None:
+        self.desired.append(companions if companions is None else dict(companions))
 
     @property
     def report(self) -> Report:
@@ -57,9 +65,10 @@ class Base:
     def order(self, change: int, *join: int, leave: tuple[int, ...] = (), **fields: object) -> None:
         self.seq += 1
         members = MemberOrders.from_wire(
-            {"change": change, "join": join, "leave": leave, "deadline_s": 60.0, **fields}
+            {"change": change, "join": join, "leave": leave, "deadline_s": 900.0, **fields}
         )
-        self.state.receive(Orders(seq=self.seq, members=members), authoritative=True)
+        orders = Orders(seq=self.seq, in_place=True, members=members)
+        self.state.receive(orders, authoritative=True)
 
     def can_regroup(self) -> None:
         self.companions.on_group({"can": True, "port": 41234})
@@ -98,6 +107,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Companion
 def base(slurm: CompanionSlurm) -> Iterator[Base]:
     base = Base(slurm)
     base.companions.start()
+    base.state.receive(Orders(in_place=True), authoritative=True)
     base.can_regroup()
     yield base
     base.companions.end_attempt(failed=True)
@@ -118,7 +128,7 @@ def grown(base: Base, change: int = 1, gpus: int = 2) -> int:
 
 
 def test_a_job_grows_and_shrinks(base: Base, slurm: CompanionSlurm) -> None:
-    eventually(lambda: base.desired == [{}], "the first message to rank 0")
+    eventually(lambda: base.desired == [None, {}], "the first messages to rank 0")
     base.order(1, 2, 1)
     base.until("submitted")
     assert base.report.companions == ((5001, 2, "submitted"), (5002, 1, "submitted"))
@@ -195,11 +205,13 @@ def test_a_refusal_takes_the_others_back(base: Base, slurm: CompanionSlurm) -> N
 
 
 def test_those_that_are_late_are_given_up(base: Base, slurm: CompanionSlurm) -> None:
-    base.order(1, 1, 1, deadline_s=3.0)
+    base.order(1, 1, 1)
     base.until("submitted")
     slurm.run(5001)
     eventually(lambda: base.states[5001] == "starting")
     base.regrouped(1, j5001=1)
+    eventually(lambda: base.states[5001] == "joined")
+    base.pass_deadline()
     base.until("done")
     assert base.states == {5001: "joined", 5002: "ended"}
     assert "5002: it has not joined by the deadline" in base.report.change_problem
@@ -207,9 +219,11 @@ def test_those_that_are_late_are_given_up(base: Base, slurm: CompanionSlurm) -> 
 
 
 def test_newcomers_that_never_join_are_ended(base: Base, slurm: CompanionSlurm) -> None:
-    base.order(1, 2, deadline_s=2.0)
+    base.order(1, 2)
     base.until("submitted")
     slurm.run(5001, gpus=2)
+    eventually(lambda: base.desired[-1] == {"5001": 2})
+    base.pass_deadline()
     base.until("failed")
     eventually(lambda: base.desired[-1] == {})
     assert slurm.ended(5001) == 0
@@ -276,7 +290,9 @@ def test_a_companion_that_slurm_ends_leaves_first(base: Base, slurm: CompanionSl
 
 def test_leavers_that_stay_are_ended_at_the_deadline(base: Base, slurm: CompanionSlurm) -> None:
     job_id = grown(base)
-    base.order(2, leave=(job_id,), deadline_s=0.5)
+    base.order(2, leave=(job_id,))
+    base.until("leaving")
+    base.pass_deadline()
     base.until("done")
     assert slurm.ended(job_id) == 0
     eventually(lambda: base.states[job_id] == "ended")
@@ -354,3 +370,9 @@ def test_an_sbatch_that_hangs_fails_the_change(
     base.order(1, 1)
     base.until("failed")
     assert "has not answered" in base.report.change_problem
+
+
+def test_members_are_changed_only_where_the_controller_allows_it(base: Base) -> None:
+    eventually(lambda: base.desired == [None, {}], "that there may be companions")
+    base.state.receive(Orders(seq=1, in_place=False), authoritative=True)
+    eventually(lambda: base.desired == [None, {}, None], "that there will be none")
