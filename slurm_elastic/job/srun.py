@@ -30,7 +30,7 @@ _LAUNCHER_WORDS = (
 #: Prefixes of the variables of the base's job, which srun would read as options for the companion,
 #: and of those that stay.
 _FOREIGN = ("SLURM", "SRUN_", "SBATCH_", "SALLOC_", "_SLURM", "SPANK_", "_SPANK")
-_OWN = ("SLURM_ELASTIC_", "SLURM_CONF")
+_OWN = ("SLURM_ELASTIC_", "SLURM_CONF", "SLURM_RESTART_COUNT")
 #: GPUs of the base; Slurm sets those of the companion.
 _DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
 #: Set in ranks that join a running training: the companion in which they run.

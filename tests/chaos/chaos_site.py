@@ -111,7 +111,8 @@ class ChaosSite:
 
     def toml(self) -> str:
         """Return selasticd's configuration."""
-        return eager_config(queue=self.queue).replace("{state}", STATE)
+        text = eager_config(queue=self.queue).replace("[resize]", '[resize]\nin_place = "auto"')
+        return text.replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:
         """Yield samples until `close` is called."""

@@ -9,6 +9,7 @@ computed again after a kill was lost in between: these are counted, they are no 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ TOLERANCE = 1e-4
 
 
 Attempt = tuple[int, int]
+_MEMBER_LOST = re.compile(r"continues after step (\d+) with \d+ rank\(s\) \(.*\d lost")
 
 
 @dataclass
@@ -28,6 +30,7 @@ class History:
     Attributes:
         samples: (step, attempt) → samples, as often as they were trained on.
         losses: (step, attempt) → loss.
+        members_lost: steps after which the others have gone on without a member.
 
     An attempt is (SLURM_RESTART_COUNT, how many had that number before): a slurmctld that forgets
     its last seconds counts one twice.
@@ -37,11 +40,14 @@ class History:
         default_factory=lambda: defaultdict(Counter)
     )
     losses: dict[tuple[int, Attempt], float] = field(default_factory=dict)
+    members_lost: set[int] = field(default_factory=set)
 
     @classmethod
-    def read(cls, samples: Iterable[Iterable[str]], losses: Iterable[str]) -> History:
-        """Read the lines of each of samples-rank*.jsonl, and of losses.jsonl."""
-        history = cls()
+    def read(
+        cls, samples: Iterable[Iterable[str]], losses: Iterable[str], log: str = ""
+    ) -> History:
+        """Read the lines of each of samples-rank*.jsonl, of losses.jsonl, and the job's log."""
+        history = cls(members_lost={int(step) for step in _MEMBER_LOST.findall(log)})
         for rank in samples:
             for attempt, row in _numbered(rank):
                 history.samples[row["step"], attempt].update(row["indices"])
@@ -81,7 +87,8 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     """Return the differences from the undisturbed run.
 
     A rank writes its samples when the step is done: one that is killed in that moment leaves an
-    attempt whose last step has a loss, and not all samples.
+    attempt whose last step has a loss, and not all samples. A companion's rank that is killed
+    leaves that in the middle of an attempt, or samples of a step that the others computed again.
 
     Args:
         mine: the interrupted one.
@@ -99,6 +106,8 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     for (step, attempt), counts in sorted(mine.samples.items()):
         who = f"step {step} of attempt {attempt[0]}"
         want = expected.get(step, Counter())
+        if step in mine.members_lost or step - 1 in mine.members_lost:
+            continue
         if counts - want:
             differences.append(f"{who} has samples that it should not have")
         elif (step, attempt) in mine.losses and counts != want and last_of.get(attempt) != step:

@@ -5,7 +5,8 @@ run and answer:
 
 | rule | broken when |
 |---|---|
-| range | an elastic job runs outside its MIN-MAX, or a rigid one in another size than requested |
+| range | an elastic job with its companions is outside MIN-MAX, or a rigid one of another size |
+| companion | a job's companion is still there long after the run to which it belongs |
 | twice | two running jobs hold one GPU, or GPUs that run plus those promised exceed a node |
 | held | a job is held, and not by the campaign |
 | pinned | a pending job stays bound to nodes, or any job to a reservation or a priority of ours |
@@ -38,6 +39,11 @@ GRACE_S = 90.0
 HOLD_GRACE_S = 3.0
 #: A crash of slurmctld gives GPUs back to a job that had left them: it takes 6 s to be sure.
 PROMISE_GRACE_S = 12.0
+#: Comment of a companion: `selastic:companion:BASE:RUN:CHANGE`.
+COMPANION = "selastic:companion:"
+#: Seconds in which a companion ends after its job: esrun may be dead, and slurmctld unable to say
+#: so to the companion; then selasticd cancels it.
+COMPANION_GRACE_S = 60.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
 AHEAD_S = 135.0
 HELD = ("JobHeldUser", "JobHeldAdmin")
@@ -86,12 +92,21 @@ class Rules:
         if sample["jobs"] is None:
             return
         jobs = {j["name"]: j for j in sample["jobs"] if j["name"] in self.jobs}
+        companions = [
+            j for j in sample["jobs"] if j["comment"].startswith(COMPANION) and not j["ended"]
+        ]
         wrong: dict[tuple[str, str], tuple[float, str]] = {}
         for name, job in jobs.items():
-            for rule, grace, text in self._job(self.jobs[name], job):
+            own = [c for c in companions if _base(c) == (job["id"], job["restarts"])]
+            for rule, grace, text in self._job(self.jobs[name], job, own):
                 if not self.excused(rule, name):
                     wrong[rule, name] = (grace, text)
-        for rule, who, grace, text in [*self._nodes(jobs), *self._reservations(sample, jobs)]:
+        held = jobs | {f"{c['name']} {c['id']}": c for c in companions}
+        for rule, who, grace, text in [
+            *self._nodes(held),
+            *self._reservations(sample, held),
+            *self._orphans(jobs, companions),
+        ]:
             wrong[rule, who] = (grace, text)
         for name, before in self._known.items():
             if name not in jobs and not before["ended"] and not self.excused("vanished", name):
@@ -111,7 +126,9 @@ class Rules:
             self._recorded.add((rule, who))
             self.breaches.append(Breach(at, rule, who, text))
 
-    def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
+    def _job(
+        self, asked: Submission, job: Mapping[str, Any], companions: Collection[Mapping[str, Any]]
+    ) -> Collection[tuple[str, float, str]]:
         broken: list[tuple[str, float, str]] = []
         if job["ended"]:
             earlier = self._known.get(job["name"])
@@ -120,7 +137,8 @@ class Rules:
                 broken.append(("failed", 0.0, f"after {job['restarts']} restarts"))
             return broken
         held = sum(map(len, job["held"].values()))
-        if job["state"] == "RUNNING" and held and not asked.least <= held <= asked.most:
+        held += sum(len(indices) for c in companions for indices in c["held"].values())
+        if job["state"] == "RUNNING" and job["held"] and not asked.least <= held <= asked.most:
             broken.append(("range", 0.0, f"holds {held} GPUs, asked {asked.least}-{asked.most}"))
         if (
             job["state"] == "PENDING"
@@ -178,6 +196,22 @@ class Rules:
         return broken
 
     @staticmethod
+    def _orphans(
+        jobs: Mapping[str, Mapping[str, Any]], companions: Collection[Mapping[str, Any]]
+    ) -> Collection[tuple[str, str, float, str]]:
+        running = {(j["id"], j["restarts"]) for j in jobs.values() if j["state"] == "RUNNING"}
+        return [
+            (
+                "companion",
+                f"{c['name']} {c['id']}",
+                COMPANION_GRACE_S,
+                f"{c['state']}: its job ended",
+            )
+            for c in companions
+            if _base(c) not in running
+        ]
+
+    @staticmethod
     def _reservations(
         sample: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
     ) -> Collection[tuple[str, str, float, str]]:
@@ -193,6 +227,12 @@ class Rules:
             elif name not in named:
                 broken.append(("reservation", name, GRACE_S, "no job names it"))
         return broken
+
+
+def _base(companion: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return id and run of the job to which a companion says that it belongs."""
+    words = companion["comment"].split(":")
+    return (int(words[2]), int(words[3])) if len(words) >= 4 and words[2].isdigit() else None
 
 
 def overlaps(beats: Mapping[int, list[tuple[float, str]]]) -> list[tuple[int, int, str, float]]:

@@ -172,7 +172,8 @@ class Load:
             rank, _, row = line.partition(":")
             ranks[rank].append(row)
         losses = self.cluster.exec(f"cat {home}/losses.jsonl 2>/dev/null || true").stdout
-        return History.read(ranks.values(), losses.splitlines())
+        log = self.cluster.exec(f"cat {home}/log 2>/dev/null || true").stdout
+        return History.read(ranks.values(), losses.splitlines(), log)
 
     def saver_history(self, name: str) -> SaverHistory:
         """Return the log of an unmodified script."""

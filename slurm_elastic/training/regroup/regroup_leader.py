@@ -286,7 +286,8 @@ class RegroupLeader(GroupMember):
             "step": step,
             "lost": sorted(left & self._desired.keys(), key=int),
         }
-        changes = [f"{job} joined" for job in sorted(joined)] + [f"{job} left" for job in left]
+        changes = [f"{job} joined" for job in sorted(joined)]
+        changes += [f"{job} {'lost' if job in self._desired else 'left'}" for job in sorted(left)]
         log_line(
             f"continues after step {step} with {len(generation.members)} rank(s)"
             f" ({', '.join(changes) or 'the same ones'})"

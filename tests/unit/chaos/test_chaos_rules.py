@@ -50,7 +50,11 @@ def broken(
     healthy: bool = True,
 ) -> list[str]:
     """Rules that are broken when this is seen for so long."""
-    known = {j["name"]: asked(j["name"], (kinds or {}).get(j["name"], "sleep")) for j in jobs}
+    known = {
+        j["name"]: asked(j["name"], (kinds or {}).get(j["name"], "sleep"))
+        for j in jobs
+        if not j["name"].endswith("+1")
+    }
     rules = Rules(known, GPUS)
     for at in range(seconds + 1):
         named = {name: at + ahead for name, ahead in (reservations or {}).items()}
@@ -58,6 +62,28 @@ def broken(
         sample["reservations"] = {n: e + 1000.0 for n, e in named.items()}
         rules.judge(sample, healthy=healthy)
     return [b.rule for b in rules.breaches]
+
+
+def companion(run: int = 0, **values: Any) -> dict[str, Any]:
+    return job("a+1", id=9, comment=f"selastic:companion:7:{run}:3", held={"g02": [0]}, **values)
+
+
+def test_companions_count_for_their_job() -> None:
+    base = job("a", held={"g01": [0, 1, 2]})
+    known = {"a": asked("a", most=3)}
+    for other, rules in (((), []), ((companion(),), ["range"]), ((companion(run=1),), [])):
+        judge = Rules(known, GPUS)
+        judge.judge({"at": 1.0, "jobs": [base, *other], "reservations": {}}, healthy=True)
+        assert [b.rule for b in judge.breaches] == rules
+
+
+def test_a_companion_may_not_outlive_its_job() -> None:
+    assert broken(job("a"), companion(), seconds=80) == []
+    assert broken(job("a", restarts=1), companion(), seconds=40) == []
+    assert broken(job("a", restarts=1), companion(), seconds=80) == ["companion"]
+    assert broken(waiting("a"), companion(ended=True), seconds=80) == []
+    shared = companion() | {"held": {"g01": [0]}}
+    assert broken(job("a"), shared) == ["twice"]
 
 
 def test_what_is_allowed_breaks_nothing() -> None:
