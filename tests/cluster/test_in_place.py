@@ -171,7 +171,8 @@ def test_selasticd_is_killed_while_a_job_grows(
     daemon: Daemon, cluster: SlurmCluster, state: str
 ) -> None:
     job = submit(cluster, most=1)
-    wider = f"selastic update {job} --elastic=1-4"
+    # selasticd may not know the job yet.
+    wider = f"until selastic update {job} --elastic=1-4; do sleep 0.2; done"
     daemon.when(job, state, daemon.kill_command, action="grow", first=wider)
     daemon.start()
     companion = grown(daemon, cluster, job)

@@ -77,3 +77,15 @@ def test_a_pending_job_is_queued_at_a_size_that_it_may_have():
     assert shape.queued(job("8"), barred, gpus_per_node=TYPES)["TresPerNode"] == "gres/gpu:a100:4"
     fixed = Directive.parse("2,types=a100").excluding([("", 2)])
     assert shape.queued(job("8"), fixed, gpus_per_node=TYPES)["TresPerNode"] == "gres/gpu:2"
+
+
+def test_a_companion_gets_its_node_and_what_its_base_has_left():
+    base = Job(
+        job_id=7, display_id="7", name="", user="alice", uid=2001, state=JobState.RUNNING,
+        partition="gpu", start_time=1000.0, time_limit_s=3600,
+    )  # fmt: skip
+    place = Allocation.of("a100", {"n2": 3})
+    fields = shape.placed_companion(base, place, reservation="selastic_1", now=1090.0)
+    assert fields["TimeLimit"] == "00:59:00"
+    assert (fields["ReqNodeList"], fields["TresPerNode"]) == ("n2", "gres/gpu:a100:3")
+    assert fields["ReservationName"] == "selastic_1"

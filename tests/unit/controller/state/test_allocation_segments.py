@@ -2,10 +2,13 @@
 
 import pytest
 
-from slurm_elastic.controller.state.allocation_segments import AllocationSegments
+from slurm_elastic.controller.state.allocation_segments import (
+    AllocationSegments,
+    base_of_segment,
+)
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.core.cluster import JobState, Snapshot
-from tests.support.job_records import job
+from slurm_elastic.core.cluster import Companion, JobState, Snapshot
+from tests.support.job_records import allocation, job
 
 
 @pytest.fixture
@@ -40,3 +43,17 @@ def test_an_open_segment_goes_on_after_a_restart_of_the_controller(ledger):
     assert rows(ledger) == [(2, 900.0, None)]
     observe(segments, job(run=1), at=1300.0)
     assert rows(ledger) == [(2, 900.0, 1300.0)]
+
+
+def test_companions_have_segments_of_their_own_that_count_for_their_base(ledger):
+    segments = AllocationSegments(ledger)
+    observe(segments, job({"n1": 1}, start_time=900.0), at=1000.0)
+    companion = Companion(8, allocation({"n2": 2}), 1100.0)
+    grown = job({"n1": 1, "n2": 2}, start_time=900.0, companions=(companion,))
+    observe(segments, grown, at=1101.0)
+    segments = AllocationSegments(ledger)  # a restart of the controller
+    observe(segments, grown, at=1102.0)
+    observe(segments, job({"n1": 1}, start_time=900.0), at=1200.0)
+    assert rows(ledger) == [(1, 900.0, None), (2, 1100.0, 1200.0)]
+    assert [r["job_id"] for r in ledger.segments()] == [7, 8]
+    assert [base_of_segment(r) for r in ledger.segments()] == [7, 7]

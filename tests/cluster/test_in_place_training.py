@@ -1,0 +1,112 @@
+"""A training of the library grows and shrinks in place: controller, esrun and ranks together."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
+from tests.support.slurm_cluster import SlurmCluster, until
+
+PROJECT = "/opt/src/slurm-elastic"
+SAMPLES, EPOCHS = 1024, 10
+SIZE = f"--samples {SAMPLES} --epochs {EPOCHS} --global-batch 32"
+CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+#: Node with the GPUs of a test: rack 2's a100.
+PLACE = "-Ca100&rack2"
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    with running(cluster, CONFIG, reporters=()) as daemon:
+        yield daemon
+
+
+class Training:
+    """A job of train_library.py on one GPU that may have four."""
+
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        self.daemon, self.cluster = daemon, daemon.cluster
+        self.out = f"/shared/home/alice/in-place-{name}"
+        self.begun = len(daemon.log())
+        self.cluster.exec(f"rm -rf {self.out} {self.out}.log", user="alice")
+        self.job = self.cluster.sbatch(
+            "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
+            f"exec esrun python3 {PROJECT}/docs/examples/train_library.py"
+            f" --out {self.out} {SIZE} --rate 40",
+            *("--elastic=1-4", "--gres=gpu:1", "--time=30", "--open-mode=append", PLACE),
+            f"--output={self.out}.log",
+        )
+
+    def log(self) -> str:
+        return self.cluster.exec(f"cat {self.out}.log 2>&1", check=False).stdout
+
+    def companions(self) -> list[int]:
+        text = self.cluster.exec("squeue -h -o '%A %k' -t PD,R").stdout
+        rows = [line.split() for line in text.splitlines()]
+        mine = f"selastic:companion:{self.job}:"
+        return [int(r[0]) for r in rows if len(r) == 2 and r[1].startswith(mine)]
+
+    def has(self, size: int, *, timeout: float = 120) -> None:
+        """Wait until base and companions hold so many GPUs, and no change is under way."""
+
+        def there() -> bool:
+            held = gpus(self.cluster, self.job)
+            return held + sum(gpus(self.cluster, c) for c in self.companions()) == size
+
+        until(there, seconds=timeout, what=self.log)
+
+    def changed(self, action: str, *, timeout: float = 120) -> None:
+        """Wait for the end of the next change, which is made in place."""
+        pattern = rf"JobId={self.job} Transition=\d+ State=(DONE|UNDONE) Action=(\w+)"
+        match = self.daemon.wait_for(pattern, after=self.begun, timeout=timeout)
+        self.begun = match.end()
+        assert match.group(1, 2) == ("DONE", action), self.log()
+
+    def ends_well(self) -> None:
+        """Wait for its end: one run, each step computed once, nothing left."""
+        self.cluster.wait(self.job, "COMPLETED", timeout=240)
+        assert shown(self.cluster, self.job)["restart_cnt"] == 0
+        until(lambda: not self.companions(), seconds=30, what="a companion outlives its base")
+        words = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
+        self.cluster.exec(["python3", f"{PROJECT}/docs/examples/check_run.py", self.out, *words])
+        self.daemon.check_log()
+
+
+def test_it_grows_and_shrinks_and_loses_no_step(daemon: Daemon, cluster: SlurmCluster) -> None:
+    training = Training(daemon, "both-ways")
+    training.changed("grow")
+    training.has(4)
+    rigid = cluster.sbatch("exec sleep 8", "-o/dev/null", PLACE, "--gres=gpu:2", user="bob")
+    training.changed("shrink")
+    cluster.wait(rigid, "RUNNING", "COMPLETED")
+    training.changed("grow")
+    rows = daemon.selastic("history", str(training.job), "--noheader", "--format=KIND")
+    assert set(rows.split()) == {"in-place"}
+    training.ends_well()
+
+
+def test_a_companion_is_cancelled_by_its_owner(daemon: Daemon, cluster: SlurmCluster) -> None:
+    training = Training(daemon, "cancelled")
+    training.changed("grow")
+    (companion,) = training.companions()
+    cluster.exec(["scancel", str(companion)], user="alice")
+    training.changed("grow")
+    assert companion not in training.companions()
+    training.ends_well()
+
+
+@pytest.mark.parametrize("state", ["ASK", "JOIN"])
+def test_selasticd_is_killed_meanwhile(daemon: Daemon, state: str) -> None:
+    training = Training(daemon, f"killed-{state}")
+    daemon.when(training.job, state, daemon.kill_command, action="grow")
+    daemon.start()
+    training.changed("grow")
+    training.ends_well()
+
+
+def test_its_base_is_cancelled(daemon: Daemon, cluster: SlurmCluster) -> None:
+    training = Training(daemon, "ended")
+    training.changed("grow")
+    assert training.companions()
+    cluster.exec(["scancel", str(training.job)], user="alice")
+    until(lambda: not training.companions(), seconds=15, what="a companion outlives its base")
