@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from slurm_elastic.core.cluster import Allocation, Job, Snapshot
+from slurm_elastic.core.cluster import Allocation, Job, Node, Snapshot
 from slurm_elastic.core.resize_kind import companion_change
 
 
@@ -27,8 +27,14 @@ def place_in_place(job: Job, gpus: int, most: int, room: Mapping[str, int]) -> A
     companions = [c.allocation for c in job.companions]
     full, remainder = divmod(gpus, most)
     # Nodes of the base first, then those of companions, then the others.
-    order = sorted(room, key=lambda n: (-base.on(n), -held.on(n)))
-    for last in _last_nodes(order, held, remainder, room):
+    base_shares, shares_held = dict(base.shares), dict(held.shares)
+    own = sorted(
+        (n for n in room if n in shares_held),
+        key=lambda n: (-base_shares.get(n, 0), -shares_held[n]),
+    )
+    others = [n for n in room if n not in shares_held]
+    order = [*own, *others]
+    for last in _last_nodes(own, others, remainder, room):
         nodes = [n for n in order if n != last and room[n] >= most][:full]
         if len(nodes) < full:
             continue
@@ -41,27 +47,62 @@ def place_in_place(job: Job, gpus: int, most: int, room: Mapping[str, int]) -> A
     return None
 
 
-def free_room(job: Job, snapshot: Snapshot) -> dict[str, int]:
-    """Return the GPUs of its type that a running job may hold on each node now."""
-    held = job.allocation
-    if held is None:
-        return {}
-    room = {}
-    for node in snapshot.nodes:
-        if node.gpu_type == held.gpu_type:
-            open_to_it = not node.planned and job.partition in node.partitions
-            room[node.name] = held.on(node.name) + (node.free_gpus if open_to_it else 0)
-    return room
+class FreeRoom:
+    """Free GPUs of a snapshot, for `place_in_place`; nodes that make no difference are left out."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._names: dict[tuple[str, str], dict[int, list[str]]] = {}
+
+    def of(self, job: Job, nodes: int) -> dict[str, int]:
+        """Return the GPUs of its type that a running job may hold now, by node.
+
+        Args:
+            job: running.
+            nodes: most nodes that it may get.
+        """
+        held = job.allocation
+        if held is None:
+            return {}
+        names = self._by_free_gpus(job.partition, held.gpu_type)
+        whole = self._snapshot.per_node.get(held.gpu_type, 0)
+        free: dict[str, int] = {}
+        for gpus, equal in names.items():
+            count = (nodes if gpus == whole else 1) + len(held.shares)
+            free.update(dict.fromkeys(equal[:count], gpus))
+        own = {
+            name: gpus + self._free(self._snapshot.node.get(name), job.partition)
+            for name, gpus in held.shares
+        }
+        return free | own
+
+    def _by_free_gpus(self, partition: str, gpu_type: str) -> dict[int, list[str]]:
+        names = self._names.get((partition, gpu_type))
+        if names is None:
+            names = {}
+            for node in self._snapshot.nodes:
+                gpus = self._free(node, partition)
+                if gpus and node.gpu_type == gpu_type:
+                    names.setdefault(gpus, []).append(node.name)
+            self._names[partition, gpu_type] = names
+        return names
+
+    @staticmethod
+    def _free(node: Node | None, partition: str) -> int:
+        """Return the GPUs into which jobs of a partition may grow."""
+        if node is None or node.planned or partition not in node.partitions:
+            return 0
+        return node.free_gpus
 
 
 def _last_nodes(
-    order: list[str], held: Allocation, remainder: int, room: Mapping[str, int]
+    own: list[str], others: list[str], remainder: int, room: Mapping[str, int]
 ) -> Iterator[str | None]:
     """Iterate over nodes for what remains: those held, then the one with the least to spare."""
     if not remainder:
         yield None
         return
-    yield from (n for n in order if held.on(n) and room[n] >= remainder)
-    others = [n for n in order if not held.on(n) and room[n] >= remainder]
-    if others:
-        yield min(others, key=lambda n: room[n])
+    yield from (n for n in own if room[n] >= remainder)
+    with_room = [n for n in others if room[n] >= remainder]
+    if with_room:
+        yield min(with_room, key=lambda n: room[n])

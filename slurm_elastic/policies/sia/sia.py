@@ -30,7 +30,7 @@ from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
-from slurm_elastic.placement.in_place_fit import free_room, place_in_place
+from slurm_elastic.placement.in_place_fit import FreeRoom, place_in_place
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
@@ -196,12 +196,17 @@ def reached_in_place(snapshot: Snapshot, arrays: RoundArrays) -> Bools:
     """Return [J, C] whether a job can reach a configuration in place, into GPUs free now."""
     columns = arrays.configurations
     reached = np.zeros(arrays.valid.shape, dtype=bool)
+    free_room = FreeRoom(snapshot)
     for row, (job, held) in enumerate(zip(arrays.candidates, arrays.held.tolist(), strict=True)):
         if held < 0 or not job.record.in_place:
             continue
         kind = columns.kind[held]
-        others = np.flatnonzero(arrays.valid[row] & (columns.kind == kind))
-        room = free_room(job.job, snapshot)
+        base = job.job.base_allocation
+        least = base.gpus if base else 0
+        others = np.flatnonzero(
+            arrays.valid[row] & (columns.kind == kind) & (columns.gpus >= least)
+        )
+        room = free_room.of(job.job, int(columns.nodes[others].max(initial=1)))
         for column in others[others != held].tolist():
             gpus, most = int(columns.gpus[column]), int(columns.per_node[kind])
             reached[row, column] = place_in_place(job.job, gpus, most, room) is not None

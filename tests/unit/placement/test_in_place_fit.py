@@ -8,7 +8,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Companion, Job, JobState
 from slurm_elastic.core.resize_kind import companion_change
 from slurm_elastic.placement.eligibility import elastic_jobs
-from slurm_elastic.placement.in_place_fit import free_room, place_in_place
+from slurm_elastic.placement.in_place_fit import FreeRoom, place_in_place
 from slurm_elastic.placement.node_arrays import NodeArrays
 from tests.support.synthetic_clusters import Cluster, node
 
@@ -92,8 +92,25 @@ def test_room_is_what_it_holds_and_what_is_free_where_it_may_grow():
     c = Cluster(nodes)
     c.add(1, elastic="1-8", on={"g1": 1, "g2": 2})
     c.add(2, on={"g1": 1})
-    room = free_room(c.snapshot().job[1], c.snapshot())
-    assert room == {"g1": 3, "g2": 2, "g3": 0, "g4": 0}
+    room = FreeRoom(c.snapshot()).of(c.snapshot().job[1], 2)
+    assert room == {"g1": 3, "g2": 2}
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4, 6, 8, 12])
+def test_nodes_that_are_left_out_make_no_difference(gpus):
+    c = Cluster([node(f"g{i:02d}") for i in range(1, 31)])
+    c.add(1, elastic="1-16", on={"g05": 2})
+    for i in range(2, 31):
+        if i != 5 and i % 4:
+            c.add(i, on={f"g{i:02d}": i % 4})
+    snapshot = c.snapshot()
+    job = snapshot.job[1]
+    few = FreeRoom(snapshot).of(job, -(-gpus // 4))
+    every = {n.name: n.free_gpus + job.allocation.on(n.name) for n in snapshot.nodes}
+    assert len(few) < len(every)
+    places = [place_in_place(job, gpus, 4, room) for room in (few, every)]
+    assert places[0] is not None
+    assert sorted(g for _, g in places[0].shares) == sorted(g for _, g in places[1].shares)
 
 
 @pytest.mark.parametrize(("in_place", "cost_s"), [(True, 0.5), (False, 32.0)])
