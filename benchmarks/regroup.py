@@ -113,7 +113,7 @@ class LocalRun:
         self.out, self._millions = out, millions
         self._base = 0
         out.mkdir()
-        name = f"@slurm-elastic-regroup-{os.getpid()}-{out.name}"
+        name = f"@slurm-elastic-regroup-{os.getpid()}-{millions}-{out.name}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(socket_address(name))
         listener.listen()
@@ -175,6 +175,11 @@ class LocalRun:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
+    def resources(self) -> tuple[int, int]:
+        """Return the open files and the threads of rank 0."""
+        process = Path("/proc") / str(self.processes[0].pid)
+        return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir()))
+
     def end(self) -> None:
         """Kill all processes."""
         for process in self.processes:
@@ -201,6 +206,7 @@ def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[s
         try:
             rows = _change(run, changes, base=base, companion=companion)
             steps = run.steps()
+            resources = run.resources()
         except BaseException:
             sys.stderr.write((run.out / "log").read_text(encoding="utf-8")[-4000:])
             raise
@@ -229,6 +235,7 @@ def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[s
         "rows": rows,
         "steps": len(steps),
         "lost_steps": len(steps) - len(times) + max(times) - len(times),
+        "resources": resources,
         "gap": statistics.median(gaps),
         "step": statistics.median(row["ended"] - row["begun"] for row in steps),
         "loss_difference": max(
@@ -271,7 +278,8 @@ def show(figures: dict[str, Any]) -> None:
         f"{figures['millions']} M parameters, {figures['base']} ranks and a companion of"
         f" {figures['companion']}: {figures['steps']} steps, {figures['lost_steps']} lost or"
         f" repeated; loss differs by at most {figures['loss_difference']:.1e}; step"
-        f" {1e3 * figures['step']:.0f} ms, gap {1e3 * figures['gap']:.1f} ms"
+        f" {1e3 * figures['step']:.0f} ms, gap {1e3 * figures['gap']:.1f} ms; rank 0 has at the end"
+        " {} open files and {} threads".format(*figures["resources"])
     )
     for kind in ("grow", "shrink"):
         rows = [row for row in figures["rows"] if row["kind"] == kind]

@@ -293,6 +293,7 @@ class TrainingJob:
         def follow() -> None:
             self.rank, self.world_size = rank_group.rank, rank_group.size
             self.layout = self._strategy.layout
+            self._step_profiler.begin_again()
             self._resizes += 1
 
         live = LiveTraining(
@@ -380,8 +381,11 @@ class TrainingJob:
             if begins:
                 self._regrouping.begin()
             agreed = self._agreed
+            if agreed.stop:
+                self._regrouping.close()
             self._requests.carry_out(self._cursor, agreed)
-            if agreed.switch and not (agreed.stop or agreed.notice or agreed.restart):
+            others = agreed.notice or agreed.restart or self._sampler.ended(self._cursor)
+            if agreed.switch and not others:
                 self._regrouping.switch(round(agreed.switch))
         except GroupBrokenError:
             self._regrouping.recover()

@@ -67,6 +67,12 @@ class StepProfiler:
         """Profile of the layers; None: unknown."""
         return self._profiler.measured if self._profiler else None
 
+    def begin_again(self) -> None:
+        """Measure as from the begin of an attempt, on all ranks of a changed group."""
+        self._timer.begin_again()
+        self._consecutive = ConsecutiveSteps(self._noise)
+        self._pending, self._sampled = None, False
+
     def begin(self) -> None:
         """Begin a step, whose gradients are cleared."""
         self.end()

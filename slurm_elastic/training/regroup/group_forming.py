@@ -1,7 +1,7 @@
 """Process groups formed beside a running one, and their use in its place.
 
-A group is never destroyed: one whose members have died would wait for them without end, and its
-collectives may still run. Its object is kept until the process ends.
+A group that a member has left by its death is never destroyed: that would wait without end for
+collectives that still run. Its object is kept until the process ends.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class FormingGroup:
     def size(self) -> int:
         """Number of members."""
         return len(self.generation.members)
+
+    def release(self) -> None:
+        """Destroy the groups, whose collectives have ended on all members."""
+        for group in filter(None, (self.world, self.transfer)):
+            distributed.destroy_process_group(group)
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+        self.world = self.transfer = None
 
     def _run(self) -> None:
         try:

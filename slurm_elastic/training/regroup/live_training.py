@@ -114,7 +114,6 @@ class LiveTraining:
         self._strategy.regroup()
         self._layout_agreement.resize()
         self._batch_size.set_replicas(self._rank_group.size)
-        self._reporter.timer.begin_again()
         self._reporter.set_fields(
             gpus=self._rank_group.size,
             layout=self._strategy.layout,

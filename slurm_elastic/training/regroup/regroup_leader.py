@@ -96,6 +96,7 @@ class RegroupLeader(GroupMember):
         if self._server is None:
             return 0.0
         self._send_result()
+        self._release_former()
         desired = self._reporter.companions or {}
         with self._changed:
             if self._news or desired != self._desired:

@@ -76,6 +76,7 @@ class RegroupMember(GroupMember):
 
     def requested(self) -> float:
         """See `Regrouping`."""
+        self._release_former()
         if self._rank_group.companion and self._signals.stop and not self._says_leave:
             self._says_leave = True
             self._send({"leave": True})

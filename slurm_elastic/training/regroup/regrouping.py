@@ -27,6 +27,8 @@ ADDRESS_KEY = "regroup"
 _POLL_S = 0.2
 #: Exit code of a companion's rank that is separated from the training.
 SEPARATED = 1
+#: Steps after a change until former groups are destroyed.
+_RELEASE_STEPS = 20
 #: Step that a member reports that has no complete state.
 NO_STATE = -1
 
@@ -91,6 +93,9 @@ class GroupMember:
         #: Recoveries that this rank has begun, and the newest alarm, which requests the next one.
         self._recoveries = self._alarm = 0
         self._has_state = not rank_group.companion
+        #: The present group and those before it that can be destroyed, from this step on.
+        self._groups: list[FormingGroup] = []
+        self._release_step = 0
 
     def attach(self, training: LiveTraining, obstacle: str) -> None:
         """See `Regrouping`."""
@@ -120,6 +125,16 @@ class GroupMember:
         self.generation = formed.generation
         self._rank_group.replace(formed.world, rank=formed.rank, size=formed.size)
         self._training.resize()
+        self._groups.append(formed)
+        self._release_step = self._training.cursor.step + _RELEASE_STEPS
+
+    def _release_former(self) -> None:
+        """Destroy groups whose last collective is long over: each has threads and connections."""
+        if len(self._groups) > 1 and self._training.cursor.step >= self._release_step:
+            *former, present = self._groups
+            self._groups = [present]
+            for group in former:
+                group.release()
 
     def _broadcast(
         self, group: Any, source: int, *, given_up: Callable[[], bool] = lambda: False
@@ -173,6 +188,7 @@ class GroupMember:
             self._show_alarm()
 
     def _begin_recovery(self, number: int) -> None:
+        self._groups.clear()  # what they still do has no end
         with self._changed:
             self._recoveries = number
             self._show_alarm()
