@@ -88,6 +88,8 @@ class StepBoundary:
     def pass_over(self, cursor: Cursor) -> None:
         """Carry out what is due after a step; does not return if the process ends by it."""
         if self._exchanges == 0:
+            if self._reporter.companions is not None:
+                self._reporter.send_group(can=False, why="own-loop")
             self._checkpoint_manager.begin()
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self._resumed_from

@@ -51,6 +51,11 @@ class MemberLink:
         with self._lock, contextlib.suppress(OSError):
             self._sock.sendall(json.dumps(message).encode() + b"\n")
 
+    def close(self) -> None:
+        """End the connection, as the end of this process would."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def _receive(self) -> None:
         unread = b""
         with contextlib.suppress(OSError):
@@ -58,4 +63,5 @@ class MemberLink:
                 *lines, unread = (unread + data).split(b"\n")
                 for line in lines:
                     self._on_message(json.loads(line))
+        self._sock.close()
         self._on_end()

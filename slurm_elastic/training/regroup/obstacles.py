@@ -1,4 +1,7 @@
-"""Reasons why the ranks of a training cannot change while it runs."""
+"""Reasons why the ranks of a training cannot change while it runs.
+
+One more, `own-loop`, is that of `ElasticLoop`.
+"""
 
 from __future__ import annotations
 
