@@ -151,7 +151,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Going back", reason_text(answer.get("failed")))
     add("Barred", _barred(answer))
     add("Companions", _companions(answer))
-    add("By requeue", reason_text(answer.get("not_in_place")))
+    add("In place", reason_text(answer.get("not_in_place")))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:

@@ -27,9 +27,11 @@ MEASURING = ("test_near_places.py", "test_hybrid.py")
 #: with one at the end.
 LONG = (
     "test_sia_rounds.py", *MEASURING,
-    "test_failed_changes.py", "test_frameworks.py", "test_demo.py", "test_life.py",
+    "test_failed_changes.py", "test_in_place_training.py", "test_frameworks.py", "test_demo.py",
+    "test_life.py",
     "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
-    "test_controller.py", "test_esrun.py", "test_companions.py", "test_people.py", "test_queue.py",
+    "test_controller.py", "test_esrun.py", "test_companions.py", "test_in_place.py",
+    "test_people.py", "test_queue.py",
     "test_standby.py", "test_launchers.py", "test_many.py", "test_guard.py",
     "test_debian_torch.py", "test_training.py", "test_sizes.py",
 )  # fmt: skip

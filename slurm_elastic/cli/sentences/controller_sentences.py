@@ -92,7 +92,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "in-place-unknown": "it has not said yet whether it can be changed in place",
     "in-place-unsupported": _unsupported,
     "in-place-failed": lambda p: (
-        f"by requeues until {clock(p['until'])}, since a change in place failed: {p['reason']}"
+        f"not before {clock(p['until'])}, since a change in place failed: {p['reason']}"
     ),
     "companions-refused": "its esrun could not submit companions: {error}",
     "companions-unanswered": "its esrun did not submit companions in time",

@@ -52,7 +52,7 @@ _DEAF_S = 300.0
 _BY_OTHERS = frozenset(
     (
         *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
-        *("controller-restarted", "controller-stopped"),
+        *("controller-restarted", "controller-stopped", "node-down", "node-excluded"),
     )
 )
 
