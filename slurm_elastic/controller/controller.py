@@ -213,8 +213,13 @@ class Controller:
     def _read_again(self, job_ids: Collection[int]) -> None:
         """Read these jobs again; the others are those of the last time that all were read."""
         reports = (self.store.last_report(i) for i in job_ids)
-        companions = {row[0] for r in reports if r is not None for row in r.companions}
-        again = {*job_ids, *companions, *self._companions}
+        named = {row[0] for r in reports if r is not None for row in r.companions}
+        marked = {
+            i
+            for i, companion in self._companions.items()
+            if companion.companion is not None and companion.companion.base in job_ids
+        }
+        again = {*job_ids, *named, *marked}
         others = {i: job for i, job in self._listed.items() if i not in again}
         self._listed = others | self.store.all_in_force(self.reader.some_jobs(again))
         self._fold()
