@@ -70,12 +70,15 @@ class CompanionSet:
         self._port: int | None = None
         self._members: frozenset[int] = frozenset()
         self._reported: dict[str, Any] = {}
-        self._allowed = False
+        self._allowed = True
         self._sending = threading.Lock()
         self._sent: tuple[dict[str, int], bool] | None = None
 
     def start(self) -> None:
-        """Start; once the controller allows it, the program learns that its members may change."""
+        """Start; the program learns that its members may change, unless the controller forbids it.
+
+        The program may begin before the controller's first answer.
+        """
         self._publish()
         threading.Thread(target=self._run, name="companion set", daemon=True).start()
         self._state.subscribe(self._on_orders)
@@ -118,9 +121,10 @@ class CompanionSet:
         self._post(lambda: self._handle_disconnected(job_id, reason))
 
     def _on_orders(self, orders: Orders) -> None:
-        # At once: a program that waits for its first orders gets both together.
-        self._allowed = orders.in_place
-        self._send_if_new()
+        if self._state.heard is not None:
+            # At once: a program that waits for its first orders gets both together.
+            self._allowed = orders.in_place
+            self._send_if_new()
         if orders.members is not None:
             members = orders.members
             self._post(lambda: self._handle_orders(members))

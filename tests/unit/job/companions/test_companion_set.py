@@ -128,7 +128,7 @@ def grown(base: Base, change: int = 1, gpus: int = 2) -> int:
 
 
 def test_a_job_grows_and_shrinks(base: Base, slurm: CompanionSlurm) -> None:
-    eventually(lambda: base.desired == [None, {}], "the first messages to rank 0")
+    eventually(lambda: base.desired == [{}], "the first message to rank 0")
     base.order(1, 2, 1)
     base.until("submitted")
     assert base.report.companions == ((5001, 2, "submitted"), (5002, 1, "submitted"))
@@ -372,7 +372,12 @@ def test_an_sbatch_that_hangs_fails_the_change(
     assert "has not answered" in base.report.change_problem
 
 
-def test_members_are_changed_only_where_the_controller_allows_it(base: Base) -> None:
-    eventually(lambda: base.desired == [None, {}], "that there may be companions")
+def test_a_controller_that_changes_no_members(slurm: CompanionSlurm) -> None:
+    base = Base(slurm)
+    base.companions.start()
+    assert base.desired == [{}], "the program may begin before the controller answers"
     base.state.receive(Orders(seq=1, in_place=False), authoritative=True)
-    eventually(lambda: base.desired == [None, {}, None], "that there will be none")
+    assert base.desired == [{}, None]
+    base.state.receive(Orders(seq=2, in_place=True), authoritative=True)
+    assert base.desired == [{}, None, {}]
+    base.companions.end_attempt(failed=True)
