@@ -105,11 +105,17 @@ class DataParallel:
         self._joined().clear()
         self._reducer = Reducer(self.model.parameters(), self._rank_group)
 
-    def regroup(self) -> None:
-        """Adapt to a changed group of ranks, between two steps."""
+    def regroup(self, *, fresh: bool) -> None:
+        """Adapt to a changed group of ranks, between two steps.
+
+        Args:
+            fresh: do not use the memory of former reductions again.
+        """
         self._divide()
-        self._joined().clear()
-        self._reducer = Reducer(self.model.parameters(), self._rank_group)
+        reducer = self._joined()
+        reducer.clear()
+        if fresh or not reducer.fits:
+            self._reducer = Reducer(self.model.parameters(), self._rank_group)
 
     def _divide(self) -> None:
         rank, size = self._rank_group.rank, self._rank_group.size

@@ -298,6 +298,11 @@ class Reducer:
         """Size of a step's all-reduce; 0 for a single rank."""
         return sum(b.numel() * b.element_size() for b in self._buckets.values())
 
+    @property
+    def fits(self) -> bool:
+        """Whether there is memory for a reduction, if one is needed."""
+        return self._rank_group.size == 1 or bool(self._buckets)
+
     def clear(self) -> None:
         """Delete the gradients of the last step."""
         for p in self._parameters:

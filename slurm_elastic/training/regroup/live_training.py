@@ -108,10 +108,14 @@ class LiveTraining:
         self.cursor, self.loss = Cursor(*values["cursor"]), values["loss"]
         self._on_position(self.cursor, self.loss)
 
-    def resize(self) -> None:
-        """Follow the group, which has other ranks now."""
+    def resize(self, *, fresh: bool) -> None:
+        """Follow the group, which has other ranks now.
+
+        Args:
+            fresh: collectives of the former group may still write to the memory they were given.
+        """
         assert isinstance(self._strategy, DataParallel)
-        self._strategy.regroup()
+        self._strategy.regroup(fresh=fresh)
         self._layout_agreement.resize()
         self._batch_size.set_replicas(self._rank_group.size)
         self._reporter.set_fields(

@@ -20,6 +20,7 @@ from slurm_elastic.training.regroup.regrouping import (
     SEPARATED,
     GroupMember,
 )
+from slurm_elastic.training.regroup.state_broadcast import describe
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.signals import PEERS_END_S, STOPPED, Signals, exit_now
 
@@ -187,7 +188,10 @@ class RegroupLeader(GroupMember):
         generation = self._next_generation(members, tuple(m for m in members if m not in now))
         self._pending = self._form(generation, self._on_formed)
         message = {"prepare": generation.to_wire(), "recoveries": self._recoveries}
-        self._send({*members, *now}, message)
+        self._send({*members, *now} - set(generation.newcomers), message)
+        if generation.newcomers:
+            message["rows"] = describe(self._training.export()[0])
+            self._send(set(generation.newcomers), message)
 
     def _next_generation(
         self, members: tuple[str, ...], newcomers: tuple[str, ...] = ()
@@ -266,7 +270,7 @@ class RegroupLeader(GroupMember):
             self._fail(f"the remaining ranks cannot connect: {self._failure}")
         self._rank_group.guard.check()
         self._send(set(generation.members), {"enter": generation.number})
-        self._adopt(forming)
+        self._adopt(forming, recovered=True)
         if uneven:
             self._even_out(forming, source)
 

@@ -15,6 +15,7 @@ from slurm_elastic.training.regroup.group_forming import FormingGroup
 from slurm_elastic.training.regroup.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.member_link import MemberLink
 from slurm_elastic.training.regroup.regrouping import ADDRESS_KEY, SEPARATED, GroupMember
+from slurm_elastic.training.regroup.state_broadcast import Row, reserve
 from slurm_elastic.training.signals import Signals, exit_now
 
 #: How long a rank that leaves waits until all others have ended the last step with it.
@@ -36,6 +37,8 @@ class RegroupMember(GroupMember):
         self._prepared: dict[int, Generation] = {}
         self._forming: dict[int, FormingGroup] = {}
         self._dropped: set[int] = set()
+        #: Forms of the tensors of the state.
+        self._rows: list[Row] = []
         self._decisions: dict[int, dict[str, Any]] = {}
         self._entered: set[int] = set()
         self._may_go = self._says_leave = self._closed = self._ended = False
@@ -106,12 +109,15 @@ class RegroupMember(GroupMember):
             GroupBrokenError: the generation is dropped, or a member is lost.
         """
         number = forming.generation.number
+        if not self._reserved:
+            self._reserved = reserve(self._rows, self._training.tensors())
         self._send({"ready": number, "training": self._training.fingerprint()})
         broadcast = self._broadcast(forming.transfer, 0, given_up=lambda: number in self._dropped)
         flat, values = self._receive_state(broadcast)
         self._adopt(forming)
         self._training.take_over(flat, values, joins=True)
         self._has_state = True
+        self._reserved.clear()
 
     def _recovered(self, number: int) -> bool:
         """Take part in one recovery; return whether it has succeeded."""
@@ -128,7 +134,7 @@ class RegroupMember(GroupMember):
             self._leave(decision["code"])
         try:
             formed = self._enter(generation)
-            self._adopt(formed)
+            self._adopt(formed, recovered=True)
             if decision["uneven"]:
                 self._even_out(formed, decision["source"])
         except GroupBrokenError:
@@ -176,6 +182,7 @@ class RegroupMember(GroupMember):
         """Handle a message of rank 0, in the link's thread."""
         with self._changed:
             if "prepare" in message:
+                self._rows = message.get("rows", [])
                 self._prepare(Generation.from_wire(message["prepare"]), message["recoveries"])
             elif "drop" in message:
                 self._dropped.add(message["drop"])

@@ -93,6 +93,8 @@ class GroupMember:
         #: Recoveries that this rank has begun, and the newest alarm, which requests the next one.
         self._recoveries = self._alarm = 0
         self._has_state = not rank_group.companion
+        #: Memory for the state that this rank is to receive.
+        self._reserved: dict[str, torch.Tensor] = {}
         #: The present group and those before it that can be destroyed, from this step on.
         self._groups: list[FormingGroup] = []
         self._release_step = 0
@@ -120,11 +122,11 @@ class GroupMember:
             on_done=on_done,
         )
 
-    def _adopt(self, formed: FormingGroup) -> None:
+    def _adopt(self, formed: FormingGroup, *, recovered: bool = False) -> None:
         self._rank_group.guard.on = True
         self.generation = formed.generation
         self._rank_group.replace(formed.world, rank=formed.rank, size=formed.size)
-        self._training.resize()
+        self._training.resize(fresh=recovered)
         self._groups.append(formed)
         self._release_step = self._training.cursor.step + _RELEASE_STEPS
 
@@ -159,7 +161,7 @@ class GroupMember:
 
     def _receive_state(self, broadcast: Broadcast) -> tuple[dict[str, torch.Tensor], Any]:
         # A rank that has a state keeps it until the new one is complete.
-        live = {} if self._has_state else self._training.tensors()
+        live = {} if self._has_state else self._training.tensors() | self._reserved
         return receive_state(broadcast, live, self._rank_group.device)
 
     def _even_out(self, formed: FormingGroup, source: int) -> None:

@@ -7,7 +7,7 @@ values. The receivers write large tensors where the training uses them, if they 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,27 @@ _LENGTH_BYTES = 8
 #: Broadcast of one tensor, in place on the receivers; returns when it has ended.
 Broadcast = Callable[[torch.Tensor], None]
 #: Name, type, shape and type of device of a tensor.
-_Row = tuple[str, str, list[int], str]
+Row = tuple[str, str, list[int], str]
+
+
+def describe(flat: Mapping[str, torch.Tensor]) -> list[Row]:
+    """Return the forms of the tensors that are not packed values, as JSON can hold them."""
+    return [
+        (name, str(t.dtype)[6:], list(t.shape), t.device.type)
+        for name, t in flat.items()
+        if not name.startswith(_PACKED)
+    ]
+
+
+def reserve(rows: Sequence[Row], live: Container[str]) -> dict[str, torch.Tensor]:
+    """Return memory for the large tensors that are not live yet, so that receiving is quick."""
+    reserved = {}
+    for name, kind, shape, device in rows:
+        dtype = getattr(torch, kind)
+        if name not in live and _count(shape) * dtype.itemsize > _SMALL_BYTES:
+            # Written once: the system provides memory only then.
+            reserved[name] = torch.empty(shape, dtype=dtype, device=device).fill_(0)
+    return reserved
 
 
 def send_state(
@@ -40,11 +60,7 @@ def send_state(
         device: on which broadcasts take place.
     """
     packed = {name: t for name, t in flat.items() if name.startswith(_PACKED)}
-    rows: list[_Row] = [
-        (name, str(t.dtype)[6:], list(t.shape), t.device.type)
-        for name, t in flat.items()
-        if name not in packed
-    ]
+    rows = describe(flat)
     sizes = {name: t.numel() for name, t in packed.items()}
     text = json.dumps({"rows": rows, "values": values, "packed": sizes}).encode()
     described = len(text).to_bytes(_LENGTH_BYTES, "little") + text
@@ -110,12 +126,12 @@ def receive_state(
     return flat, described["values"]
 
 
-def _chunks(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield what is broadcast together: tensors of one type up to `_CHUNK_BYTES`, or a large one.
 
     The same on all ranks.
     """
-    open_chunks: dict[str, tuple[list[_Row], int]] = {}
+    open_chunks: dict[str, tuple[list[Row], int]] = {}
     for row in rows:
         _, dtype, shape, _ = row
         size = _count(shape) * getattr(torch, dtype).itemsize
