@@ -42,23 +42,26 @@ class Training:
         script: its module there.
         checkpoint: pattern of its checkpoints, in its folder.
         undisturbed: its options on one rank without esrun.
+        resized: its options as a job.
     """
 
     script: str
     checkpoint: str
     undisturbed: str = ""
+    resized: str = ""
 
 
 TRAININGS = {
     "trainer": Training("hf_training", "checkpoint-*", "--plain --accumulation 4"),
     "lightning": Training("lightning_training", "*.ckpt"),
+    "deepspeed": Training("deepspeed_training", "global_step*", resized="--stage 1"),
 }
 SBATCH = """#SBATCH --nodes=1 --gres=gpu:1 --elastic=1-2 --open-mode=append --time=60
 source {environment}/bin/activate
 export PYTHONPATH={stage} OMP_NUM_THREADS=1
 exec esrun --micro-batches {micro_batches} --checkpoint '{out}/ckpt/{checkpoint}' \\
     python -m tests.integrations.{script} --out {out} --epochs {epochs} \\
-    --save-every {save_every} --sleep {step_s}"""
+    --save-every {save_every} --sleep {step_s} {resized}"""
 
 
 class Trainings(StagedJobs):
@@ -91,6 +94,7 @@ class Trainings(StagedJobs):
                 epochs=EPOCHS,
                 save_every=SAVE_EVERY,
                 step_s=STEP_S,
+                resized=training.resized,
             )
             self.cluster.exec(f"mkdir {STAGE}/{name}", user="alice")
             options = (f"--job-name={name}", f"--output={STAGE}/{name}.log", "--chdir=/tmp")
@@ -190,3 +194,11 @@ def test_the_environment_has_the_library_only_and_uses_the_esrun_of_the_site(
         f"{ENVIRONMENT}/bin/python -c 'import highspy'", check=False
     ).stderr
     assert "No module named 'highspy'" in missing
+
+
+def test_the_checkpoint_of_zero_is_converted_at_each_change_of_the_ranks(
+    trainings: Trainings,
+) -> None:
+    """The rehearsal goes on with the same ranks."""
+    log = trainings.log("deepspeed")
+    assert log.count("converted to a universal checkpoint") == 2, log
