@@ -21,7 +21,8 @@ from slurm_elastic.job.companions.companion_submission import CompanionShape, Co
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
 from tests.support.companion_slurm import CompanionSlurm, eventually
 
-MARK = "test-4711.0.1+5001"
+#: Tests run side by side, and a companion kills all processes with its mark.
+MARK = f"test-{os.getpid()}.0.1+5001"
 
 
 class News:

@@ -34,7 +34,8 @@ class Base:
         self.slurm = slurm
         self.launch = RankLaunch(parse(["sh", "-c", PROGRAM]), slurm.env)
         self.launch.settle()
-        self.launch.mark = "slurm-4711.0.1"
+        # Tests run side by side, and a companion kills all processes with its mark.
+        self.launch.mark = f"slurm-4711.0.1{slurm.folder}"
         self.launch.environment = slurm.env | {
             "SLURM_ELASTIC_RUN_ID": "slurm-4711",
             "GROUP_WORLD_SIZE": "1",
