@@ -63,9 +63,16 @@ def test_nothing_stays_of_a_part_that_ignores_the_first_signal(
         )[0]
     finally:
         part_runner.end_session(child)
-    state = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: not lives(pid), "end of the child of the part", within_s=60.0)
+
+
+def lives(pid: float) -> bool:
+    try:
+        state = Path(f"/proc/{pid:.0f}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     # A zombie until the init of this machine has seen it.
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_part_that_needs_more_gpus_is_not_run(tmp_path: Path) -> None:
