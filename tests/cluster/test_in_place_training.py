@@ -17,14 +17,29 @@ PLACE = "-Ca100&rack2"
 
 @pytest.fixture(scope="module")
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    cluster.exec(
+        """
+        sacctmgr -iQ add qos onesubmit set MaxSubmitJobsPerUser=1
+        sacctmgr -iQ modify user alice set qos+=onesubmit
+        scontrol create PartitionName=closed Nodes=g04 AllocNodes=ctld State=UP
+        """,
+        check=False,
+    )
     with running(cluster, CONFIG, reporters=()) as daemon:
         yield daemon
+    cluster.exec(
+        """
+        scontrol delete PartitionName=closed
+        sacctmgr -iQ modify user alice set qos-=onesubmit; sacctmgr -iQ delete qos onesubmit
+        """,
+        check=False,
+    )
 
 
 class Training:
     """A job of train_library.py on one GPU that may have four."""
 
-    def __init__(self, daemon: Daemon, name: str) -> None:
+    def __init__(self, daemon: Daemon, name: str, *options: str) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
         self.out = f"/shared/home/alice/in-place-{name}"
         self.begun = len(daemon.log())
@@ -34,7 +49,7 @@ class Training:
             f"exec esrun python3 {PROJECT}/docs/examples/train_library.py"
             f" --out {self.out} {SIZE} --rate 40",
             *("--elastic=1-4", "--gres=gpu:1", "--time=30", "--open-mode=append", PLACE),
-            f"--output={self.out}.log",
+            *(f"--output={self.out}.log", *options),
         )
 
     def log(self) -> str:
@@ -93,6 +108,28 @@ def test_a_companion_is_cancelled_by_its_owner(daemon: Daemon, cluster: SlurmClu
     training.changed("grow")
     assert companion not in training.companions()
     training.ends_well()
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--qos=onesubmit", "QOSMaxSubmitJobPerUserLimit"),
+        ("--partition=closed", "denied"),
+    ],
+    ids=["MaxSubmitJobs", "AllocNodes"],
+)
+def test_where_companions_are_refused_it_is_requeued(
+    daemon: Daemon, cluster: SlurmCluster, option: str, problem: str
+) -> None:
+    training = Training(daemon, "refused", option)
+    refused = rf"JobId={training.job} Transition=\d+ State=UNDONE Action=grow .*{problem}"
+    daemon.wait_for(refused, after=training.begun, timeout=120)
+    until(lambda: gpus(cluster, training.job) == 4, seconds=60, what=training.log)
+    assert shown(cluster, training.job)["restart_cnt"] == 1
+    rows = daemon.selastic("history", str(training.job), "--noheader", "--format=KIND,REASON")
+    assert [row.split()[0] for row in rows.splitlines()] == ["in-place", "requeue"]
+    assert problem in rows
+    cluster.cancel()
 
 
 @pytest.mark.parametrize("state", ["ASK", "JOIN"])
