@@ -42,7 +42,9 @@ def wait_for_steps(controller: Controller, job_id: int, *, in_place: bool) -> No
 def present(controller: Controller, job_id: int) -> Job:
     """Return the job with its companions, as read just now."""
     controller.look()
-    return controller._jobs[job_id]  # noqa: SLF001 - folded; a round would decide as well
+    job = controller.job(job_id)
+    assert job is not None
+    return job
 
 
 def resize(

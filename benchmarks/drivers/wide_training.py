@@ -27,7 +27,6 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--parameters", type=int, required=True)
     parser.add_argument("--steps", type=int, default=10**7)
-    parser.add_argument("--step-s", type=float, default=0.0, help="least seconds of a step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -50,7 +49,6 @@ def main() -> None:
         for batch in job:
             begin = time.time()
             loss = job.step(batch)
-            time.sleep(max(0.0, begin + args.step_s - time.time()))
             row = {"step": batch.step, "loss": loss, "world": job.world_size, "run": run}
             if job.rank == 0:
                 lines.write(json.dumps(row | {"begin": begin, "end": time.time()}) + "\n")

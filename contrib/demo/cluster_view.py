@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from contrib.demo.demo_cluster import SHARED_DIR
 from contrib.demo.sacct import COMPANION
@@ -124,15 +124,22 @@ def _sections(frame: str) -> list[tuple[str, str]]:
     return sections
 
 
-def _steps(text: str) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the last step of each job, the number of ranks that computed it, and their run."""
+class _LastStep(NamedTuple):
+    """Last line of a job's losses: the step, the ranks that computed it, the run of the job."""
+
+    step: int = 0
+    ranks: int = 0
+    run: int = 0
+
+
+def _steps(text: str) -> list[tuple[str, _LastStep]]:
     steps = []
     for line in text.splitlines():
         path, _, last = line.partition(" ")
         try:
             entry = json.loads(last)
             numbers = (entry["step"], entry.get("world", 0), entry.get("run", 0))
-            steps.append((path.split("/")[0], (int(numbers[0]), int(numbers[1]), int(numbers[2]))))
+            steps.append((path.split("/")[0], _LastStep(*map(int, numbers))))
         except (ValueError, KeyError, TypeError):
             continue  # the job is writing this line
     return steps
@@ -143,11 +150,11 @@ def _saves(parts: Mapping[str, str]) -> list[tuple[str, float]]:
     return [(path.split("/")[0], float(time)) for path, time in rows]
 
 
-def _job(entry: Mapping[str, Any], steps: Mapping[str, tuple[int, int, int]]) -> VisibleJob:
+def _job(entry: Mapping[str, Any], steps: Mapping[str, _LastStep]) -> VisibleJob:
     words = [str(word) for word in entry["job_state"]]
     state = next((_STATES[w] for w in words if w in _STATES), words[0])
     gpu_type, gpus = _gpus(entry) if state == "RUNNING" else ("", {})
-    step, ranks, run = steps.get(str(entry["name"]), (0, 0, 0))
+    last = steps.get(str(entry["name"]), _LastStep())
     return VisibleJob(
         job_id=int(entry["job_id"]),
         name=str(entry["name"]),
@@ -158,8 +165,8 @@ def _job(entry: Mapping[str, Any], steps: Mapping[str, tuple[int, int, int]]) ->
         gpus=gpus,
         directive=_directive(str(entry.get("admin_comment", ""))),
         reason=str(entry.get("state_reason", "")),
-        step=step,
-        ranks=ranks if run == int(entry["restart_cnt"]) else 0,
+        step=last.step,
+        ranks=last.ranks if last.run == int(entry["restart_cnt"]) else 0,
     )
 
 

@@ -16,8 +16,8 @@ from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind, companion_change
 
-#: Seconds that training stands still in a change in place until it was measured: more than was
-#: measured with 100 million parameters, 0.6 s (docs/benchmarks.md).
+#: Seconds that training is assumed to stand still in a change in place until that is measured: of
+#: the order of what 100 million parameters took (docs/training.md).
 ASSUMED_PAUSE_S = 1.0
 
 

@@ -25,6 +25,7 @@ from slurm_elastic.controller.transitions.transition_steps import (
     HELD,
     Enter,
     StepInputs,
+    runs_elsewhere,
 )
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
@@ -183,7 +184,7 @@ class InPlaceSteps:
             if companion.state is JobState.PENDING:
                 waiting.append((join, companion))
             elif companion.allocation != _place(t, join):
-                return self._given_up(t, _elsewhere(companion.allocation))
+                return self._given_up(t, runs_elsewhere(companion.allocation))
         if not waiting:
             return self._started(t, [c for _, c in companions if c is not None])
         return self._waits(t, waiting, site)
@@ -388,16 +389,6 @@ def _difference(t: Transition, join: PlannedCompanion, companion: Job) -> str:
     if companion.reservation != t.reservation:
         return "is not in the reservation"
     return ""
-
-
-def _elsewhere(held: Allocation | None) -> Reason:
-    """Return the reason of a companion that runs on other GPUs than planned."""
-    return Reason(
-        "runs-elsewhere",
-        gpus=held.gpus if held else 0,
-        gpu_type=held.gpu_type if held else "",
-        nodes=held.nodes if held else (),
-    )
 
 
 def _end(t: Transition) -> TransitionState:

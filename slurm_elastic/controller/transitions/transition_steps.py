@@ -277,7 +277,7 @@ class TransitionSteps:
         if job.state is JobState.RUNNING:
             t.entered.setdefault("running", time.time())
             if t.target is not None and job.allocation != t.target:
-                t.problem = t.problem or _elsewhere(job.allocation)
+                t.problem = t.problem or runs_elsewhere(job.allocation)
             return TransitionState.CLEAR
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
@@ -432,7 +432,7 @@ class TransitionSteps:
             self._scontrol.release(job)
 
 
-def _elsewhere(held: Allocation | None) -> Reason:
+def runs_elsewhere(held: Allocation | None) -> Reason:
     """Return the reason of a job that runs on other GPUs than planned."""
     return Reason(
         "runs-elsewhere",
