@@ -128,6 +128,8 @@ class JobStore:
             entry = self.entry(job)
             old_state = (entry.proven, entry.jump, len(entry.measurements), last is None)
             entry.reported = True
+            if report.run > entry.reported_run:
+                self._record_first_report(entry, report, job)
             entry.proven = entry.proven or report.proven
             rehearsed = entry.rehearsal.record(report, now=now)
             if report.kind == "script":
@@ -165,6 +167,12 @@ class JobStore:
             entry.dirty = True
             known = (entry.proven, entry.jump, len(entry.measurements), False)
             return rehearsed or trial_ended or learned or old_state != known
+
+    def _record_first_report(self, entry: StoredJob, report: Report, job: Job) -> None:
+        """Record at once that an attempt has reported: a later controller has to know it."""
+        entry.reported_run = report.run
+        with contextlib.suppress(LedgerError):  # the next round writes it
+            self._ledger.put_job(job.key, job.job_id, entry.to_body())
 
     def _record_trial(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
         """Record a report's part in a trial; return whether that has ended, or failed."""

@@ -40,6 +40,7 @@ class StoredJob:
         jump: as in `JobRecord`.
         placed: its companions, and how changes in place went.
         reported: whether any report of the job has arrived.
+        reported_run: newest run of which one has arrived; -1: none.
         ending: how it ended; None: it was not seen to end.
     """
 
@@ -73,6 +74,7 @@ class StoredJob:
     jump: str = ""
     placed: PlacedCompanions = field(default_factory=PlacedCompanions)
     reported: bool = False
+    reported_run: int = -1
     ending: JobEnding | None = None
     dirty: bool = True
 

@@ -4,6 +4,9 @@ esrun keeps a job when its program fails on trial. It cannot where the batch scr
 before it reaches esrun (`module load` on another node, `set -e`): Slurm ends the job. Slurm lets an
 operator requeue an ended job as long as it knows it (`MinJobAge`), so the job is sent back to the
 queue, and from there to where it worked last (docs/reliability.md, "A change that fails").
+
+What decides that stands in the ledger, so that a controller that was started in between decides the
+same.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ class EarlyEnds:
     def __init__(self, scontrol: Scontrol, store: JobStore, ledger: Ledger, log: Any) -> None:
         self._scontrol, self._store = scontrol, store
         self._ledger, self._log = ledger, log
-        self._since: float | None = None
         self._judged: set[tuple[str, int]] = set()
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Transition], *, act: bool) -> None:
@@ -49,8 +51,6 @@ class EarlyEnds:
         Raises:
             LedgerError: a failure could not be written; nothing is done.
         """
-        if self._since is None:
-            self._since = snapshot.time
         ended = [job for job in snapshot.jobs if job.elastic and job.state is JobState.ENDED]
         attempts = {(job.key, job.run) for job in ended}
         for job in ended:
@@ -64,15 +64,15 @@ class EarlyEnds:
         """Return the change after which a job failed at once; None: its end is its end."""
         if job.end_state != "FAILED" or not job.exit_code or not job.requeueable:
             return None
-        if job.start_time is None or job.end_time is None or self._since is None:
+        if job.start_time is None or job.end_time is None:
             return None
-        if job.start_time < self._since or job.end_time - job.start_time > _SOON_S:
-            return None  # reports from before this controller's start are not known
-        report = self._store.last_report(job.job_id)
-        if report is not None and report.run >= job.run:
+        if job.end_time - job.start_time > _SOON_S:
             return None
-        if self._store.entry(job).trials.newest is None:
+        entry = self._store.entry(job)
+        if entry.reported_run >= job.run or entry.trials.newest is None:
             return None
+        if entry.ending is not None and entry.ending.run >= job.run:
+            return None  # an earlier controller has seen this end
         rows = self._ledger.ended_transitions(job.job_id, job.key)
         try:
             last = Transition.from_body(rows[-1])

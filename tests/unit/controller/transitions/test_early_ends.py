@@ -72,7 +72,7 @@ def test_where_it_fails_everywhere_it_is_held(site):
 
 
 @pytest.mark.parametrize(
-    "how", ["never trained", "no change", "late", "cancelled", "reported", "observes", "restarted"]
+    "how", ["never trained", "no change", "late", "cancelled", "reported", "observes"]
 )
 def test_any_other_end_is_the_end(site, how):
     site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
@@ -89,17 +89,61 @@ def test_any_other_end_is_the_end(site, how):
         script.told = lambda: how == "reported" or len(sizes(site)) < 2
         while sizes(site) != [1, 4]:
             play(site, [script], 0.5)
-        if how == "restarted":
-            site.restart()
-            site.controller.early_ends._since = site.slurm.now + 1
         play(site, [script] if how == "reported" else [], 130 if how == "late" else 4)
         if how == "observes":
             site.controller.retire()
+        if how == "reported":
+            site.restart()  # the new controller knows of the report from the ledger
         site.slurm.end(7, 3)
         if how == "cancelled":
             site.slurm._set(site.slurm.listed[7], end_state="CANCELLED")
     play(site, [], 60)
+    if how == "observes":
+        site.restart()
+        play(site, [], 60)
     assert site.slurm.listed[7].state is JobState.ENDED
+
+
+@pytest.mark.parametrize("ends", ["before the restart", "after the restart"])
+@pytest.mark.parametrize("seen", ["started", "released"])
+def test_a_controller_started_meanwhile_sends_it_back_too(site, seen, ends):
+    site.slurm.submit(7, elastic="1-4,sizes=1:2:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    while sizes(site) != [1, 4]:
+        site.slurm.pass_time(0.5)
+        if sizes(site) != [1, 4]:
+            script.step()
+            site.look()
+    if seen == "started":
+        site.look()
+    if ends == "before the restart":
+        site.slurm.pass_time(5)
+        site.slurm.end(7, 3)
+        site.slurm.pass_time(30)
+        site.restart()
+    else:
+        site.restart()
+        play(site, [], 5)
+        site.slurm.end(7, 3)
+    play(site, [script], 1200)
+    assert [code for _, _, code in site.slurm.ends] == [3, 0]
+    assert sizes(site)[:3] == [1, 4, 1], "first back to where it worked"
+    assert script.saved == 60
+
+
+def test_a_controller_that_dies_while_it_sends_a_job_back(site, monkeypatch):
+    def die(job):
+        raise KeyboardInterrupt
+
+    site.slurm.submit(7, elastic="1-4,sizes=1:2:4", gpus=1)
+    script = SimulatedScript(site, 7, {4: "early"}, most=60)
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(site.slurm, "requeue_ended", die)
+        play(site, [script], 100)
+    site.restart()
+    play(site, [script], 1200)
+    assert [code for _, _, code in site.slurm.ends] == [3, 0]
+    assert sizes(site)[:3] == [1, 4, 1], "first back to where it worked"
 
 
 def test_slurm_may_refuse_it(site, monkeypatch):
