@@ -30,6 +30,8 @@ _UNREACHABLE = (
     b"Connection refused",
     b"Connection reset by peer",
     b"Connection timed out",
+    # Of a slurmctld or a node whose munged is not there.
+    b"Protocol authentication error",
 )
 
 

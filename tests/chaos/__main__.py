@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign
+from tests.chaos.load import HOME
 from tests.chaos.schedule import KINDS, Schedule, schedule
+from tests.chaos.script_histories import MANNERS
 from tests.support.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
 #: Beside selasticd's log: file → (node, command that prints it).
@@ -31,7 +33,7 @@ def main() -> int:
     """Return 0: no rule was broken; 1: at least one; 2: wrong usage or an error of the campaign."""
     args = _arguments()
     try:
-        plan = schedule(args.seed, args.minutes, only=args.only)
+        plan = schedule(args.seed, args.minutes, only=args.only, manners=args.manner)
     except ValueError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 2
@@ -95,6 +97,8 @@ def _keep(campaign: Campaign, folder: Path) -> None:
     for name, (node, command) in EVIDENCE.items():
         text = campaign.cluster.exec(command, node=node, check=False).stdout
         (folder / name).write_text(text)
+    jobs = campaign.cluster.exec(f"cd {HOME} && tail -n +1 */log", check=False).stdout
+    (folder / "jobs.log").write_text(jobs)
 
 
 def _commit() -> str:
@@ -114,10 +118,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="KIND", help="of fault; may be repeated"
     )
+    parser.add_argument(
+        "--manner",
+        action="append",
+        default=[],
+        help=f"mostly unmodified scripts that save so: {', '.join(MANNERS)}; may be repeated",
+    )
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON")
     parser.add_argument(
-        "--evidence", type=Path, metavar="DIR", help="keep the daemons' logs and sacct's rows there"
+        "--evidence",
+        type=Path,
+        metavar="DIR",
+        help="keep the logs of daemons and jobs, and sacct's rows there",
     )
     parser.add_argument(
         "--name",

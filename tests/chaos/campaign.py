@@ -198,9 +198,12 @@ class Campaign:
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             last = self.site.samples[-1] if self.site.samples else {"jobs": None}
-            if last["jobs"] is not None and not self.site.jobs():
+            if last["jobs"] is not None and not [*self.site.jobs(), *self.site.companions()]:
                 return
             self._help_jobs_on()
             time.sleep(1)
-        left = ", ".join(f"{j['name']} {j['state']} {j['reason']}" for j in self.site.jobs())
+        left = ", ".join(
+            f"{j['name']} {j['state']} {j['reason']}"
+            for j in [*self.site.jobs(), *self.site.companions()]
+        )
         self.say(f"still there: {left}")

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.invariants import COMPANION
 from tests.chaos.load import HOME, SMALL
+from tests.support import light_trainings
 from tests.support.selasticd import PYTHON, REPORTER, eager_config
 from tests.support.slurm_cluster import SlurmCluster
 
@@ -25,11 +27,13 @@ _CLOCK = "/tmp/chaos-clock"
 CONTROL = (
     *("selasticd-kill", "slurmctld-kill", "slurmctld-stop", "munged-kill", "ctld-cut"),
     *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
+    "selasticd-in-place",
 )
 #: Faults during which esrun may be unable to start the guard steps that stop ranks.
 UNGUARDED = (
     *("slurmctld-kill", "slurmctld-stop", "munged-kill", "node-munged-kill", "slurmd-kill"),
     *("slurmd-lost", "node-kill", "node-cut", "node-cut-lost", "ctld-cut", "orphan", "id-reuse"),
+    *("companion-node", "companion-cut"),
 )
 #: Seconds after a fault in which it may be the cause that a job has failed.
 FAILING_S = 120.0
@@ -55,6 +59,7 @@ class ChaosSite:
         lost: names of jobs that slurmctld has lost.
         hit: node → epoch of its last fault.
         crashes: epochs when slurmctld was killed.
+        reniced: names of jobs whose nice value a user of the campaign has changed.
         unreachable: nodes that slurmctld gave up while jobs ran on them: it runs those twice.
     """
 
@@ -70,6 +75,7 @@ class ChaosSite:
         self.holding: dict[str, float] = {}
         self.lost: set[str] = set()
         self.crashes: list[float] = []
+        self.reniced: set[str] = set()
         self.unreachable: set[str] = set()
         self.hit: dict[str, float] = {}
         self.wanted = False
@@ -100,6 +106,7 @@ class ChaosSite:
         run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
         for path in (REPORTER, *DRIVERS.glob("*.py")):
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
+        light_trainings.install(run, HOME)
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
         proxy = f"{PYTHON} {HOME}/proxy.py 7331 127.0.0.1:7321 /tmp/chaos-proxy"
@@ -209,7 +216,14 @@ class ChaosSite:
     # --- jobs ---
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs of the last sample that have not ended."""
+        """Return the jobs of the last sample that have not ended, without companions."""
+        return [j for j in self._present() if not j["comment"].startswith(COMPANION)]
+
+    def companions(self) -> list[dict[str, Any]]:
+        """Return the companions of the last sample that have not ended."""
+        return [j for j in self._present() if j["comment"].startswith(COMPANION)]
+
+    def _present(self) -> list[dict[str, Any]]:
         known = next((s["jobs"] for s in reversed(self.samples) if s["jobs"] is not None), [])
         return [j for j in known if not j["ended"]]
 
@@ -240,6 +254,8 @@ class ChaosSite:
             return name in self.disturbed or self._was_hit(name) or self._requeued_by_slurm(name)
         if rule == "failed":
             return now < self.struck.get(name, 0.0) + FAILING_S
+        if rule == "nice":
+            return name in self.reniced
         return rule == "vanished" and name in self.lost
 
     def _was_hit(self, name: str) -> bool:

@@ -8,13 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.chaos.chaos_site import UNSAVED_S, ChaosSite
+from tests.chaos.companion_faults import CompanionFaults
 from tests.chaos.load import Load
 from tests.chaos.schedule import Event, Submission
 
 _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
             "ReservationName=", "ReqNodeList=")  # fmt: skip
 
+#: slurmctld gives a node up after so many seconds of silence, less what it needs to notice.
+SLURMD_TIMEOUT_S = 12.0
 
+#: Command lines of ranks of the campaign's trainings and scripts.
+RANKS = "^python3 .*(chaos/(train|saver).py|light_training)"
 #: Requeues a job that Slurm calls failed. slurmctld may be dead meanwhile, and forgets a requeue of
 #: the 5 s before its death: it stays for 8 s.
 _REQUEUE_FAILED = """
@@ -39,11 +44,11 @@ class Faults:
 
     def __init__(self, site: ChaosSite, load: Load) -> None:
         self.site, self.load = site, load
-        self._exec = site.cluster.exec
+        self.exec = site.cluster.exec
         self._extra = 0
         self._stopped = self._woken = 0.0  # slurmctld, last
         self._released: dict[str, tuple[float, str]] = {}  # job → when, by whom
-        self._failed: dict[Event, list[str]] = {}  # programs that Slurm may call failed
+        self.failed: dict[Event, list[str]] = {}  # programs that Slurm may call failed
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
             "slurmctld-kill": self._slurmctld_kill,
@@ -53,12 +58,12 @@ class Faults:
             "node-munged-kill": lambda e: self._daemon(e, "munged", self._node(e)),
             "slurmd-kill": lambda e: self._daemon(e, "slurmd", self._node(e)),
             "slurmd-lost": lambda e: self._daemon(e, "slurmd", self._node(e)),
-            "rank-kill": lambda e: self._process(e, "^python3 .*chaos/(train|saver).py"),
+            "rank-kill": lambda e: self._process(e, RANKS),
             "esrun-kill": self._esrun,
             "node-kill": self._node_kill,
-            "node-cut": lambda e: self._cut(e, self._node(e)),
-            "node-cut-lost": lambda e: self._cut(e, self._node(e)),
-            "ctld-cut": lambda e: self._cut(e, "ctld"),
+            "node-cut": lambda e: self.cut(e, self._node(e)),
+            "node-cut-lost": lambda e: self.cut(e, self._node(e)),
+            "ctld-cut": lambda e: self.cut(e, "ctld"),
             "reports-slow": self._slow,
             "reports-cut": self._slow,
             "ledger-full": lambda e: self._full(e, "/dev/shm/fill"),
@@ -75,7 +80,7 @@ class Faults:
             "admin-requeue": self._requeue,
             "user-update": self._update,
             "drain": self._drain,
-        }
+        } | CompanionFaults(self).kinds
 
     def run(self, event: Event) -> str:
         """Carry out a fault and undo it; return its target, "" if there was none."""
@@ -119,7 +124,7 @@ class Faults:
     def _slurmctld_kill(self, event: Event) -> str:
         with self.site.lock("slurmctld"):
             self._forget()
-            self._exec("pkill -9 slurmctld", check=False)
+            self.exec("pkill -9 slurmctld", check=False)
             time.sleep(event.outage_s)
             self._start("slurmctld", "ctld")
             self._release_again()
@@ -140,15 +145,15 @@ class Faults:
         since = time.time() - 60
         for number, (at, user) in list(self._released.items()):
             if at > since:
-                self._exec(["scontrol", "release", number], user=user, check=False)
+                self.exec(["scontrol", "release", number], user=user, check=False)
 
     def _slurmctld_stop(self, event: Event) -> str:
         with self.site.lock("slurmctld"):
             self.site.disturb([j["name"] for j in self.site.jobs()])
             self._stopped = time.time()
-            self._exec("pkill -STOP slurmctld", check=False)
+            self.exec("pkill -STOP slurmctld", check=False)
             time.sleep(event.outage_s)
-            self._exec("pkill -CONT slurmctld", check=False)
+            self.exec("pkill -CONT slurmctld", check=False)
             self._woken = time.time()
             self.site.disturb([*self.load.jobs])  # those that came meanwhile, too
         return "slurmctld"
@@ -159,7 +164,7 @@ class Faults:
                 self._on(node)
             if event.kind == "slurmd-lost":
                 self.site.unreachable.add(node)
-            self._exec(f"pkill -9 -x {what}", node=node, check=False)
+            self.exec(f"pkill -9 -x {what}", node=node, check=False)
             time.sleep(event.outage_s)
             self._start(what, node)
             if (what, node) == ("munged", "ctld"):  # those that came meanwhile were not launched
@@ -169,15 +174,14 @@ class Faults:
     def _start(self, what: str, node: str) -> None:
         """Start a daemon as systemd would; repeat while another part of it is dead."""
         for _ in range(5):
-            if self._exec(f"cluster-start {what}", node=node, check=False).returncode == 0:
+            if self.exec(f"cluster-start {what}", node=node, check=False).returncode == 0:
                 return
             time.sleep(2)
 
     def _programs(self) -> list[dict[str, Any]]:
         """Return the running jobs under esrun: trainings and unmodified scripts."""
-        return [
-            j for j in self.site.jobs() if j["name"].startswith(("real", "script")) and j["held"]
-        ]
+        kinds = ("real", "light", "script")
+        return [j for j in self.site.jobs() if j["name"].startswith(kinds) and j["held"]]
 
     def _process(self, event: Event, pattern: str) -> str:
         """Kill one process of a job under esrun."""
@@ -185,29 +189,41 @@ class Faults:
         if not jobs:
             return ""
         job = jobs[int(event.pick * len(jobs))]
+        return self.kill_process(event, job, pattern, job["name"])
+
+    def kill_process(self, event: Event, job: dict[str, Any], pattern: str, name: str) -> str:
+        """Kill one process of a job.
+
+        Args:
+            event: whose numbers choose node and process.
+            job: of the process.
+            pattern: of its command line.
+            name: of the job that it belongs to, or whose companion it is.
+        """
         nodes = sorted(job["held"])
         node = nodes[int(event.size * len(nodes))]
         own = f"grep -qzx SLURM_JOB_ID={job['id']} /proc/$p/environ && echo $p"
         find = f"for p in $(pgrep -f '{pattern}'); do {own}; done"
         # root of a container may not read the environment of others' processes.
-        pids = self._exec(find, user=self._user(job), node=node, check=False).stdout.split()
+        user = self.load.jobs[name].user
+        pids = self.exec(find, user=user, node=node, check=False).stdout.split()
         if not pids:  # not there any more, or the node is dead
             return ""
-        self.site.disturb([job["name"]])
-        self._exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
+        self.site.disturb([name])
+        self.exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
         return f"{job['name']} on {node}"
 
     def _esrun(self, event: Event) -> str:
         """Kill the batch process itself: Slurm then calls the job failed."""
         whom = self._process(event, "bin/esrun")
-        self._failed[event] = [whom.split(" ")[0]] if whom else []
+        self.failed[event] = [whom.split(" ")[0]] if whom else []
         return whom
 
     def afterwards(self, event: Event) -> None:
         """Requeue, as their owners, programs that Slurm calls failed because of this fault."""
         threads = [
             threading.Thread(target=self._requeue_failed, args=(name,))
-            for name in self._failed.pop(event, ())
+            for name in self.failed.pop(event, ())
         ]
         for thread in threads:
             thread.start()
@@ -217,7 +233,7 @@ class Faults:
     def _requeue_failed(self, name: str) -> None:
         number, user = self.load.accepted[name][0], self.load.jobs[name].user
         loop = _REQUEUE_FAILED.format(number=number)
-        self._exec(loop, user=user, check=False, timeout=900)
+        self.exec(loop, user=user, check=False, timeout=900)
 
     # --- nodes and the network ---
 
@@ -225,7 +241,10 @@ class Faults:
         self.site.docker(*words)
 
     def _node_kill(self, event: Event) -> str:
-        node = self._node(event)
+        return self.kill_node(event, self._node(event))
+
+    def kill_node(self, event: Event, node: str) -> str:
+        """Kill a node, and start it again."""
         with self.site.lock(node):
             self._on(node)
             self._docker("kill", f"{self.site.cluster.name}-{node}")
@@ -233,16 +252,17 @@ class Faults:
             self._docker("start", f"{self.site.cluster.name}-{node}")
         return node
 
-    def _cut(self, event: Event, host: str) -> str:
+    def cut(self, event: Event, host: str) -> str:
+        """Take a host's network away, and give it back."""
         name = self.site.cluster.name
         with self.site.lock(host):
             self._on(host)
-            if event.kind == "node-cut-lost":
+            if event.outage_s > SLURMD_TIMEOUT_S:
                 self.site.unreachable.add(host)
             if host == "ctld":
                 self.site.disturb([j["name"] for j in self.site.jobs()])
             else:  # ranks meet over the network, also those of one node
-                self._failed[event] = [j["name"] for j in self._programs() if host in j["held"]]
+                self.failed[event] = [j["name"] for j in self._programs() if host in j["held"]]
             address = self.site.address(host)
             self._docker("network", "disconnect", f"{name}_default", f"{name}-{host}")
             time.sleep(event.outage_s)
@@ -274,9 +294,9 @@ class Faults:
 
     def _full(self, event: Event, path: str) -> str:
         with self.site.lock(path):
-            self._exec(f"cat /dev/zero >{path} 2>/dev/null || true")
+            self.exec(f"cat /dev/zero >{path} 2>/dev/null || true")
             time.sleep(event.outage_s)
-            self._exec(f"rm -f {path}")
+            self.exec(f"rm -f {path}")
         return path
 
     def _truncated(self, event: Event) -> str:
@@ -284,18 +304,18 @@ class Faults:
         with self.site.lock("selasticd"):
             self.site.kill_daemon()
             ledger = f"{self.site.state}/ledger.sqlite"
-            self._exec(f"truncate -s {4096 + int(event.size * 20000)} {ledger}")
+            self.exec(f"truncate -s {4096 + int(event.size * 20000)} {ledger}")
             time.sleep(event.outage_s)
             self.site.start_daemon()
             if not self.site.comes_up():
-                self._exec(f"mv {ledger} {ledger}.broken; rm -f {ledger}-wal {ledger}-shm")
+                self.exec(f"mv {ledger} {ledger}.broken; rm -f {ledger}-wal {ledger}-shm")
                 self.site.start_daemon()
                 return "refused, moved away"
         return "taken"
 
     def _deleted(self, event: Event) -> str:
         with self.site.lock("selasticd"):
-            self._exec(f"rm -f {self.site.state}/ledger.sqlite*")
+            self.exec(f"rm -f {self.site.state}/ledger.sqlite*")
             time.sleep(event.outage_s)
             self.site.kill_daemon()
             self.site.start_daemon()
@@ -316,7 +336,7 @@ class Faults:
             self._submit(event)
             time.sleep(event.outage_s)
             self._forget()
-            self._exec("pkill -9 slurmctld", check=False)
+            self.exec("pkill -9 slurmctld", check=False)
             self._start("slurmctld", "ctld")
             self._release_again()
             self._submit(event)
@@ -342,7 +362,7 @@ class Faults:
         if job is None:
             return ""
         self.site.cancelled.add(job["name"])
-        self._exec(["scancel", str(job["id"])], user=self._user(job), check=False)
+        self.exec(["scancel", str(job["id"])], user=self._user(job), check=False)
         return job["name"]
 
     def _hold(self, event: Event, verb: str) -> str:
@@ -351,10 +371,10 @@ class Faults:
             return ""
         name, user = job["name"], self._user(job) if verb == "uhold" else "root"
         self.site.holding[name] = time.time() + 3600
-        self._exec(["scontrol", verb, str(job["id"])], user=user, check=False)
+        self.exec(["scontrol", verb, str(job["id"])], user=user, check=False)
         time.sleep(event.outage_s)
         for _ in range(30):  # a person, too, tries again when slurmctld does not answer
-            done = self._exec(["scontrol", "release", str(job["id"])], user=user, check=False)
+            done = self.exec(["scontrol", "release", str(job["id"])], user=user, check=False)
             if done.returncode == 0 or "Unable to contact" not in done.stderr + done.stdout:
                 break
             time.sleep(2)
@@ -369,7 +389,7 @@ class Faults:
         user = self._user(job) if event.kind == "user-requeue" else "root"
         self.site.disturb([job["name"]])
         words = ["scontrol", "requeue", "Incomplete", str(job["id"])]
-        self._exec(words, user=user, check=False)
+        self.exec(words, user=user, check=False)
         return job["name"]
 
     def _update(self, event: Event) -> str:
@@ -378,17 +398,19 @@ class Faults:
             return ""
         field = _UPDATES[int(event.outage_s + event.pick * len(_UPDATES)) % len(_UPDATES)]
         words = ["scontrol", "update", f"jobid={job['id']}", field]
-        self._exec(words, user=self._user(job), check=False)
+        if field.startswith("Nice"):
+            self.site.reniced.add(job["name"])
+        self.exec(words, user=self._user(job), check=False)
         return f"{job['name']} {field}"
 
     def _drain(self, event: Event) -> str:
         node = self._node(event)
         with self.site.lock(node):
             update = f"scontrol update nodename={node}"
-            self._exec(f"{update} state=drain reason=chaos", check=False)
+            self.exec(f"{update} state=drain reason=chaos", check=False)
             time.sleep(event.outage_s)
             for _ in range(20):
-                if self._exec(f"{update} state=resume", check=False).returncode == 0:
+                if self.exec(f"{update} state=resume", check=False).returncode == 0:
                     break
                 time.sleep(2)
         return node

@@ -13,7 +13,8 @@ from typing import Any
 from tests.chaos.chaos_site import UNGUARDED, ChaosSite, live_at
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
-from tests.chaos.load import Load
+from tests.chaos.light_histories import light_reference, uneven_steps
+from tests.chaos.load import LIGHT_SIZE, Load
 from tests.chaos.script_histories import (
     lost_steps,
     requeued_after_notice,
@@ -22,6 +23,9 @@ from tests.chaos.script_histories import (
 )
 
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
+_STATE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+) Action")
+#: States that only changes in place have.
+_IN_PLACE = ("ASK", "PIN", "START", "JOIN", "LEAVE", "FREE", "CANCEL")
 #: Nothing is left to put right: a reservation goes within a few looks.
 _TIDY_S = 30.0
 
@@ -85,8 +89,12 @@ def final(
             rules.add(now, "lost", name, text)
         elif state not in ("COMPLETED", "unknown"):
             rules.add(now, "lost", name, f"{state}, though it says that it was through")
+    for companion in site.companions():
+        text = f"{companion['state']} when all is over"
+        rules.add(now, "companion", f"{companion['name']} {companion['id']}", text)
     twice = _twice(site, load, rules)
     trainings, computed_again = _trainings(load, rules, done)
+    lights, light_again = _lights(load, rules, done)
     log = site.log()
 
     def hindered(at: float) -> bool:
@@ -108,8 +116,10 @@ def final(
         "cancelled": cancelled,
         "forgotten_by_slurm": forgotten,
         "twice_by_slurm": twice,
+        "in_place": in_place_transitions(log),
         "trainings": trainings,
-        "lost_steps": computed_again,
+        "lights": lights,
+        "lost_steps": computed_again + light_again,
         "scripts": scripts,
     }
 
@@ -177,6 +187,32 @@ def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
         for text in faults(mine, reference, ended=name in done)[:3]:
             rules.add(time.time(), "training", name, text)
     return len(names), lost_steps
+
+
+def _lights(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
+    """Compare light trainings with an undisturbed one; return their number and repeated steps."""
+    names = [n for n, j in load.jobs.items() if j.kind == "light" and n in load.accepted]
+    reference, repeated_steps = light_reference(*LIGHT_SIZE), 0
+    for name in names:
+        mine = load.history(name)
+        repeated_steps += mine.lost_steps()
+        wrong = faults(mine, reference, ended=name in done) + uneven_steps(mine)
+        for text in wrong[:3]:
+            rules.add(time.time(), "training", name, text)
+    return len(names), repeated_steps
+
+
+def in_place_transitions(log: str) -> dict[str, int]:
+    """Return how many transitions of each end were changes in place, by selasticd's log."""
+    known: set[tuple[str, str]] = set()
+    ends: Counter[str] = Counter()
+    for job, number, state in _STATE.findall(log):
+        if state in _IN_PLACE:
+            known.add((job, number))
+        elif state in ("DONE", "UNDONE", "ENDED") and (job, number) in known:
+            known.remove((job, number))
+            ends[state] += 1
+    return dict(ends)
 
 
 def _scripts(

@@ -9,6 +9,7 @@ run and answer:
 | companion | a job's companion is still there long after the run to which it belongs |
 | twice | two running jobs hold one GPU, or GPUs that run plus those promised exceed a node |
 | held | a job is held, and not by the campaign |
+| nice | an elastic job has lost what its user has given by --nice |
 | pinned | a pending job stays bound to nodes, or any job to a reservation or a priority of ours |
 | reservation | no job names one of ours for long, or it does not end by itself |
 | rigid | a job without the directive has marks of selasticd |
@@ -97,7 +98,7 @@ class Rules:
         ]
         wrong: dict[tuple[str, str], tuple[float, str]] = {}
         for name, job in jobs.items():
-            own = [c for c in companions if _base(c) == (job["id"], job["restarts"])]
+            own = [c for c in companions if base_of(c) == (job["id"], job["restarts"])]
             for rule, grace, text in self._job(self.jobs[name], job, own):
                 if not self.excused(rule, name):
                     wrong[rule, name] = (grace, text)
@@ -161,6 +162,8 @@ class Rules:
                 broken.append(("rigid", 0.0, text))
             else:
                 broken.append(("pinned", GRACE_S, text))
+        if asked.kind != "rigid" and job["nice"] != asked.nice:
+            broken.append(("nice", GRACE_S, f"{job['nice']}, asked {asked.nice}"))
         if asked.kind == "rigid" and job["restarts"]:
             broken.append(("restarted", 0.0, f"{job['restarts']} times"))
         return broken
@@ -208,7 +211,7 @@ class Rules:
                 f"{c['state']}: its job ended",
             )
             for c in companions
-            if _base(c) not in running
+            if base_of(c) not in running
         ]
 
     @staticmethod
@@ -229,7 +232,7 @@ class Rules:
         return broken
 
 
-def _base(companion: Mapping[str, Any]) -> tuple[int, int] | None:
+def base_of(companion: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return id and run of the job to which a companion says that it belongs."""
     words = companion["comment"].split(":")
     return (int(words[2]), int(words[3])) if len(words) >= 4 and words[2].isdigit() else None

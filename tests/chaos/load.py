@@ -10,6 +10,7 @@ from collections import defaultdict
 from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
 from tests.chaos.script_histories import SaverHistory
+from tests.support.light_trainings import PROGRAM
 from tests.support.slurm_cluster import SlurmCluster
 
 HOME = "/shared/scratch/chaos"
@@ -24,6 +25,8 @@ PROXY = "ctld:7331"
 #: 128 steps; about 100 s on one emulated v100.
 STEPS = 128
 TRAINING = "--samples 1024 --epochs 4 --global-batch 32"
+#: Samples, epochs, and samples of a step, as in TRAINING.
+LIGHT_SIZE = (1024, 4, 32)
 RATE = 40
 #: Trainings at once that two cores can run.
 TRAININGS = 2
@@ -47,7 +50,12 @@ _SCRIPT = """\
 export SLURM_ELASTIC_CONTROLLER=PROXY
 exec esrun --checkpoint '@/saves/PATTERN' SIGNAL python3 SAVER MANNER @ WORK
 """
-_BODIES = {"train": _TRAIN, "script": _SCRIPT}
+_LIGHT = """\
+export SLURM_ELASTIC_CONTROLLER=PROXY PYTHONPATH=PLACE
+mkdir -p SMALL; [ -e @/checkpoints ] || ln -s SMALL @/checkpoints
+exec esrun python3 -m MODULE --out @ TRAINING --rate RATE --checkpoint-every 5
+"""
+_BODIES = {"train": _TRAIN, "light": _LIGHT, "script": _SCRIPT}
 _PATTERNS = {"folder": "step_*"}
 _SIGNALS = {"rename": "--signal USR2"}
 
@@ -59,6 +67,8 @@ def script(job: Submission) -> str:
         "WORK": str(job.work),
         "SMALL": f"{SMALL}/{job.name}",
         "DRIVER": DRIVER,
+        "PLACE": HOME,
+        "MODULE": PROGRAM,
         "TRAINING": TRAINING,
         "RATE": str(RATE),
         "PROXY": PROXY,
@@ -80,7 +90,7 @@ def options(job: Submission) -> list[str]:
     if job.kind in _BODIES:
         shape.append(f"--ntasks-per-node={job.least}")
     if job.kind != "rigid":
-        shape.append(f"--elastic={job.least}-{job.most}")
+        shape += [f"--elastic={job.least}-{job.most}", f"--nice={job.nice}"]
     return [
         f"--job-name={job.name}",
         "--open-mode=append",

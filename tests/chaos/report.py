@@ -36,9 +36,10 @@ def lines(records: Sequence[Record]) -> list[str]:
             f"were undone, {sums['ENDED']} jobs ended meanwhile."
         ),
         (
-            f"{sum(r['trainings'] for r in records)} trainings, "
+            f"{sum(r['trainings'] for r in records)} trainings{_lights(records)}, "
             f"{sum(r['lost_steps'] for r in records)} steps computed again after a kill."
         ),
+        *_in_place([r["in_place"] for r in records if "in_place" in r]),
         *_scripts([r["scripts"] for r in records if "scripts" in r]),
         (
             f"Jobs lost {sum(r['lost'] for r in records)}, cancelled by their user "
@@ -69,6 +70,24 @@ def _releases(records: Sequence[Record]) -> str:
     """Return the releases of Slurm, for the end of a sentence; older records have none."""
     known = dict.fromkeys(r["slurm"] for r in records if "slurm" in r)
     return f"; Slurm {', '.join(known)}" if known else ""
+
+
+def _lights(records: Sequence[Record]) -> str:
+    """Return the number of light trainings, for a list; older records have none."""
+    number = sum(r.get("lights", 0) for r in records)
+    return f" and {number} light ones" if number else ""
+
+
+def _in_place(counts: Sequence[Record]) -> list[str]:
+    """Return the line on changes in place; older records have none."""
+    if not counts:
+        return []
+    sums = [sum(c.get(end, 0) for c in counts) for end in ("DONE", "UNDONE", "ENDED")]
+    text = (
+        f"In place {sum(sums)} of these transitions: {sums[0]} landed, {sums[1]} were undone, "
+        f"{sums[2]} jobs ended meanwhile."
+    )
+    return [text]
 
 
 def _scripts(records: Sequence[Record]) -> list[str]:

@@ -7,7 +7,7 @@ at that moment: `pick` chooses among those.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.script_histories import MANNERS
@@ -61,12 +61,24 @@ KINDS = {
     "admin-requeue": Kind(1, 0, 0, "requeue by an administrator"),
     "user-update": Kind(1, 0, 0, "update by the owner: start time, nice, time limit, name lists"),
     "drain": Kind(1, 5, 20, "a node drained and resumed by an administrator"),
+    "companion-rank": Kind(1, 0, 0, "SIGKILL of a rank in a companion"),
+    "companion-script": Kind(1, 0, 0, "SIGKILL of a companion's batch script"),
+    "companion-cancel": Kind(1, 0, 0, "scancel of a companion by its owner"),
+    "companion-node": Kind(1, 3, 40, "a companion's node is killed, and started again"),
+    "companion-cut": Kind(1, 2, 40, "a companion's node without its network"),
+    "companion-late": Kind(1, 0, 0, "a companion that Slurm is not to start within an hour"),
+    "companion-refused": Kind(1, 10, 20, "no compute node may submit jobs"),
+    "base-cancel": Kind(1, 0, 0, "scancel, by its owner, of a job with companions"),
+    "base-esrun": Kind(1, 0, 0, "SIGKILL of esrun of a job with companions"),
+    "selasticd-in-place": Kind(3, 0.3, 12, "SIGKILL of selasticd in a state of a change in place"),
 }
 #: Queue mode, and what becomes of the controller at the end.
 _QUEUES = ("slurm", "controller")
-#: Shares of the kinds of jobs, after the first four, which are one of each.
-SHARES = {"train": 0.1, "script": 0.2, "sleep": 0.46, "rigid": 0.24}
-_FIRST = ("train", "script", "sleep", "rigid")
+#: Shares of the kinds of jobs, after the first five, which are one of each.
+SHARES = {"train": 0.06, "light": 0.36, "script": 0.16, "sleep": 0.22, "rigid": 0.2}
+_FIRST = ("train", "light", "script", "sleep", "rigid")
+#: What users give elastic jobs by --nice: the controller must not lose it.
+_NICE = (0, 7)
 #: Steps of scripts, 0.2 s each: about a minute with its saves; half a minute for one that is
 #: begun anew by each restart.
 _STEPS = {"rename": 200, "place": 200, "folder": 160, "anew": 120}
@@ -90,11 +102,13 @@ class Submission:
     """A scheduled job.
 
     Attributes:
-        kind: "train" (the library), "script" (drivers/saver.py, with checkpoints of its own),
-            "sleep" (reported by drivers/reporter.py), "rigid".
+        kind: "train" (the library), "light" (tests/support/light_training, which changes in place,
+            too), "script" (drivers/saver.py, with checkpoints of its own), "sleep" (reported by
+            drivers/reporter.py), "rigid".
         name: unique in its campaign; reporter.py reads it.
         work: seconds of sleep, or steps of a script; trainings are all of one length.
         manner: of a script, how it saves: one of `script_histories.MANNERS`.
+        nice: as in --nice.
     """
 
     at: float
@@ -105,6 +119,7 @@ class Submission:
     most: int
     work: int
     manner: str = ""
+    nice: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,20 +143,25 @@ class Schedule:
         return [head, *(f"{e.at:7.1f} s  {e.kind:18} {e.outage_s:5.1f} s" for e in self.events)]
 
 
-def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedule:
+def schedule(
+    seed: int, minutes: float, *, only: Collection[str] = (), manners: Collection[str] = ()
+) -> Schedule:
     """Draw a campaign.
 
     Args:
         seed: seed of all random numbers.
         minutes: minutes with faults and submissions.
         only: kinds of fault; empty: all.
+        manners: of unmodified scripts, which are then four of five jobs; empty: all manners, and
+            the usual shares.
 
     Raises:
-        ValueError: a kind is unknown.
+        ValueError: a kind or a manner is unknown.
     """
-    unknown = sorted(set(only) - set(KINDS))
-    if unknown:
-        raise ValueError(f"--only {unknown[0]}: known kinds are {', '.join(KINDS)}")
+    for option, words, known in (("only", only, KINDS), ("manner", manners, MANNERS)):
+        unknown = sorted(set(words) - set(known))
+        if unknown:
+            raise ValueError(f"--{option} {unknown[0]}: expected one of {', '.join(known)}")
     end = minutes * 60
     faults, load = random.Random(f"faults {seed}"), random.Random(f"load {seed}")
     kinds = _kinds(faults, [k for k in KINDS if not only or k in only])
@@ -155,7 +175,7 @@ def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedu
         minutes=minutes,
         queue=_QUEUES[seed % 2],
         abandoned=seed % 3 == 0,
-        submissions=tuple(_load(load, end, seed)),
+        submissions=tuple(_load(load, end, seed, tuple(manners))),
         events=tuple(events),
     )
 
@@ -168,28 +188,31 @@ def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
         yield from deck
 
 
-def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
+def _load(rng: random.Random, end: float, seed: int, manners: Sequence[str]) -> list[Submission]:
+    shares = {"script": 0.8, "sleep": 0.1, "rigid": 0.1} if manners else SHARES
+    manners = manners or MANNERS
     submissions: list[Submission] = []
     at, scripts = 0.0, seed
     while at < end:
         number = len(submissions)
         kind = _FIRST[number] if number < len(_FIRST) else ""
-        kind = kind or rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
+        kind = kind or rng.choices(tuple(shares), tuple(shares.values()))[0]
         least = rng.choice((1, 1, 2))
         most = {
             "train": least + 2,
+            "light": least + rng.choice((2, 3, 4)),
             "script": least + 2,
             "sleep": rng.choice((4, 6, 8)),
             "rigid": least,
         }[kind]
         if kind == "rigid":
             least = most = rng.choice((1, 2, 4))
-        prefix = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(
+        prefix = {"train": "real", "light": "light", "rigid": "rigid"}.get(kind) or rng.choices(
             ("plain", "slow", "deaf"), (0.75, 0.15, 0.1)
         )[0]
         work, manner = rng.randint(20, 60), ""
         if kind == "script":
-            manner = MANNERS[scripts % len(MANNERS)]
+            manner = manners[scripts % len(manners)]
             scripts += 1
             prefix, work = f"script-{manner}", _STEPS[manner]
         submissions.append(
@@ -202,7 +225,8 @@ def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
                 most=most,
                 work=work,
                 manner=manner,
+                nice=0 if kind == "rigid" else rng.choice(_NICE),
             )
         )
-        at += rng.expovariate(1 / 8.0) if number >= 4 else 1.0
+        at += rng.expovariate(1 / 8.0) if number >= len(_FIRST) - 1 else 1.0
     return submissions

@@ -60,6 +60,7 @@ def job(raw: dict) -> dict:
         "comment": raw.get("comment") or "",
         "description": raw.get("state_description") or "",
         "priority": raw["priority"].get("number") or 0,
+        "nice": raw["nice"],
         "required": list(expand(raw.get("required_nodes") or "")),
         "reservation": raw.get("resv_name") or "",
         "restarts": raw["restart_cnt"],

@@ -4,7 +4,7 @@
 
 Reports every running elastic job as proven, and acknowledges a notice at once. By the beginning of
 a job's name: `deaf` never saves, `raw` is not proven, `slow` takes two seconds, `late` waits for
-the file /tmp/save-JOBID, `real` and `script` report for themselves.
+the file /tmp/save-JOBID, `real`, `light` and `script` report for themselves.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ while True:
     )
     for line in listed.stdout.splitlines():
         number, run, name = line.split(maxsplit=2)
-        if name.startswith(("real", "script")):
+        if name.startswith(("real", "light", "script")):
             continue
         with contextlib.suppress(frames.ChannelError):
             report(sys.argv[1], int(number), int(run), name)

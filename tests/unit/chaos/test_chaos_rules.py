@@ -29,6 +29,7 @@ def job(name: str, **values: Any) -> dict[str, Any]:
         "description": "",
         "comment": "",
         "priority": 1000,
+        "nice": 0,
         "required": [],
         "reservation": "",
         "restarts": 0,
@@ -247,11 +248,11 @@ def test_a_training_with_a_hole() -> None:
 
 def test_a_seed_is_a_schedule() -> None:
     assert schedule(4, 5) == schedule(4, 5) != schedule(5, 5)
-    plan = schedule(1, 8)
+    plan = schedule(1, 12)
     assert {e.kind for e in plan.events} == set(KINDS)
     assert len({s.name for s in plan.submissions}) == len(plan.submissions)
     assert {e.kind for e in schedule(1, 5, only=["drain"]).events} == {"drain"}
-    assert {s.kind for s in plan.submissions[:4]} == set(SHARES)
+    assert {s.kind for s in plan.submissions[:5]} == set(SHARES)
     assert {s.manner for s in plan.submissions if s.kind == "script"} == set(MANNERS)
-    with pytest.raises(ValueError, match="--only nonsense: known kinds are selasticd-kill, "):
+    with pytest.raises(ValueError, match="--only nonsense: expected one of selasticd-kill, "):
         schedule(1, 5, only=["nonsense"])

@@ -362,6 +362,7 @@ def test_exit_codes_in_messages_of_srun(line: bytes, code: int | None) -> None:
     [
         (UNREACHED.encode(), True),
         (b"srun: error: Unable to create step for job 5: Message receive failure", True),
+        (b"srun: error: Unable to create step for job 5: Protocol authentication error", True),
         (b"srun: error: Unable to confirm allocation for job 7: Invalid job id specified", False),
         (b"srun: error: Unable to create step for job 5: Requested nodes are busy", False),
         (b"srun: error: Socket timed out on send/recv operation", False),
