@@ -142,6 +142,11 @@ class Bench:
             f" {_LIGHT.format(*_LIGHT_SIZE)} >>{out}.out 2>&1\n"
         )
         run(f"cat >{USERS_DIR}/light.sh", stdin=program)
+        # Ranks meet at the names of nodes, which are all one container.
+        names = " ".join(self.nodes)
+        known = f"grep -q {self.nodes[0]} /etc/hosts || echo 127.0.0.1 {names} >>/etc/hosts"
+        words = [*cluster_command(self.cluster), "exec", self.nodes[0], "--", "sh", "-c", known]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
     def _steps(self) -> dict[str, int]:
         """Return the steps of all light trainings, and how many were repeated or are wrong."""

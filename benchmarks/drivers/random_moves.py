@@ -57,7 +57,8 @@ def move_jobs(controller: Controller, args: argparse.Namespace) -> None:
     draw, begun, last_id = random.Random(args.seed), 0, 0
     in_place = args.kind is ResizeKind.IN_PLACE
     for number in itertools.count():
-        jobs = ready(controller, args.jobs, in_place=in_place)
+        settle_s = PATIENCE_S if number == 0 else SETTLE_S
+        jobs = ready(controller, args.jobs, settle_s=settle_s, in_place=in_place)
         if not in_place:
             changes = new_places(controller, jobs, draw, args.notice)
         elif number == 0:
@@ -76,12 +77,15 @@ def move_jobs(controller: Controller, args: argparse.Namespace) -> None:
             break
 
 
-def ready(controller: Controller, wanted: list[int], *, in_place: bool = False) -> list[Job]:
+def ready(
+    controller: Controller, wanted: list[int], *, settle_s: float, in_place: bool
+) -> list[Job]:
     """Return the jobs that run and report: all of them, or after a while at least two.
 
     Args:
         controller: reads them.
         wanted: their ids.
+        settle_s: seconds after which some may be missing.
         in_place: only those that can be changed in place.
     """
     begun = time.monotonic()
@@ -97,7 +101,7 @@ def ready(controller: Controller, wanted: list[int], *, in_place: bool = False) 
             if r.in_place or not in_place
         ]
         waited = time.monotonic() - begun
-        if len(reporting) == len(wanted) or (len(reporting) > 1 and waited > SETTLE_S):
+        if len(reporting) == len(wanted) or (len(reporting) > 1 and waited > settle_s):
             return reporting
         if waited > PATIENCE_S:
             sys.exit(f"only {len(reporting)} jobs run and report within {PATIENCE_S:g} s")
