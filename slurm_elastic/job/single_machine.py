@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,8 @@ from slurm_elastic.job.launchers.adaptation import WorldShape, adapt, expand
 from slurm_elastic.job.rank_socket import RESTART_CODE, SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.slurm_env import master_port
+from slurm_elastic.job.signals.signal_scripts import SIGNAL_SCRIPT
+from slurm_elastic.job.slurm_env import STEP_VARIABLE, master_port
 from slurm_elastic.job.srun import (
     WITHOUT_LIBUV,
     may_contain_launcher,
@@ -28,6 +29,11 @@ from slurm_elastic.job.srun import (
 
 _STOP_S = 10.0
 _POLL_S = 0.02
+#: Seconds for a signal to be sent to all ranks.
+_SIGNAL_S = 5.0
+_FORWARDED = frozenset(
+    (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+)
 
 
 def run(
@@ -36,7 +42,7 @@ def run(
     """Run `ranks` processes to their end; return 0, or the exit code of the first that failed.
 
     The first failure ends the others. A program that exits with `RESTART_CODE` is started again,
-    as in a job.
+    as in a job. Signals go to the programs of the ranks, also where a rank is a shell.
 
     Args:
         program: command that each rank runs.
@@ -51,18 +57,19 @@ def run(
     server.start()
     in_place = InPlaceRestart(state, server)
     socket_path = f"@{listener.getsockname()[1:].decode()}"
+    mark = f"local-{os.getpid()}"
     children: list[subprocess.Popen[bytes]] = []
     ended = False
 
     def forward(number: int, _frame: object) -> None:
         nonlocal ended
-        ended = ended or number == signal.SIGTERM
-        for child in children:
-            child.send_signal(number)
+        if number == signal.SIGINT and sys.stdin.isatty():
+            return  # the terminal has sent it to the ranks too
+        ended = ended or number in (signal.SIGTERM, signal.SIGINT)
+        _send(signal.Signals(number), mark, children)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _FORWARDED:
         signal.signal(number, forward)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks too
     if micro_batches and (line := inexact_line(micro_batches, ranks)):
         log_line(line)
     attempt = 0
@@ -70,16 +77,18 @@ def run(
         port = free_port(master_port(os.getpid(), 0, attempt))
         try:
             for rank in range(1 if is_launcher else ranks):
+                if ended:
+                    break
                 env = _environment(os.environ, rank, ranks, port=port, restarts=attempt)
-                env |= {SOCKET_VARIABLE: socket_path}
+                env |= {SOCKET_VARIABLE: socket_path, STEP_VARIABLE: mark}
                 env |= world_variables({}, world=ranks, micro_batches=micro_batches)
                 if gpus == "one" and ranks > 1:
                     env |= _own_device(os.environ, rank, ranks)
                 command = _for_launcher(env, program, ranks) if is_launcher else program
                 children.append(subprocess.Popen(command, env=env))
-            code = _wait(children)
+            code = _wait(children) if children else 128 + signal.SIGTERM
         finally:
-            _stop(children)
+            _stop(children, mark, signalled=ended)
         if ended or not in_place.should_restart(code):
             return code
         children.clear()
@@ -125,16 +134,36 @@ def _wait_for_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
         time.sleep(_POLL_S)
 
 
-def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(children: Sequence[subprocess.Popen[bytes]], mark: str, *, signalled: bool) -> None:
+    """End the ranks that still run: SIGTERM unless they have it already, SIGKILL after a while."""
+    if None in [child.poll() for child in children]:
+        if not signalled:
+            _send(signal.SIGTERM, mark, children)
+        _wait_for_all(children)
+    if None in [child.poll() for child in children]:
+        _send(signal.SIGKILL, mark, children)
     for child in children:
-        if child.poll() is None:
-            child.terminate()
-    end = time.monotonic() + _STOP_S
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, end - time.monotonic()))
-        if child.poll() is None:
-            child.kill()
+        child.wait()
+
+
+def _send(number: signal.Signals, mark: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Send a signal to the programs of all ranks, also below shells; SIGKILL to all processes."""
+    name = number.name.removeprefix("SIG")
+    command = ["sh", "-c", SIGNAL_SCRIPT, "esrun", name, mark, str(os.getpid())]
+    try:
+        code = subprocess.run(
+            command,
+            check=False,
+            timeout=_SIGNAL_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        code = 1
+    if code:  # no /proc, for instance
+        for child in children:
+            child.send_signal(number)
 
 
 def _environment(

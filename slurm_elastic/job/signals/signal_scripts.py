@@ -15,7 +15,7 @@ _GUARD_FROZEN_S = 150
 #: CONT, go to all processes, whose ids are then in `all`; not STOP to srun itself, which has the
 #: mark too.
 #:
-#: - A task's parent is slurmstepd, or (hidepid) is not visible.
+#: - A task's parent is slurmstepd, process $3 (without Slurm), or (hidepid) is not visible.
 #: - Shells, and processes without RANK in the environment of a launcher, are passed by. They get
 #:   the signal themselves if they handle it, and TERM if they have nothing below.
 #: - Below them, only processes that handle the signal get it, except TERM. Filters of a pipe end
@@ -90,7 +90,7 @@ signal_tasks() {{
         status "$pid"
         tree="$tree $pid:$parent"
         read -r name 2>/dev/null </proc/$parent/comm || name=slurmstepd
-        case $name in slurmstepd*) tasks="$tasks $pid";; esac
+        case $name:$parent in slurmstepd*|*:"${{3:-none}}") tasks="$tasks $pid";; esac
     done
     for pid in $tasks; do signal_program "$1" "$pid" task && found=0; done
     return $found

@@ -67,6 +67,13 @@ def outside(**env: str) -> dict[str, str]:
     return {"PATH": path, **env}
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_the_program_runs_as_a_rank(job: dict[str, str]) -> None:
     process = run(job, "sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURM_ELASTIC_RUN_ID")
     assert process.stdout == "0/2 127.0.0.1 slurm-7\n"
@@ -235,6 +242,56 @@ def test_local_ranks_and_the_first_failure() -> None:
 def test_local_signals() -> None:
     process = run(outside(), "--local", "2", "sh", "-c", "kill -SEGV $$")
     assert process.returncode == 128 + signal.SIGSEGV
+
+
+#: Saves after SIGTERM, longer than its shell would wait, and exits with a code of its own.
+SAVES_AND_EXITS = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    open(f"saved.{os.environ['RANK']}", "x")
+    sys.exit(int(os.environ["CODE"]))
+signal.signal(signal.SIGTERM, save)
+open(f"ready.{os.environ['RANK']}", "x")
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 5])
+@pytest.mark.parametrize("words", [["bash", "run.sh"], ["sh", "-c", "bash run.sh"], None])
+def test_local_programs_below_a_shell_save_and_exit(
+    tmp_path: Path, words: list[str] | None, code: int
+) -> None:
+    (tmp_path / "train.py").write_text(SAVES_AND_EXITS)
+    (tmp_path / "run.sh").write_text(f"set -e\n{sys.executable} train.py\necho saved\n")
+    command = [sys.executable, str(ESRUN), "--local", "2"]
+    command += words or [sys.executable, "train.py"]
+    env = outside(CODE=str(code))
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == 2)
+    process.terminate()
+    assert process.wait(30) == code
+    assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
+
+
+def test_the_interrupt_of_a_terminal_reaches_local_ranks(tmp_path: Path) -> None:
+    program = "import os, time; open(f\"ready.{os.environ['RANK']}\", 'x'); time.sleep(60)"
+    command = [sys.executable, str(ESRUN), "--local", "2", sys.executable, "-c"]
+    main, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*command, program],
+        cwd=tmp_path,
+        env=outside(),
+        stdin=terminal,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == 2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 128 + signal.SIGINT
+    os.close(main)
+    os.close(terminal)
 
 
 #: Reports to esrun once, as the library does, and exits with RESTART_CODE.
