@@ -29,7 +29,7 @@ from typing import NamedTuple
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.job.launchers.launcher_site import find
-from slurm_elastic.job.launchers.shell_text import simple_commands, unquoted
+from slurm_elastic.job.launchers.shell_commands import simple_commands, unquoted
 
 ENVIRONMENT = "SLURM_ELASTIC"
 #: Longest comment Slurm accepts, in bytes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,8 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.companions.companion_set import CompanionSet
 from slurm_elastic.job.controller_client import ControllerClient
+from slurm_elastic.job.environment.state_cleanup import remove_old_state
+from slurm_elastic.job.environment.state_directory import state_directories
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
@@ -111,6 +114,9 @@ class Supervisor:
             self._script.start()
         else:
             self._state.update({"phase": "training"})
+        job = self._launch.allocation
+        if job.run == 0:
+            self._in_background(remove_old_state, state_directories(os.environ), job.run_id)
         code = self._wait_for_step()
         while not self._ending and (
             (not self._refused and in_place.should_restart(code)) or self._goes_on(code)

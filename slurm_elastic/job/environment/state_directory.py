@@ -139,12 +139,12 @@ def write_own(path: str, text: str, *, durable: bool = False) -> None:
     Raises:
         OSError: it is not written.
     """
-    claim(os.path.dirname(path))  # noqa: PTH120
     temporary = f"{path}.tmp"
-    if os.path.lexists(temporary):
-        os.unlink(temporary)  # noqa: PTH108
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        descriptor = _create(temporary, flags)
+    except FileNotFoundError:  # another job has just removed the empty directory
+        descriptor = _create(temporary, flags)
     try:
         data = memoryview(text.encode("utf-8", "surrogateescape"))
         while data:
@@ -154,6 +154,13 @@ def write_own(path: str, text: str, *, durable: bool = False) -> None:
     finally:
         os.close(descriptor)
     os.replace(temporary, path)  # noqa: PTH105
+
+
+def _create(path: str, flags: int) -> int:
+    claim(os.path.dirname(path))  # noqa: PTH120
+    if os.path.lexists(path):
+        os.unlink(path)  # noqa: PTH108
+    return os.open(path, flags, 0o600)
 
 
 def versions(directories: Sequence[str], name: str) -> list[tuple[str, str]]:

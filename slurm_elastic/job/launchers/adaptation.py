@@ -4,7 +4,8 @@ A launcher starts the ranks of a node itself. One per GPU would start as many tr
 side, so it is either started once per node, with the job's shape in place of the user's options
 for it, or refused with the command line to write instead.
 
-Imported only for command lines that contain the name of a launcher: it takes some milliseconds.
+Imported only for command lines that contain the name of a launcher. The ranks wait for it, so it
+imports only modules that Python has loaded already, and others where they are needed.
 
 >>> adapt(["torchrun", "--standalone", "--nproc_per_node=8", "train.py"], WorldShape(1, 2)).program
 ['torchrun', '--nnodes=1', '--nproc_per_node=$ESRUN_LOCAL_RANKS', '--node_rank=$ESRUN_NODE_RANK', \
@@ -14,16 +15,12 @@ Imported only for command lines that contain the name of a launcher: it takes so
 
 from __future__ import annotations
 
-import shlex
-import shutil
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 from slurm_elastic.core.errors import SlurmElasticError
-from slurm_elastic.job.launchers.accelerate_config import distributed_type
 from slurm_elastic.job.launchers.launcher_site import LauncherSite, find, is_python
-from slurm_elastic.job.launchers.shell_text import base_name, simple_commands, text_index, unquoted
+from slurm_elastic.job.launchers.shell_text import base_name, text_index
 
 #: Variables in options that `adapt` inserts.
 VARIABLES = frozenset(
@@ -38,7 +35,6 @@ class LauncherError(SlurmElasticError):
     """A launcher that cannot be started once per node; the message is one line."""
 
 
-@dataclass(frozen=True)
 class WorldShape:
     """Ranks to start.
 
@@ -48,12 +44,12 @@ class WorldShape:
         without_libuv: whether the system's torch is built without it, as Debian's.
     """
 
-    nodes: int
-    ranks: int
-    without_libuv: bool = False
+    __slots__ = ("nodes", "ranks", "without_libuv")
+
+    def __init__(self, nodes: int, ranks: int, *, without_libuv: bool = False) -> None:
+        self.nodes, self.ranks, self.without_libuv = nodes, ranks, without_libuv
 
 
-@dataclass(frozen=True)
 class AdaptedProgram:
     """A command line with a launcher, changed for the present shape of the job.
 
@@ -63,12 +59,12 @@ class AdaptedProgram:
         per_node: whether it is started once per node; else once per rank.
     """
 
-    name: str
-    program: list[str]
-    per_node: bool
+    __slots__ = ("name", "per_node", "program")
+
+    def __init__(self, *, name: str, program: list[str], per_node: bool) -> None:
+        self.name, self.program, self.per_node = name, program, per_node
 
 
-@dataclass(frozen=True)
 class _Grammar:
     """Options of a launcher.
 
@@ -77,18 +73,25 @@ class _Grammar:
         replaced: that describe the shape of the job.
     """
 
-    flags: frozenset[str]
-    replaced: frozenset[str]
+    __slots__ = ("flags", "replaced")
+
+    def __init__(self, *, flags: frozenset[str], replaced: frozenset[str]) -> None:
+        self.flags, self.replaced = flags, replaced
+
+    def replacing(self, name: str) -> _Grammar:
+        """Return the same options, one more of which describes the shape of the job."""
+        return _Grammar(flags=self.flags, replaced=self.replaced | {name})
 
 
-@dataclass(frozen=True)
 class _Edit:
     """Change of a launcher's options: indices to leave out, and words to insert at `at`."""
 
-    at: int
-    dropped: frozenset[int]
-    inserted: tuple[str, ...]
-    per_node: bool = True
+    __slots__ = ("at", "dropped", "inserted", "per_node")
+
+    def __init__(
+        self, at: int, dropped: frozenset[int], inserted: tuple[str, ...], *, per_node: bool = True
+    ) -> None:
+        self.at, self.dropped, self.inserted, self.per_node = at, dropped, inserted, per_node
 
 
 def _names(text: str) -> frozenset[str]:
@@ -104,7 +107,7 @@ _TORCHRUN = _Grammar(
         " master_addr master_port"
     ),
 )
-_TORCHRUN_BY_FILE = replace(_TORCHRUN, replaced=_TORCHRUN.replaced | {"rdzv_conf"})
+_TORCHRUN_BY_FILE = _TORCHRUN.replacing("rdzv_conf")
 _ACCELERATE = _Grammar(
     flags=_names(
         "q quiet m module no_python debug cpu multi_gpu tpu use_deepspeed use_fsdp"
@@ -117,7 +120,7 @@ _ACCELERATE = _Grammar(
         " multi_gpu rdzv_backend gpu_ids deepspeed_multinode_launcher"
     ),
 )
-_ACCELERATE_BY_FILE = replace(_ACCELERATE, replaced=_ACCELERATE.replaced | {"rdzv_conf"})
+_ACCELERATE_BY_FILE = _ACCELERATE.replacing("rdzv_conf")
 _DEEPSPEED = _Grammar(
     flags=_names(
         "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid"
@@ -126,7 +129,7 @@ _DEEPSPEED = _Grammar(
     replaced=frozenset(),
 )
 _PROGRAMS = frozenset(("torchrun", "accelerate", "accelerate-launch"))
-_OWN_TORCH = "lib/python*/site-packages/torch"
+_SITE_PACKAGES = "site-packages/torch"
 #: Kinds of `accelerate launch` that start their processes by torchrun without `--multi_gpu`.
 _ACCELERATE_ENGINES = {
     "FSDP": "use_fsdp",
@@ -182,6 +185,8 @@ def _edit(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> _Edit:
         return _Edit(site.first, dropped, _torchrun_options(shape))
     if site.kind == "accelerate":
         return _accelerate(words, site, shape)
+    import shlex  # noqa: PLC0415 - slow to load
+
     remedy = "python train.py"
     if site.kind == "deepspeed":
         _, _, script = _options(words, site.first, _DEEPSPEED)
@@ -229,8 +234,23 @@ def _by_file(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> boo
 def _has_own_torch(words: Sequence[str]) -> bool:
     """Return whether a launcher is installed in an environment that has a torch of its own."""
     names = [word for word in words if base_name(word) in _PROGRAMS or is_python(base_name(word))]
-    path = shutil.which(names[0]) if names else None
-    return path is not None and any(Path(path).parent.parent.glob(_OWN_TORCH))
+    path = _executable(names[0]) if names else None
+    if path is None:
+        return False
+    libraries = f"{path.rpartition('/')[0]}/../lib"
+    try:
+        folders = os.listdir(libraries)  # noqa: PTH208 - pathlib is slow to load
+    except OSError:
+        return False
+    versions = (name for name in folders if name.startswith("python"))
+    return any(os.path.isdir(f"{libraries}/{name}/{_SITE_PACKAGES}") for name in versions)  # noqa: PTH112
+
+
+def _executable(name: str) -> str | None:
+    """Return the path of a command, as the shell finds it; `shutil` is slow to load."""
+    folders = [""] if "/" in name else os.get_exec_path()
+    paths = (f"{folder}/{name}" if folder else name for folder in folders)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 def _accelerate(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> _Edit:
@@ -245,6 +265,10 @@ def _accelerate(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> 
         return _Edit(site.first, dropped, tuple(alone), per_node=False)
     engine = next((name for name in _ACCELERATE_ENGINES.values() if name in values), None)
     if engine is None:
+        from slurm_elastic.job.launchers.accelerate_config import (  # noqa: PLC0415 - slow to load
+            distributed_type,
+        )
+
         engine = _ACCELERATE_ENGINES.get(distributed_type(values.get("config_file")))
     inserted = ["--multi_gpu"] if engine is None else []
     inserted += [
@@ -292,6 +316,11 @@ def _options(
 
 
 def _adapt_text(words: list[str], index: int, shape: WorldShape) -> AdaptedProgram | None:
+    from slurm_elastic.job.launchers.shell_commands import (  # noqa: PLC0415 - slow to load
+        simple_commands,
+        unquoted,
+    )
+
     text, name, per_node = words[index], "", False
     for command in reversed(simple_commands(text)):  # from the end, so that places stay valid
         values = [unquoted(word) for word, _, _ in command]

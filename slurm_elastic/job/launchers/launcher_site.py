@@ -1,19 +1,13 @@
-"""Search for a launcher in a command line."""
+"""Search for a launcher in a command line.
+
+Part of each start with a launcher: imports only modules that Python has loaded already.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from slurm_elastic.job.launchers.shell_text import (
-    SHELLS,
-    WRAPPERS,
-    base_name,
-    simple_commands,
-    text_index,
-    unquoted,
-)
+from slurm_elastic.job.launchers.shell_text import SHELLS, WRAPPERS, base_name, text_index
 
 _KEYWORDS = frozenset(("if", "then", "else", "elif", "while", "until", "do", "!"))
 _MODULES = {
@@ -39,16 +33,16 @@ _SUBCOMMANDS = {
     ("colossalai", "run"): "colossalai run",
     ("fabric", "run"): "fabric run",
 }
-_PYTHON = re.compile(r"(python|pypy)[\d.]*$")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_INTERPRETERS = ("python", "pypy")
 
 
-@dataclass(frozen=True)
 class LauncherSite:
     """Launcher in a list of words: its kind, and the index of its first option."""
 
-    kind: str
-    first: int
+    __slots__ = ("first", "kind")
+
+    def __init__(self, kind: str, first: int) -> None:
+        self.kind, self.first = kind, first
 
 
 def recognise(program: Sequence[str]) -> str | None:
@@ -58,26 +52,36 @@ def recognise(program: Sequence[str]) -> str | None:
     if text_at is None:
         site = find(words)
         return site.kind if site else None
+    from slurm_elastic.job.launchers.shell_commands import (  # noqa: PLC0415 - slow to load
+        simple_commands,
+        unquoted,
+    )
+
     sites = [find([unquoted(word) for word, _, _ in c]) for c in simple_commands(words[text_at])]
     return next((site.kind for site in sites if site), None)
 
 
 def is_python(name: str) -> bool:
     """Return whether the last component of a path is that of a Python interpreter."""
-    return bool(_PYTHON.match(name))
+    return name.rstrip("0123456789.") in _INTERPRETERS
+
+
+def _is_assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name.isidentifier()
 
 
 def find(words: Sequence[str]) -> LauncherSite | None:
     """Return the launcher that a command starts, directly or through `WRAPPERS`."""
     start = 0
-    while start < len(words) and (_ASSIGNMENT.match(words[start]) or words[start] in _KEYWORDS):
+    while start < len(words) and (_is_assignment(words[start]) or words[start] in _KEYWORDS):
         start += 1
     for index in range(start, len(words)):
         site = _launcher_at(words, index)
         if site is not None:
             return site
         name = base_name(words[index])
-        if _PYTHON.match(name) or name in SHELLS or name.endswith((".py", ".sh")):
+        if is_python(name) or name in SHELLS or name.endswith((".py", ".sh")):
             return None
         if index == start and name not in WRAPPERS:
             return None
@@ -93,7 +97,7 @@ def _launcher_at(words: Sequence[str], index: int) -> LauncherSite | None:
     kind = _SUBCOMMANDS.get((name, following))
     if kind is not None:
         return LauncherSite(kind, index + 2)
-    return _after_python(words, index + 1) if _PYTHON.match(name) else None
+    return _after_python(words, index + 1) if is_python(name) else None
 
 
 def _after_python(words: Sequence[str], index: int) -> LauncherSite | None:

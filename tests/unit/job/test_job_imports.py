@@ -16,11 +16,12 @@ def modules(name: str) -> set[str]:
     return set(process.stdout.split())
 
 
-def test_few_modules_are_imported_before_srun_starts() -> None:
+@pytest.mark.parametrize("name", ["job.esrun", "job.launchers.adaptation"])
+def test_few_modules_are_imported_before_srun_starts(name: str) -> None:
     slow = {"argparse", "subprocess", "socket", "threading", "dataclasses", "json", "re", "typing"}
-    slow |= {"ctypes", "tomllib", "pathlib", "asyncio", "logging", "shlex", "signal"}
+    slow |= {"ctypes", "tomllib", "pathlib", "asyncio", "logging", "shlex", "signal", "shutil"}
     before = modules("sys")
-    assert not (modules("slurm_elastic.job.esrun") - before) & slow
+    assert not (modules(f"slurm_elastic.{name}") - before) & slow
 
 
 @pytest.mark.parametrize(
