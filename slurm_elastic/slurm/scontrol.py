@@ -15,6 +15,7 @@ import structlog
 
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.slurm.command_environment import command_environment
 
 #: Of our reservations: they do not wait for running jobs, end without killing jobs (FLEX), and
 #: let pending jobs that still name them start afterwards (NO_HOLD_JOBS_AFTER).
@@ -129,6 +130,7 @@ class Scontrol:
                 timeout=limit + bool(killed),
                 check=False,
                 stdin=subprocess.DEVNULL,
+                env=command_environment(),
             )
         except subprocess.TimeoutExpired:
             raise SlurmUnreachableError(

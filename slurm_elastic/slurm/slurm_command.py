@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
+from slurm_elastic.slurm.command_environment import command_environment
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 
@@ -31,7 +31,7 @@ def output(*words: str, timeout_s: float = 30.0, shown: str = "") -> bytes:
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT},
+            env=command_environment() | _ENVIRONMENT,
         )
     except subprocess.TimeoutExpired:
         raise SlurmUnreachableError(f"{shown}: no answer in {timeout_s:g} s") from None

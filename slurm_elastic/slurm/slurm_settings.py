@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.slurm.command_environment import command_environment
 from slurm_elastic.slurm.switches import read_topologies
 
 _SETTING = re.compile(r"^(\w[\w/.]*)\s*=\s?(.*)$")
@@ -133,7 +134,12 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
     """Return a command's output and, if it failed, one line why."""
     try:
         process = subprocess.run(
-            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=command_environment(),
         )
     except subprocess.TimeoutExpired:
         return "", f"{command[0]}: no answer in {timeout_s:g} s"

@@ -16,6 +16,7 @@ import structlog
 
 from slurm_elastic.core.cluster import Switch
 from slurm_elastic.core.nodelist import expand
+from slurm_elastic.slurm.command_environment import command_environment
 
 _TIMEOUT_S = 15
 #: A partition and its topology, in a line of `scontrol -o show partition`.
@@ -92,6 +93,7 @@ def _show(*words: str) -> str:
             capture_output=True,
             timeout=_TIMEOUT_S,
             check=False,
+            env=command_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

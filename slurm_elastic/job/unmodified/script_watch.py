@@ -322,9 +322,10 @@ class ScriptWatch:
         }
         if self._program_step is None:
             fields |= {"step": self._resume.count}
-        if self._last_complete is not None and self._program_step is None:
-            fields |= {"step_time_s": checkpoint.written - self._last_complete}
-            fields |= {"steps_measured": 1}
+        last = self._last_complete
+        # Earlier than the last one if several ranks write the same files, or hosts' clocks differ.
+        if last is not None and checkpoint.written > last and self._program_step is None:
+            fields |= {"step_time_s": checkpoint.written - last, "steps_measured": 1}
         self._last_complete = checkpoint.written
         fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))

@@ -34,6 +34,17 @@ def test_steps_are_complete_checkpoints(job: Job) -> None:
     assert report.step_time_s == pytest.approx(10 + FIRST_S + 0.1)
 
 
+def test_a_checkpoint_with_an_earlier_time_gives_no_step_time(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.save()
+    job.now += 10
+    os.utime(job.write("other.pt"), (50, 50))
+    report = job.settle()
+    assert (report.step, report.step_time_s) == (2, None)
+    assert "ignored" not in capsys.readouterr().err
+
+
 def test_files_written_together_are_one_step(job: Job) -> None:
     job.write("last.pt")
     job.write("best.pt")

@@ -1,0 +1,14 @@
+"""Environment of Slurm's commands: what a user's own environment must not change."""
+
+from __future__ import annotations
+
+import os
+
+#: With several clusters under one slurmdbd, users name others in `SLURM_CLUSTERS`: all commands
+#: would then read and change these. The rest are default options, which leave out jobs.
+_CHANGING = ("SLURM_CLUSTERS", "SQUEUE_", "SACCT_", "SCONTROL_", "SACCTMGR_")
+
+
+def command_environment() -> dict[str, str]:
+    """Return the environment with which a command speaks of this cluster, and of all of it."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_CHANGING)}
