@@ -107,9 +107,12 @@ class ReportHandler:
         trials = self._store.entry(job).trials
         if report.failed_start is None or not job.run == report.run == trials.run:
             return
-        waits = trials.failure is not None or self._store.lost_node(job)
+        answer = (report.failed_start, "end")
+        if trials.failure is not None or self._store.lost_node(job):
+            answer = (report.failed_start, "wait")
+        elif report.failed_start <= trials.restarts:
+            answer = (report.failed_start, "restart")
         orders = self._outbox.orders(job.job_id, report.run)
-        answer = (report.failed_start, "wait" if waits else "end")
         if (orders.failed_start, orders.on_failure) != answer:
             orders = Orders(failed_start=answer[0], on_failure=answer[1])
             reason = failure(job, trials) if trials.failure else None

@@ -45,8 +45,9 @@ REHEARSALS = (
     *("no-room", "not-writable", "changes", "no-watch"),
 )
 
-#: `wait`: the controller takes the job back to where it worked. `end`: end with the program's code.
-ON_FAILURE = ("wait", "end")
+#: `wait`: the controller takes the job back to where it worked. `restart`: the program is started
+#: again on the GPUs of the job itself. `end`: end with the program's code.
+ON_FAILURE = ("wait", "restart", "end")
 
 _MAX_TEXT = 200
 
@@ -106,6 +107,9 @@ class Report:
         exit_code: of the child, in phase `ended`.
         failed_start: number, from 1 on, of the start in this attempt whose program has ended
             before it completed a checkpoint, while starts before had: esrun waits for orders.
+        failed_gpus: on how many GPUs that start failed, if its members had changed since its
+            newest checkpoint; those of the job itself where the new size did not cause it. None:
+            its members had not changed.
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
         layers, frozen: layers of the model, and how many from the front are frozen now.
@@ -162,6 +166,7 @@ class Report:
     notice: int | None = None
     exit_code: int | None = None
     failed_start: int | None = None
+    failed_gpus: int | None = None
     layout: str = ""
     layers: int | None = None
     frozen: int | None = None
@@ -279,6 +284,7 @@ _REPORT_BOUNDS = {
     "notice": 2**62,
     "exit_code": 2**31,
     "failed_start": 2**31,
+    "failed_gpus": 2**16,
     "progress": 1.0,
     "step_time_s": 1e6,
     "micro_step_s": 1e6,

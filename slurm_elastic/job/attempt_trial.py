@@ -5,6 +5,9 @@ one in an earlier start. A program that fails on trial does not end the job: esr
 it, and waits for the controller, which takes the job back to the shape in which it worked last.
 Without a controller the program is started again in place, after longer and longer pauses.
 
+A start whose members have changed is on trial, too, until it has completed a checkpoint after that.
+Its companions have ended with it, so the program is started again on the job's own GPUs.
+
 Whether earlier attempts had a checkpoint is kept in an empty file beside that of
 `unmodified.resume_state`. Where it could not be written the controller is asked, and decides.
 """
@@ -65,6 +68,8 @@ class AttemptTrial:
         self._marked = self._trained
         self._base: int | None = None
         self._start = 0
+        #: Step of the last change of members, and GPUs since then; None: there was none.
+        self._members: tuple[int, int] | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._stopped = threading.Event()
         state.on_update = self.note
@@ -73,7 +78,20 @@ class AttemptTrial:
         """Begin the trial of another start of the program."""
         self.note()
         self._start += 1
+        self._members = None
         self._base = self._state.report().checkpoint_step
+
+    def change_members(self, gpus: int, *, step: int | None = None) -> None:
+        """Begin the trial of a change of the start's members.
+
+        Args:
+            gpus: of all members, or those of the job itself while others are only about to join.
+            step: after which the members have changed; None: the newest one that is known.
+        """
+        if step is None:
+            report = self._state.report()
+            step = max(report.step or 0, report.checkpoint_step or 0)
+        self._members = (step, gpus)
 
     def note(self) -> None:
         """Keep that the job has completed a checkpoint, as soon as there is one."""
@@ -100,6 +118,14 @@ class AttemptTrial:
         """Whether this start is on trial, as far as can be said without the controller."""
         return (self._trained or self._base is not None) and not self.has_checkpoint
 
+    @property
+    def failed_gpus(self) -> int | None:
+        """GPUs since a change of members that no checkpoint has followed; None: there was none."""
+        if self._members is None:
+            return None
+        (step, gpus), saved = self._members, self._state.report().checkpoint_step
+        return gpus if saved is None or saved <= step else None
+
     def stop(self) -> None:
         """End the wait: Slurm ends the job."""
         self._stopped.set()
@@ -118,30 +144,46 @@ class AttemptTrial:
             Whether to start the program again in place; else the job ends with the code.
         """
         self.note()
-        certain = self.on
+        failed_gpus = self.failed_gpus
+        certain = self.on or failed_gpus is not None
         asks = self._run > 0 and not self.has_checkpoint and code != 0
         if not self._has_controller or not (certain or asks) or (code == 0 and not unmodified):
             return False
         if self._stopped.wait(_GRACE_S):
             return False
+        self._state.set_own({"failed_gpus": failed_gpus})
         self._state.update({"phase": "ended", "exit_code": code, "failed_start": self._start})
-        if certain:
+        if failed_gpus is not None:
+            log_line(
+                f"the program ended with exit code {code} on {failed_gpus} GPUs before it completed"
+                " a checkpoint since the last change of its ranks"
+            )
+        elif certain:
             log_line(
                 f"the program ended with exit code {code} before it completed a checkpoint in this"
                 " attempt: waiting for the controller, which takes the job back to where it worked"
             )
-        again = self._wait(code, certain=certain)
+        again = self._wait(code, certain=certain, in_place=failed_gpus is not None)
         if again:
             self._state.begin_attempt()
         return again
 
-    def _wait(self, code: int, *, certain: bool) -> bool:
-        """Wait for an answer; return whether to start the program again in place."""
+    def _wait(self, code: int, *, certain: bool, in_place: bool) -> bool:
+        """Wait for an answer; return whether to start the program again in place.
+
+        Args:
+            code: exit code of the program.
+            certain: whether it was on trial.
+            in_place: whether its members had changed: without an answer it is started again soon.
+        """
         begun = reported = self._clock()
         while not self._stopped.wait(_TICK_S):
             now = self._clock()
             orders = self._state.orders()
             answer = orders.on_failure if orders.failed_start == self._start else None
+            if answer == "restart" or (answer is None and in_place and now > begun + _ASK_S):
+                log_line("the program is started again on the GPUs of the job itself")
+                return True
             if answer == "end" or (answer is None and not certain and now > begun + _ASK_S):
                 return False
             if answer is None and now > reported + _REPORT_EVERY_S:

@@ -23,7 +23,7 @@ _URGENT = frozenset({
 #: Fields that only esrun sets.
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "change", "change_state",
-    "change_problem", "companions", "generation", "pause_s",
+    "change_problem", "companions", "generation", "pause_s", "failed_gpus",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -39,7 +39,7 @@ _KEPT_IN_PLACE = frozenset({
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "jump",
-})  # fmt: skip
+}) - {"failed_gpus"}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

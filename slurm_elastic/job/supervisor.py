@@ -229,7 +229,9 @@ class Supervisor:
             reason = "launcher" if launcher else "no-gpus"
             self._state.set_own({"in_place": False, "not_in_place": reason})
             return None
-        companions = CompanionSet(self._launch, self._state, server.set_companions)
+        companions = CompanionSet(
+            self._launch, self._state, server.set_companions, trial=self._trial
+        )
         companions.start()
         return companions
 

@@ -294,6 +294,7 @@ class TrainingJob:
             self.rank, self.world_size = rank_group.rank, rank_group.size
             self.layout = self._strategy.layout
             self._step_profiler.begin_again()
+            self._checkpoint_manager.save_soon()
             self._resizes += 1
 
         live = LiveTraining(

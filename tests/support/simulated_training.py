@@ -1,5 +1,7 @@
 """A training of the library under esrun in a `SimulatedSlurm`, which is changed in place."""
 
+import dataclasses
+
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.core.report import Report
@@ -20,10 +22,13 @@ class SimulatedTraining:
             not leave); "": nothing.
         told: returns whether reports arrive now.
         recorded: whether job_submit.lua records companions.
+        fails_on: numbers of GPUs on which a rank of the base fails after some steps.
     """
 
-    def __init__(self, site, job_id, *, able=True, fault="", told=lambda: True, recorded=True):
-        self.recorded = recorded
+    def __init__(
+        self, site, job_id, *, able=True, fault="", told=lambda: True, recorded=True, fails_on=()
+    ):
+        self.recorded, self.fails_on = recorded, fails_on
         self.site, self.job_id, self.able, self.fault, self.told = site, job_id, able, fault, told
         self.run, self.step_count, self.saved, self.base = -1, 0, 0, 0
         self.last_step = self.reported = 0.0
@@ -35,6 +40,9 @@ class SimulatedTraining:
         self.companions = {}
         self.change, self.change_state, self.problem, self.orders = None, "", "", None
         self.answered = None
+        #: Starts of the program, and GPUs of the present one if it has failed.
+        self.starts, self.failed_gpus = 1, None
+        self.changed_at, self.former_gpus = None, None
         self.began = self.site.slurm.now
         #: (step, GPUs) of each step of this attempt.
         self.trained = []
@@ -62,8 +70,15 @@ class SimulatedTraining:
             self.run, self.base = job.run, self.saved
             self.step_count = self.saved
             self.attempt_begins()
+        if self.failed_gpus is not None:
+            self._wait_for_answer(job, now)
+            return
         self._follow_companions(now)
         self._carry_out(now)
+        self._follow_members()
+        if self.gpus in self.fails_on and self.trained and self.trained[-1][1] == self.gpus:
+            self._fail(job, now)
+            return
         if now >= self.last_step + _STEP_S and now > self.began + _JOIN_S:
             self.last_step = now
             self.step_count += 1
@@ -71,6 +86,39 @@ class SimulatedTraining:
             if self.step_count % 10 == 0:
                 self.saved = self.step_count
         self._report(job, now)
+
+    def _follow_members(self):
+        if self.former_gpus not in (None, self.gpus):
+            self.changed_at = self.step_count
+        self.former_gpus = self.gpus
+
+    def _fail(self, job, now):
+        """End the program: esrun waits if it was on trial, else the job ends."""
+        on_trial = self.changed_at is not None and self.saved <= self.changed_at
+        gpus = self.gpus
+        for job_id in self.jobs_of("submitted", "running", "joined"):
+            self._end(job_id)
+        if not on_trial and not self.base:
+            self.site.slurm.end(self.job_id, 1)
+            return
+        self.failed_gpus = gpus if on_trial else 0
+        self._wait_for_answer(job, now)
+
+    def _wait_for_answer(self, job, now):
+        own = self.site.slurm.listed[self.job_id].allocation.gpus
+        gpus = {"failed_gpus": self.failed_gpus} if self.failed_gpus else {}
+        self._report(
+            job, now, phase="ended", exit_code=139, failed_start=self.starts, gpus=own, **gpus
+        )
+        if self.orders is None or self.orders.failed_start != self.starts:
+            return
+        if self.orders.on_failure == "restart":
+            self.step_count = self.base = self.saved
+            self.starts, self.failed_gpus = self.starts + 1, None
+            self.changed_at = self.former_gpus = None
+            self.began = now
+        elif self.orders.on_failure == "end":
+            self.site.slurm.end(self.job_id, 1)
 
     def _follow_companions(self, now):
         for job_id, (state, since) in list(self.companions.items()):
@@ -141,7 +189,7 @@ class SimulatedTraining:
             self.site.slurm.end(job_id)
         self._enter(job_id, "ended")
 
-    def _report(self, job, now):
+    def _report(self, job, now, **ended):
         notice = None
         if self.orders and self.orders.action == "notice" and self.answered != self.orders.notice:
             self.answered = notice = self.orders.notice
@@ -152,14 +200,13 @@ class SimulatedTraining:
         rows = tuple(
             (i, self.site.slurm.listed[i].gpus, state) for i, (state, _) in self.companions.items()
         )
-        self.orders = self.site.report(
-            Report(
-                job_id=self.job_id, run=self.run, phase="training" if notice is None else "saved",
-                gpus=self.gpus, gpu_type=job.allocation.gpu_type, step=self.step_count,
-                step_time_s=1.0 / self.gpus, steps_measured=5, global_batch=64, notice=notice,
-                checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
-                in_place=self.able, not_in_place="" if self.able else "stages",
-                change=self.change, change_state=self.change_state, change_problem=self.problem,
-                companions=rows, pause_s=0.02 if self.change is not None else None,
-            )
+        report = Report(
+            job_id=self.job_id, run=self.run, phase="training" if notice is None else "saved",
+            gpus=self.gpus, gpu_type=job.allocation.gpu_type, step=self.step_count,
+            step_time_s=1.0 / self.gpus, steps_measured=5, global_batch=64, notice=notice,
+            checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
+            in_place=self.able, not_in_place="" if self.able else "stages",
+            change=self.change, change_state=self.change_state, change_problem=self.problem,
+            companions=rows, pause_s=0.02 if self.change is not None else None,
         )  # fmt: skip
+        self.orders = self.site.report(dataclasses.replace(report, **ended))

@@ -179,10 +179,14 @@ class JobStore:
         trials = entry.trials
         if job.run == report.run and job.state is JobState.RUNNING and job.allocation:
             trials.follow(job.run, job.allocation, now=now)
+            trials.regroup(report, job.allocation, now=now)
         ended = trials.record(report, now=now)
         failure = program_failure(report, trials)
         if report.run != trials.run or failure is None or self.lost_node(job):
             return ended
+        own = job.base_allocation
+        if report.failed_gpus is not None and own is not None:
+            return trials.fail_in_place(report, own, failure, now=now) or ended
         failed = trials.failure is None
         trials.fail(failure, now=now)
         return ended or failed

@@ -6,6 +6,9 @@ than all before exists: then its shape has *worked*. An attempt that fails on tr
 change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the
 job any more, and the job goes back.
 
+A change in place begins a trial within the attempt. If that fails, the companions have ended with
+it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
+
 >>> trials = ShapeTrials()
 >>> trials.follow(0, Allocation.of("a100", {"n1": 1}), now=0.0)
 >>> _ = trials.record(Report(job_id=7, run=0, phase="training", checkpoint_step=40), now=60.0)
@@ -62,6 +65,10 @@ class BarredShape:
         """The shape."""
         return self.gpu_type, self.gpus
 
+    def to_json(self) -> list[Any]:
+        """Return a row for the ledger."""
+        return [self.gpu_type, self.gpus, self.reason.to_json(), self.time]
+
 
 @dataclass(slots=True, kw_only=True)
 class ShapeTrials:
@@ -86,7 +93,9 @@ class ShapeTrials:
         barred: shapes in which it failed.
         failures: attempts in a row that failed on trial, since the newest checkpoint.
         ways_back: times that its way back was to be begun.
-        changed_run, transition: attempt that a transition began, and the id of that.
+        changed_run, transition: attempt that a transition began or changed, and the id of that.
+        restarts: start of the attempt that was the last to fail after a change in place.
+        left: the shape in which that was, and how it failed, until the next checkpoint.
         failed: transitions that failed on trial, and how.
     """
 
@@ -110,6 +119,8 @@ class ShapeTrials:
     ways_back: int = 0
     changed_run: int = -1
     transition: int = 0
+    restarts: int = 0
+    left: BarredShape | None = None
     failed: dict[int, Reason] = field(default_factory=dict)
 
     @property
@@ -140,8 +151,64 @@ class ShapeTrials:
         self.run, self.held, self.since, self.moved = run, held, now, now
         self.base, self.learning = self.newest, not known
         self.on = known and self.newest is not None
-        self.failure = self.step = None
-        self.ways_back, self.saved = 0, now
+        self.failure = self.step = self.left = None
+        self.ways_back, self.restarts, self.saved = 0, 0, now
+
+    def regroup(self, report: Report, held: Allocation | None, *, now: float) -> None:
+        """Follow a change in place of the attempt, once it trains on what it holds then.
+
+        More GPUs, and a shape that has not worked, are on trial; a loss of companions is not.
+
+        Args:
+            report: the newest one, of this attempt.
+            held: with its companions.
+            now: epoch s.
+        """
+        known = held is not None and self.held is not None and held.gpus == report.gpus
+        if not known or held == self.held or self.failure is not None:
+            return
+        assert held is not None
+        assert self.held is not None
+        grows, self.held = held.gpus > self.held.gpus, held
+        ordered = report.change is not None and report.change != self.transition
+        if not grows and not ordered:
+            return
+        self.on = grows or shape_of(held) not in self.worked
+        if report.change is not None:
+            self.begun(self.run, report.change)
+        self.base = _newest(self.newest, self.step, report.step)
+        self.since = self.moved = now
+
+    def fail_in_place(self, report: Report, own: Allocation, reason: Reason, *, now: float) -> bool:
+        """Record, once, that a start has failed after a change in place.
+
+        Args:
+            report: of an esrun that waits, with `failed_gpus`.
+            own: what the job itself holds; its program is started again there, unless an attempt
+                has failed since the newest checkpoint already.
+            reason: how it failed.
+            now: epoch s.
+
+        Returns:
+            Whether that is new.
+        """
+        start, gpus = report.failed_start or 0, report.failed_gpus or 0
+        if self.failure is not None or start <= self.restarts:
+            return False
+        shape, again = (own.gpu_type, gpus), self.failures > 0
+        if self.changed_run != self.run and report.change:
+            self.begun(self.run, report.change)
+        if again:
+            self.held = own
+            self.fail(reason, now=now)
+            return True
+        self._count_failure(reason)
+        if shape != shape_of(own):
+            self._bar(shape, reason, now)
+        self.restarts, self.left, self.held = start, BarredShape(*shape, reason, now), own
+        self.on, self.step, self.base = True, None, _newest(self.newest, report.checkpoint_step)
+        self.since = self.moved = now
+        return True
 
     def record(self, report: Report, *, now: float) -> bool:
         """Record a report of the present attempt; return whether a trial has ended."""
@@ -175,7 +242,7 @@ class ShapeTrials:
             self.base = max(report.resumed_from, self.base or 0)
 
     def _checkpoint(self, step: int, now: float, *, count: int) -> None:
-        self.newest, self.failures, self.failure = step, 0, None
+        self.newest, self.failures, self.failure, self.left = step, 0, None, None
         held = self.held
         if self.saved is not None and now > self.saved:
             gap = (now - self.saved) / count
@@ -219,12 +286,19 @@ class ShapeTrials:
         if self.failure is not None:
             return
         self.failure, self.on = reason, False
+        self._count_failure(reason)
+        if (shape := shape_of(self.held)) is not None:
+            self._bar(shape, reason, now)
+
+    def _count_failure(self, reason: Reason) -> None:
         self.failures += 1
         if self.changed_run == self.run and self.transition:
             self.failed[self.transition] = reason
             self.failed = dict(list(self.failed.items())[-_MOST:])
-        shape = shape_of(self.held)
-        if shape is None or shape == self.last_shape:
+
+    def _bar(self, shape: Shape, reason: Reason, now: float) -> None:
+        """Bar a shape, unless it is the last that worked."""
+        if shape == self.last_shape:
             return
         self.worked = [s for s in self.worked if s != shape]
         others = [b for b in self.barred if b.shape != shape]
@@ -233,9 +307,11 @@ class ShapeTrials:
     def withdraw_failure(self) -> None:
         """Remove the failure of the present attempt: one of its nodes was lost."""
         shape = shape_of(self.held)
-        self.barred = [b for b in self.barred if (b.shape, b.reason) != (shape, self.failure)]
-        self.failures -= self.failure is not None
-        self.failure, self.on = None, self.newest is not None
+        if self.failure is None and self.left is not None:
+            shape = self.left.shape
+        self.barred = [b for b in self.barred if b.shape != shape or b.time < self.since]
+        self.failures -= self.failure is not None or self.left is not None
+        self.failure, self.on, self.left = None, self.newest is not None, None
         if self.changed_run == self.run:
             self.failed.pop(self.transition, None)
 
@@ -274,7 +350,8 @@ class ShapeTrials:
             held: Allocation | None = getattr(self, name)
             body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
         body["failure"] = self.failure.to_json() if self.failure else None
-        body["barred"] = [[b.gpu_type, b.gpus, b.reason.to_json(), b.time] for b in self.barred]
+        body["barred"] = [b.to_json() for b in self.barred]
+        body["left"] = self.left.to_json() if self.left else None
         body["failed"] = [[i, r.to_json()] for i, r in self.failed.items()]
         return body
 
@@ -291,12 +368,11 @@ class ShapeTrials:
             for name in ("held", "last"):
                 held = fields.get(name)
                 fields[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+            left = fields.get("left")
+            fields["left"] = _barred(left) if left else None
             fields["failure"] = Reason.from_json(fields.get("failure"))
             fields["worked"] = [(str(t), int(g)) for t, g in fields.get("worked", ())]
-            fields["barred"] = [
-                BarredShape(str(t), int(g), Reason.from_json(r) or _unreadable(), float(at))
-                for t, g, r, at in fields.get("barred", ())
-            ]
+            fields["barred"] = [_barred(row) for row in fields.get("barred", ())]
             fields["failed"] = {
                 int(i): Reason.from_json(r) or _unreadable() for i, r in fields.get("failed", ())
             }
@@ -313,6 +389,8 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
     """
     if report.phase != "ended" or report.failed_start is None or report.exit_code is None:
         return None
+    if report.failed_gpus is not None:
+        return Reason("program-failed", exit_code=report.exit_code)
     if trials.newest is None and report.checkpoint_step is None and report.resumed_from is None:
         return None
     if shape_of(trials.held) is None:
@@ -323,6 +401,17 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None
+
+
+def _barred(row: Any) -> BarredShape:
+    gpu_type, gpus, reason, time = row
+    return BarredShape(
+        str(gpu_type), int(gpus), Reason.from_json(reason) or _unreadable(), float(time)
+    )
+
+
+def _newest(*steps: int | None) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 def shape_of(held: Allocation | None) -> Shape | None:

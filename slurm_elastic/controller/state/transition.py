@@ -121,7 +121,8 @@ class Transition:
         nice: to be restored after the priority was.
         entered: when each state was last entered; `saving`, `saved`, `unanswered` (no such word
             came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
-            `cleared`, `switched` (members have joined or left) as well.
+            `cleared`, `switched` (members have joined or left), `over` (new companions have
+            ended) as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.

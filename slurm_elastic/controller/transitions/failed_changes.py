@@ -50,7 +50,8 @@ class FailedChanges:
     ) -> None:
         self._counts = counts or ActivityCounts()
         self._store, self._engine, self.config, self._log = store, engine, config, log
-        self._logged: dict[str, int] = {}
+        #: Run and start of the last failure of each job.
+        self._logged: dict[str, tuple[int, int]] = {}
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> None:
         """Follow the attempts of all jobs: fail those that make no progress.
@@ -72,13 +73,14 @@ class FailedChanges:
                 reason = Reason("no-newer-checkpoint", waited_s=limit_s)
                 trials.fail(reason, now=snapshot.time)
                 self._store.touch(job)
-            if trials.failure is not None and self._store.lost_node(job):
+            failed = trials.failure is not None or trials.left is not None
+            if failed and self._store.lost_node(job):
                 trials.withdraw_failure()  # Slurm requeues it
                 self._store.touch(job)
-            elif trials.failure is not None:
+            elif failed:
                 self._fail(job, trials)
         keys = {j.key for j in snapshot.jobs}
-        self._logged = {k: run for k, run in self._logged.items() if k in keys}
+        self._logged = {k: start for k, start in self._logged.items() if k in keys}
 
     def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
         """Return whether an attempt has reported, after its time limit, that it made no progress.
@@ -91,11 +93,13 @@ class FailedChanges:
         return trials.changed and trials.overdue(at, self.config.resize.trial_s)
 
     def _fail(self, job: Job, trials: ShapeTrials) -> None:
-        if trials.failure is None:
-            return
-        self._engine.abandon(job, trials.failure)
-        if self._logged.get(job.key) != job.run:
-            self._logged[job.key] = job.run
+        is_over = trials.failure is not None  # else esrun has started the program again
+        start = (job.run, 0 if is_over else trials.restarts)
+        is_new = self._logged.get(job.key) != start
+        if is_over or is_new:
+            self._engine.abandon(job, failure(job, trials))
+        if is_new:
+            self._logged[job.key] = start
             self._counts.change_failed()
             self._log.warning(
                 f"JobId={job.display_id} Run={job.run} Change=failed "
@@ -158,6 +162,8 @@ def failure(job: Job, trials: ShapeTrials) -> Reason:
     """Return the reason why a job goes back."""
     gpu_type, gpus = shape_of(job.allocation) or ("", 0)
     because = trials.failure or Reason("job-ending")
+    if trials.failure is None and trials.left is not None:
+        gpu_type, gpus, because = trials.left.gpu_type, trials.left.gpus, trials.left.reason
     return Reason("change-failed", gpus=gpus, gpu_type=gpu_type, reason=because)
 
 

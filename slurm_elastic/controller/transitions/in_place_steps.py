@@ -52,6 +52,8 @@ _RESERVE_S = 60.0
 _MOST_REFUSALS = 5
 #: Reasons of a pending companion that waits for nothing but its GPUs.
 _WAITS_FOR_GPUS = ("", "None", "Resources", "Priority", "BeginTime", "Reservation", "Cleaning")
+#: Seconds in which esrun says why companions have ended: whether the program has failed.
+_REPORT_S = 10.0
 #: Seconds in which another reason of Slurm may pass.
 _PASSES_S = 3.0
 _OVER = (None, JobState.ENDED)
@@ -224,6 +226,8 @@ class InPlaceSteps:
         self._order(t, leave=True)
         report = _answer(t, site)
         state = report.change_state if report is not None else ""
+        if report is not None and report.failed_gpus is not None:
+            return self._program_failed(t, report)
         if report is not None and state == "done":
             return self._joined(t, report, site)
         if report is not None and state == "failed":
@@ -231,7 +235,9 @@ class InPlaceSteps:
             return self._given_up(t, Reason("companions-not-joined", error=error))
         companions = [site.companions.get(j.job_id) for j in t.joins]
         if all((c.state if c else None) in _OVER for c in companions):
-            return self._given_up(t, Reason("companion-ended", job=str(t.joins[0].job_id)))
+            t.entered.setdefault("over", time.time())
+            if t.waited(time.time(), "over") > _REPORT_S:
+                return self._given_up(t, Reason("companion-ended", job=str(t.joins[0].job_id)))
         if t.waited(time.time()) > JOIN_S + _GRACE_S:
             return self._given_up(t, Reason("companions-not-joined", error=""))
         return None
@@ -246,6 +252,14 @@ class InPlaceSteps:
             error = report.change_problem
             t.problem = t.problem or Reason("companions-not-joined", error=error)
             t.joins = [j for j in t.joins if j.job_id in joined]
+        return TransitionState.FREE if t.leaves else _end(t)
+
+    def _program_failed(self, t: Transition, report: Report) -> TransitionState:
+        """End a change whose program has failed: its companions end with it."""
+        if report.change_state != "done":
+            return self._given_up(t, Reason("program-failed", exit_code=report.exit_code))
+        self._note_switch(t, report)
+        t.joins = []
         return TransitionState.FREE if t.leaves else _end(t)
 
     # --- shrinking ---

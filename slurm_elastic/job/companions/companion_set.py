@@ -17,6 +17,7 @@ from typing import Any
 
 from slurm_elastic.core.member_orders import MAX_COMPANIONS, MemberOrders
 from slurm_elastic.core.report import Orders
+from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.companions.companion_channel import CompanionPlace
 from slurm_elastic.job.companions.companion_job import CompanionJob, companion_mark
 from slurm_elastic.job.companions.companion_server import CompanionServer
@@ -49,6 +50,7 @@ class CompanionSet:
         launch: of the base.
         state: gets what became of changes, and has the orders.
         send_desired: passes the desired companions on to rank 0; None: there will be none.
+        trial: of the program's start, which begins anew with each change of members.
         clock: monotonic seconds.
     """
 
@@ -58,9 +60,10 @@ class CompanionSet:
         state: ReportState,
         send_desired: Callable[[Mapping[str, int] | None], None],
         *,
+        trial: AttemptTrial | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
+        self._clock, self._trial = clock, trial
         self._launch, self._state, self._send_desired = launch, state, send_desired
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, CompanionJob] = {}
@@ -273,6 +276,8 @@ class CompanionSet:
         except OSError as error:
             self._lose(job.job_id, f"srun: {error.strerror}")
             return
+        if self._trial is not None:  # forming their group may break it
+            self._trial.change_members(sum(self._launch.tasks))
         log_line(f"companion {job.job_id}: {job.gpus} ranks on {job.place.node} are started")
 
     def _handle_step_end(self, job: CompanionJob, code: int) -> None:
@@ -367,7 +372,12 @@ class CompanionSet:
             "generation": fields.get("generation"),
             "pause_s": fields.get("pause_s"),
         })  # fmt: skip
-        log_line(f"the training has {gpus} ranks from step {fields.get('step')} on")
+        step = fields.get("step")
+        if self._trial is not None:
+            # After a loss the number of ranks is nobody's choice.
+            blamed = sum(self._launch.tasks) if fields.get("lost") else gpus
+            self._trial.change_members(blamed, step=step if isinstance(step, int) else None)
+        log_line(f"the training has {gpus} ranks from step {step} on")
 
     def _nodes(self, job_ids: frozenset[int] | set[int]) -> set[str]:
         """Return the nodes of the base and of these companions."""

@@ -185,9 +185,13 @@ class CheckpointManager:
         if self._rank_group.rank == 0:
             dcp_files.prepare()
         self._plan()
-        if self._step is not None:  # restored: a change is done once there is a newer checkpoint
-            wait = max(FIRST_SAVE_S, _FIRST_SAVE_SHARE * (self._save_s or 0.0))
-            self._due_at = min(self._due_at, time.monotonic() + wait)
+        if self._step is not None:  # restored
+            self.save_soon()
+
+    def save_soon(self) -> None:
+        """Bring the next save forward: a change is done once there is a newer checkpoint."""
+        wait = max(FIRST_SAVE_S, _FIRST_SAVE_SHARE * (self._save_s or 0.0))
+        self._due_at = min(self._due_at, time.monotonic() + wait)
 
     def due(self) -> bool:
         """Return whether a periodic save is due; never while one runs."""

@@ -198,3 +198,55 @@ def test_a_directory_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").touch()
     attempt = begun(tmp_path / "file" / "below", run=0)
     attempt.state.update({"checkpoint_step": 1})
+
+
+def regrouped(directory, *, step=50, gpus=4, **how):
+    """Return a first attempt of a training whose members have changed."""
+    attempt = begun(directory, run=0, kind="library", **how)
+    attempt.trial.change_members(gpus, step=step)
+    return attempt
+
+
+def test_after_a_change_of_members_the_controller_hears_which_size_failed(tmp_path, capsys):
+    attempt = regrouped(tmp_path)
+    attempt.says(8.0, failed_start=1, on_failure="restart")
+    assert attempt.trial.goes_on(139, unmodified=False)
+    assert attempt.now == pytest.approx(8.0, abs=0.3)
+    assert "exit code 139 on 4 GPUs" in capsys.readouterr().err
+    assert attempt.state.report().failed_gpus is None, "the next start has not failed"
+
+
+def test_without_a_controller_it_is_started_again_soon_after_a_change_of_members(tmp_path):
+    attempt = regrouped(tmp_path)
+    assert attempt.ends(1)
+    assert attempt.now == pytest.approx(3 + attempt_trial._ASK_S, abs=1)
+    attempt.trial.begin()
+    assert not attempt.ends(1), "on its own GPUs, without a checkpoint, its end is the job's"
+
+
+def test_the_report_of_a_failure_names_the_size(tmp_path):
+    attempt = regrouped(tmp_path)
+    attempt.state.update({"checkpoint_step": 50})
+    attempt.says(4.0, failed_start=1, on_failure="wait")
+    attempt.says(100.0, failed_start=1, on_failure="end")
+    assert not attempt.ends(1)
+    report = attempt.state.report()
+    assert (report.phase, report.failed_start, report.failed_gpus) == ("ended", 1, 4)
+
+
+def test_a_checkpoint_after_the_change_of_members_ends_their_trial(tmp_path):
+    attempt = regrouped(tmp_path)
+    attempt.state.update({"checkpoint_step": 51})
+    assert not attempt.ends(1)
+    assert attempt.now == 0
+
+
+def test_members_that_are_about_to_join_count_from_the_newest_step(tmp_path):
+    attempt = begun(tmp_path, run=0, kind="library")
+    attempt.state.update({"checkpoint_step": 40, "step": 47})
+    attempt.trial.change_members(2)
+    assert attempt.trial.failed_gpus == 2
+    attempt.state.update({"checkpoint_step": 47})
+    assert attempt.trial.failed_gpus == 2
+    attempt.state.update({"checkpoint_step": 48})
+    assert attempt.trial.failed_gpus is None

@@ -242,3 +242,87 @@ def test_it_survives_the_ledger():
     assert ShapeTrials.from_body({**body, "of a later release": 1}) == trials
     assert ShapeTrials.from_body(None) == ShapeTrials()
     assert ShapeTrials.from_body({**body, "held": 7}) == ShapeTrials()
+
+
+def regrouped(trials=None, held=FOUR, *, change=5, step=45):
+    """Return the trials of a job that has grown in place after some steps."""
+    trials = trials or trained()
+    report = told(0, trials.newest, gpus=held.gpus, change=change, step=step)
+    trials.regroup(report, held, now=200.0)
+    return trials
+
+
+def failed_in_place(trials, *, start=1, gpus=4, change=5):
+    fields = {"failed_start": start, "failed_gpus": gpus, "exit_code": 139, "change": change}
+    report = told(0, trials.newest, phase="ended", **fields)
+    return trials.fail_in_place(report, ONE, program_failure(report, trials), now=210.0)
+
+
+def test_a_growth_in_place_is_on_trial_until_a_checkpoint_after_it():
+    trials = regrouped()
+    assert trials.on
+    assert trials.outcome(5) == "trial"
+    assert not trials.record(told(0, 45), now=205.0), "that was begun before"
+    assert trials.record(told(0, 46), now=206.0)
+    assert trials.outcome(5) == "worked"
+    assert trials.last_shape == ("a100", 4)
+
+
+def test_a_failure_after_a_growth_in_place_bars_the_shape_and_the_attempt_goes_on():
+    trials = regrouped()
+    assert failed_in_place(trials)
+    assert not failed_in_place(trials), "it is reported more than once"
+    assert trials.failure is None, "no way back is due"
+    assert (trials.on, trials.held, trials.restarts, trials.failures) == (True, ONE, 1, 1)
+    assert trials.excluded == {("a100", 4)}
+    assert trials.outcome(5).code == "program-failed"
+    copy = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
+    assert copy == trials
+
+
+def test_a_second_failure_before_a_checkpoint_takes_the_ordinary_way_back():
+    trials = regrouped()
+    failed_in_place(trials)
+    report = told(0, 40, phase="ended", exit_code=1, failed_start=2)
+    trials.fail(program_failure(report, trials), now=220.0)
+    assert trials.failure is not None
+    assert trials.failures == 2
+    assert trials.excluded == {("a100", 4)}, "one GPU had worked"
+
+
+def test_where_the_size_is_not_to_blame_nothing_is_barred():
+    trials = regrouped()
+    assert failed_in_place(trials, gpus=1)
+    assert trials.restarts == 1
+    assert not trials.barred
+
+
+def test_a_lost_node_withdraws_a_failure_in_place():
+    trials = regrouped()
+    failed_in_place(trials)
+    trials.withdraw_failure()
+    assert (trials.barred, trials.failures, trials.left) == ([], 0, None)
+
+
+def test_the_next_checkpoint_forgets_a_failure_in_place():
+    trials = regrouped()
+    failed_in_place(trials)
+    assert not trials.record(told(0, 40, resumed_from=40), now=220.0)
+    assert trials.record(told(0, 41), now=230.0)
+    assert (trials.failures, trials.left) == (0, None)
+    assert trials.excluded == {("a100", 4)}
+
+
+def test_a_lost_companion_is_no_trial_of_its_own():
+    trials = regrouped()
+    trials.record(told(0, 46), now=206.0)
+    trials.regroup(told(0, 46, gpus=1, change=5, step=50), ONE, now=210.0)
+    assert trials.held == ONE
+    assert not trials.on
+
+
+def test_members_that_do_not_train_yet_change_nothing():
+    trials = trained()
+    trials.regroup(told(0, 40, gpus=1), FOUR, now=200.0)
+    assert trials.held == ONE
+    assert not trials.on

@@ -2,7 +2,9 @@
 
 import pytest
 
+from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.reason import Reason
 from tests.support.simulated_slurm import SimulatedSite, short_trials
 from tests.support.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_failed_changes import play
@@ -151,3 +153,77 @@ def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
     assert len(running_companions(site)) == 1
     play(site, [training], 120)
     assert len(running_companions(site)) == 1
+
+
+def outcomes(site):
+    """Return kind, action and outcome of each change, as `selastic history` shows them."""
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    return [(r["kind"], r["action"], r["outcome"]) for r in handler._history({"job_ids": (7,)})]
+
+
+def barred(site):
+    return site.controller.view.records[7].barred
+
+
+def test_a_program_that_fails_in_the_grown_shape_goes_on_without_it(site):
+    training = started(site, fails_on={4})
+    until(site, [training], lambda: training.starts == 2 and training.trained[-1][1] == 2)
+    play(site, [training], 120)
+    assert site.slurm.listed[7].state is JobState.RUNNING
+    assert site.slurm.listed[7].run == 0, "it was started again without a requeue"
+    assert training.starts == 2, "nor is it sent there again"
+    assert [(kind, gpus) for kind, gpus, _ in barred(site)] == [("a100", 4)]
+    assert barred(site)[0][2] == Reason("program-failed", exit_code=139)
+    assert outcomes(site)[0] == ("in-place", "grow", "failed")
+    assert training.gpus == 3, "but to another size"
+
+
+def test_a_growth_is_on_trial_until_the_next_checkpoint(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    saved = training.saved
+    until(site, [training], lambda: not site.controller.engine.live)
+    play(site, [training], 2)
+    if training.saved == saved:
+        assert outcomes(site) == [("in-place", "grow", "trial")]
+        assert site.controller.view.records[7].on_trial is not None
+    until(site, [training], lambda: training.saved > saved, seconds=60)
+    play(site, [training], 12)
+    assert outcomes(site) == [("in-place", "grow", "done")]
+    assert site.controller.view.records[7].on_trial is None
+
+
+def test_a_failure_that_is_reported_to_another_controller_bars_the_shape(site):
+    """The controller dies with the program, before it has heard of it."""
+    told = [True]
+    training = started(site, fails_on={4}, told=lambda: told[0])
+    until(site, [training], lambda: training.gpus == 4)
+    told[0] = False
+    until(site, [training], lambda: training.failed_gpus == 4)
+    site.restart()
+    site.look()
+    told[0] = True
+    until(site, [training], lambda: training.starts == 2)
+    play(site, [training], 20)
+    assert [gpus for _, gpus, _ in barred(site)] == [4]
+    assert site.slurm.listed[7].run == 0
+
+
+def test_a_job_that_fails_on_its_own_gpus_then_is_held_not_ended(site):
+    training = started(site, fails_on={4})
+    until(site, [training], lambda: training.gpus == 4)
+    training.fails_on = {2, 4}
+    until(site, [training], lambda: site.slurm.listed[7].state is JobState.PENDING)
+    play(site, [training], 120)
+    assert site.slurm.listed[7].reason == "JobHeldUser"
+    assert not site.slurm.ends or all(job_id != 7 for job_id, *_ in site.slurm.ends)
+
+
+def test_a_lost_node_bars_nothing(site):
+    training = started(site, fails_on={4})
+    until(site, [training], lambda: training.failed_gpus == 4)
+    play(site, [training], 1)
+    (node,) = site.slurm.listed[7].allocation.nodes
+    site.slurm.lost = {node}
+    play(site, [training], 15)
+    assert not barred(site)

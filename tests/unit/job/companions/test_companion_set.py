@@ -10,6 +10,7 @@ import pytest
 
 from slurm_elastic.core.member_orders import MemberOrders
 from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.companions import companion_set, companion_submission
 from slurm_elastic.job.companions.companion_set import CompanionSet
 from slurm_elastic.job.esrun_options import parse
@@ -44,7 +45,12 @@ class Base:
         self.desired: list[dict[str, int] | None] = []
         self.seq = 0
         self.skipped_s = 0.0
-        self.companions = CompanionSet(self.launch, self.state, self._send, clock=self._clock)
+        self.trial = AttemptTrial(
+            self.state, run_id="slurm-7", run=0, has_controller=True, directories=[]
+        )
+        self.companions = CompanionSet(
+            self.launch, self.state, self._send, trial=self.trial, clock=self._clock
+        )
 
     def _clock(self) -> float:
         return time.monotonic() + self.skipped_s
@@ -382,3 +388,14 @@ def test_a_controller_that_changes_no_members(slurm: CompanionSlurm) -> None:
     base.state.receive(Orders(seq=2, in_place=True), authoritative=True)
     assert base.desired == [{}, None, {}]
     base.companions.end_attempt(failed=True)
+
+
+def test_a_growth_puts_the_program_on_trial_and_a_loss_blames_no_size(base: Base) -> None:
+    own = sum(base.launch.tasks)
+    assert base.trial.failed_gpus is None
+    job_id = grown(base)
+    assert base.trial.failed_gpus == own + 2
+    base.companions.on_group({"generation": 2, "companions": {}, "step": 12, "lost": [str(job_id)]})
+    eventually(lambda: base.trial.failed_gpus == own, "the trial after the loss")
+    base.state.update({"checkpoint_step": 13})
+    assert base.trial.failed_gpus is None
