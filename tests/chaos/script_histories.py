@@ -7,7 +7,8 @@ fault after it, which must not cost more. Anything else that ends an attempt is 
 
 When Slurm ends a job it continues stopped ranks (SIGCONT) before its SIGTERM; until esrun's guards
 stop them again they run. Rows after Slurm's line on the end of the job are of this moment. A save
-that is begun in it is cut; these are counted, and break no rule (docs/reliability.md).
+that is begun in it is cut; these are counted, and break no rule (docs/reliability.md). The row of a
+save follows its first byte: after the last step before a save it may have begun without a row.
 
 | rule | broken when |
 |---|---|
@@ -30,6 +31,8 @@ from typing import Any, NamedTuple
 
 #: Manners of drivers/saver.py.
 MANNERS = ("rename", "place", "folder", "anew")
+#: Steps between two saves of drivers/saver.py.
+_SAVE_EVERY = 10
 #: Rows after an answer that show nothing: Slurm logs the end of a job while it continues the ranks,
 #: and esrun that they go on when they have been continued.
 _LATE_ROWS = 2
@@ -87,7 +90,20 @@ class SaverAttempt:
     @property
     def cut_at_end(self) -> int:
         """Number of saves that were begun while Slurm ended the job, and cut by that."""
-        return sum(not self.saves[step] for step in self.begun_at_end) if self.answered else 0
+        if not self.answered:
+            return 0
+        cut = sum(not self.saves[step] for step in self.begun_at_end)
+        return cut + (self.save_without_row is not None)
+
+    @property
+    def save_without_row(self) -> int | None:
+        """Step of a save that may have begun when the script was killed before the save's row.
+
+        esrun would have seen it before an answer: the script was killed while nothing stopped it,
+        by a fault or while Slurm ended the job.
+        """
+        step = self.steps[-1] if self.steps else 1
+        return step if step % _SAVE_EVERY == 0 and step not in self.saves else None
 
     @property
     def computes_on(self) -> bool:
@@ -241,6 +257,8 @@ def saver_faults(history: SaverHistory, manner: str, *, last: int, ended: bool) 
             cut_by_fault = not attempt.answered or step in attempt.begun_at_end
             torn.record(step, completed=completed, by_fault=cut_by_fault)
             newest = step if completed else newest
+        if attempt.save_without_row is not None:
+            torn.record(attempt.save_without_row, completed=False, by_fault=True)
     if ended and not any(attempt.finished for attempt in history.attempts):
         broken.append(SaverFault("resume", f"it ended without its {last} steps"))
     return broken

@@ -136,6 +136,18 @@ def test_a_script_that_computes_on_after_its_answer() -> None:
         assert broken(*head, line, later(13, 14, 15), tail) == []
 
 
+def test_a_script_that_is_killed_between_the_first_byte_of_a_save_and_its_row() -> None:
+    cut = attempt("a", 0, 20)[:-2]
+    torn = attempt("b", 10, 40, torn=[20])
+    assert broken(cut, torn, manner="folder") == []
+    assert broken(cut[:-1], NOTICE, ANSWER, ENDING, cut[-1:], torn, manner="folder") == []
+    assert broken(cut, attempt("b", 0, 40, torn=[-1]), manner="place") == []
+    assert broken(cut, attempt("b", 0, 40, torn=[-1]), manner="rename") == ["torn"]
+    before = attempt("a", 0, 19)
+    assert broken(before, torn, manner="folder") == ["torn"]
+    assert [a.cut_at_end for a in history(cut, ANSWER, torn).attempts] == [1, 0]
+
+
 ENDING = (
     "slurmstepd-g01: error: *** JOB 9 ON g01 CANCELLED AT 2026-11-23T07:32 DUE TO JOB REQUEUE ***"
 )
