@@ -5,14 +5,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.light_trainings import PROGRAM, expected_steps
+from tests.support.member_faults import MemberFault
 from tests.support.training_runs import FakeLauncher, TrainingRuns, unused_port
 
+#: Functions of the library before which a rank that joins dies, and moments of a light one.
+MOMENTS = {
+    "slurm_elastic.training.regroup.regrouping:GroupMember._form": "prepare",
+    "slurm_elastic.training.regroup.live_training:LiveTraining.take_over": "turn",
+}
 ROOT = Path(__file__).parents[4]
 STEPS = 60
 OPTIONS = {"epochs": STEPS // 6, "step_s": 0.05}
@@ -30,8 +37,10 @@ class LightRuns(TrainingRuns):
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.ranks.append(self._rank(environment))
 
-    def start_companion(self, job: int, size: int, *, port: int, **_: Any) -> list[Any]:
+    def start_companion(self, job: int, size: int, *, port: int, **options: Any) -> list[Any]:
         started = []
+        for fault in options.get("faults", ()):
+            (self.out / "die").write_text(MOMENTS[fault.function])
         for task in range(size):
             environment = {"SLURM_ELASTIC_JOIN": str(job), "SLURM_PROCID": str(task)}
             environment |= {"RANK": str(10 * job + task), "WORLD_SIZE": "999"}
@@ -119,6 +128,17 @@ def is_not_desired_any_more(runs: TrainingRuns, launcher: FakeLauncher) -> None:
     launcher.wait_for_group(companions={"4711": 1})
 
 
+def newcomer_dies(runs: TrainingRuns, launcher: FakeLauncher, function: str) -> None:
+    port = begin(runs, launcher, 2)
+    faults = [MemberFault(rank=47110, function=function)]
+    (rank,) = runs.start_companion(4711, 1, port=port, faults=faults, **OPTIONS)
+    launcher.set_companions({"4711": 1})
+    rank.join(60)
+    step = max(runs.losses(), default=0)
+    runs.wait_for_step(step + 3)
+    launcher.set_companions({})
+
+
 def is_ended_by_slurm(runs: TrainingRuns, launcher: FakeLauncher) -> None:
     port = begin(runs, launcher, 2)
     runs.start_companion(4711, 1, port=port, **OPTIONS)
@@ -184,7 +204,9 @@ MEASURED = (
         is_ended_by_slurm,
         loses_a_rank_of_the_base,
         may_not_change,
+        *(partial(newcomer_dies, function=function) for function in MOMENTS),
     ],
+    ids=lambda scenario: getattr(scenario, "__name__", "newcomer_dies"),
 )
 def test_it_says_what_the_library_says(
     runs: TrainingRuns, light: LightRuns, tmp_path: Path, scenario: Scenario
