@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""A GAN: two models, two optimizers, and a loop of its own that may be resized at any step.
+"""A GAN: two models, two optimizers, and a loop of its own whose ranks may change at any step.
 
     python docs/examples/train_gan.py --out /tmp/gan                   # a laptop, some seconds
     esrun --local 2 python docs/examples/train_gan.py --out /tmp/gan   # two ranks on this machine
 
 The generator learns points on a ring, the critic to distinguish them from true ones. Lines that
-the library needs end with `# elastic`. Writes OUT/losses.jsonl, one line per step.
+the library needs end with `# elastic`. The loop makes the process group, which changes with the
+ranks; `in_place=True` lets them join and leave while it runs. Writes OUT/losses.jsonl, one line
+per step.
 """
 
 from slurm_elastic.training import ElasticLoop  # isort: skip  # elastic
 
 import argparse
 import json
-import os
+import time
 from pathlib import Path
 
 import torch
@@ -24,9 +26,8 @@ from torch.utils.data import TensorDataset
 NOISE = 8
 
 
-def network(inputs: int, outputs: int) -> nn.Module:
-    model = nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs))
-    return DistributedDataParallel(model) if distributed.is_initialized() else model
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs))
 
 
 def ring(samples: int) -> TensorDataset:
@@ -40,9 +41,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory on a shared file system")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64, help="samples of a step over all ranks")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step")
     args = parser.parse_args()
-    if "RANK" in os.environ:
-        distributed.init_process_group("gloo")
     args.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     generator, critic = network(NOISE, 2), network(2, 1)
@@ -56,7 +56,9 @@ def main() -> None:
         critic=critic,
         adam_g=adam_g,
         adam_c=adam_c,
+        in_place=True,
     )
+    generator, critic = DistributedDataParallel(generator), DistributedDataParallel(critic)
     loader = loop.loader(ring(1024), drop_last=True)  # elastic
     means = [0.0, 0.0]
     for _epoch in loop.epochs(args.epochs):  # elastic
@@ -80,15 +82,13 @@ def main() -> None:
                     optimizer.zero_grad()
                 log(args.out, loop, means)
                 means = [0.0, 0.0]
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+                time.sleep(args.pause)
 
 
 def log(out: Path, loop: ElasticLoop, means: list[float]) -> None:
     """Write the losses of a step, as means over the global batch."""
     values = torch.tensor(means, dtype=torch.float64) / loop.world_size
-    if distributed.is_initialized():
-        distributed.all_reduce(values)
+    distributed.all_reduce(values)
     if loop.rank == 0:
         line = {"step": loop.step + 1, "critic": float(values[0]), "generator": float(values[1])}
         with (out / "losses.jsonl").open("a") as losses:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from slurm_elastic.training.sampler import EvenSplit, MicroBatchSlice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DealtSplit:
     """Micro-batches of one rank; see `BatchSplit`.
 
@@ -24,7 +24,7 @@ class DealtSplit:
     the others.
 
     Attributes:
-        rank, world_size: index and number of the ranks.
+        rank, world_size: index and number of the ranks; set anew when these change.
         micro: samples of a micro-batch; None: one micro-batch for each rank.
     """
 

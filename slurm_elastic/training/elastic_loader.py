@@ -9,7 +9,7 @@ Hugging Face datasets have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -51,6 +51,10 @@ class StepOwner(Protocol):
 
     def complete(self, after: Cursor) -> None:
         """Record that a step is done."""
+
+    @property
+    def resizes(self) -> int:
+        """Number of changes of the ranks so far, after which samples are dealt anew."""
 
 
 def settings_of(loader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
@@ -163,8 +167,9 @@ class ElasticLoader:
         return micro_batches
 
     def __iter__(self) -> Iterator[Any]:
-        cursor = self._owner.enter_epoch()
-        yield from (self._stream if self.streams else self._indexed)(cursor)
+        cursor: Cursor | None = self._owner.enter_epoch()
+        while cursor is not None:
+            cursor = yield from (self._stream if self.streams else self._indexed)(cursor)
 
     @property
     def order(self) -> dict[str, int]:
@@ -185,7 +190,13 @@ class ElasticLoader:
                 share = replace(share, after=Cursor(share.after.step, cursor.epoch + 1, 0))  # noqa: PLW2901
             yield share
 
-    def _indexed(self, cursor: Cursor) -> Iterator[Any]:
+    def _indexed(self, cursor: Cursor) -> Generator[Any, None, Cursor | None]:
+        """Yield micro-batches up to the end of the epoch.
+
+        Returns:
+            Position after which the ranks have changed, so that the rest is to be read anew.
+        """
+        resizes = self._owner.resizes
         fetched = iter(
             DataLoader(
                 _SeededSamples(self._dataset, self._seed, cursor.epoch),
@@ -204,15 +215,20 @@ class ElasticLoader:
                 yield batch
             self._owner.complete(share.after)
             ended = share.after.epoch > cursor.epoch
+            if not ended and self._owner.resizes != resizes:
+                return share.after
         if not ended:  # too few samples are left for a whole batch
             self._owner.complete(Cursor(cursor.step, cursor.epoch + 1, 0))
+        return None
 
     def _generator(self, cursor: Cursor) -> torch.Generator:
         generator = torch.Generator()
         generator.manual_seed(derive_seed(self._seed, cursor.step, self._split.rank))
         return generator
 
-    def _stream(self, cursor: Cursor) -> Iterator[Any]:
+    def _stream(self, cursor: Cursor) -> Generator[Any, None, Cursor | None]:
+        """See `_indexed`."""
+        resizes = self._owner.resizes
         items = StreamItems(
             self._dataset,
             split=self._split,
@@ -253,6 +269,9 @@ class ElasticLoader:
                 yield batch
             self._owner.complete(after)
             cursor = after
+            if not ended and self._owner.resizes != resizes:
+                return cursor
+        return None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ from slurm_elastic.training.job_requests import JobRequests, log_line
 from slurm_elastic.training.loop_arguments import LoopError
 from slurm_elastic.training.loop_position import LoopPosition
 from slurm_elastic.training.parallel.control_group import ControlGroup
+from slurm_elastic.training.regroup.live_loop import LiveLoop
+from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
@@ -69,15 +71,18 @@ class ElasticLoop:
         keep: number of checkpoints that are kept.
         background_saves: continue training while a periodic checkpoint is written from a copy.
         application: name of what this script trains; "": the job's name alone counts.
+        in_place: ranks may join and leave between two steps: the script reads `rank`, `world_size`
+            and the weight of the loss anew in each step, and leaves `init_process_group` to the
+            loop (docs/training.md, "Changes in place").
         objects: everything else that training changes: models, optimizers, schedulers, GradScaler,
             an average of the weights; anything with `state_dict` and `load_state_dict`. None is
             left out.
 
     Attributes:
-        rank, world_size: of this process, and number of ranks.
         state: dictionary for values of the script, such as the best loss; saved as rank 0 has it,
             and restored on all ranks.
-        resumed_from: step of the checkpoint that this attempt began with, or None.
+        resumed_from: step of the checkpoint that this attempt began with, or after which this rank
+            joined it, or None.
 
     Raises:
         CheckpointError: the newest checkpoint is of other objects, or of another seed.
@@ -96,15 +101,16 @@ class ElasticLoop:
         keep: int = 2,
         background_saves: bool = False,
         application: str = "",
+        in_place: bool = False,
         **objects: Stateful | None,
     ) -> None:
         excepthook.install()
         loop_arguments.check_arguments(global_batch, micro_batch, objects)
-        remark = loop_arguments.check_directive(read_directive(), global_batch)
         self._signals = Signals()
         self._signals.install()
-        self._control_group = ControlGroup()
-        self.rank, self.world_size = self._control_group.rank, self._control_group.size
+        self._control_group = ControlGroup(may_change=in_place)
+        changes = LoopChanges(self._control_group, signals=self._signals, enabled=in_place)
+        remark = loop_arguments.check_directive(read_directive(), global_batch)
         self.state: dict[str, Any] = {}
         given = {name: item for name, item in objects.items() if item is not None}
         state = ObjectState(given | {_OF_LOOP: LoopValues(self.state)}, leads=self.rank == 0)
@@ -152,17 +158,37 @@ class ElasticLoop:
             resumed_from=self.resumed_from,
             restore_s=restore_s,
             every_step=checkpoint_every_s <= 0,
+            changes=changes,
         )
         self._reporter.set_fields(layout=f"{self.world_size}x1")
+        optimizers = [o for o in given.values() if isinstance(o, torch.optim.Optimizer)]
         self._position = LoopPosition(
-            cursor,
-            boundary=boundary,
-            split=self._split,
-            seed=seed,
-            optimizers=[o for o in given.values() if isinstance(o, torch.optim.Optimizer)],
+            cursor, boundary=boundary, split=self._split, seed=seed, optimizers=optimizers
         )
+        live = LiveLoop(
+            control_group=self._control_group,
+            position=self._position,
+            state=state,
+            kept=self._checkpoint_manager.kept,
+            split=self._split,
+            reporter=self._reporter,
+            optimizers=optimizers,
+            global_batch=global_batch,
+            seed=seed,
+        )
+        changes.attach(live, reporter=self._reporter, save=self._checkpoint_manager.save)
         self._loader: ElasticLoader | None = None
         atexit.register(_log_unsaved, weakref.ref(self._position), self.rank)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process; on one that joins it is provisional, and not 0, until the loop."""
+        return self._control_group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; on one that joins it is provisional until the loop."""
+        return self._control_group.size
 
     @property
     def step(self) -> int:
@@ -181,6 +207,7 @@ class ElasticLoop:
         Raises:
             LoopError: ranks have unequally many.
         """
+        self._position.weighed = True
         count = len(self._split.spans(self._global_batch))
         if count % self.world_size:
             raise LoopError(
@@ -217,7 +244,7 @@ class ElasticLoop:
         if last is not None:
             self._progress_of = lambda cursor: min(1.0, cursor.step / max(1, last))
         position = self._position
-        position.pass_boundary()
+        self._enter()
         while last is None or self.step < last:
             if self._loader is not None:
                 raise LoopError(
@@ -256,7 +283,7 @@ class ElasticLoop:
         """
         self._progress_of = lambda cursor: min(1.0, self._epochs_done(cursor) / max(1, last))
         position = self._position
-        position.pass_boundary()
+        self._enter()
         while self.epoch < last:
             epoch = self.epoch
             position.begin_step()
@@ -322,6 +349,11 @@ class ElasticLoop:
         self._progress_of = lambda _: 1.0
         self._position.finish()
 
+    def _enter(self) -> None:
+        self._position.enter()
+        if self._control_group.companion and self.resumed_from is None:
+            self.resumed_from = self.step
+
     def _progress(self, cursor: Cursor) -> float:
         return self._progress_of(cursor)
 
@@ -331,6 +363,8 @@ class ElasticLoop:
 
     def _restore(self) -> tuple[Cursor, float | None]:
         """Return the position to continue at, and the seconds of reading a checkpoint."""
+        if self._control_group.companion:
+            return Cursor(), None  # it gets the state from rank 0
         checkpoint = agree(self._checkpoints, self._control_group)
         if checkpoint is None:
             return Cursor(), None

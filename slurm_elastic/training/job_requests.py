@@ -70,7 +70,7 @@ class JobRequests:
         """Carry out what all ranks have agreed on; does not return if the process ends by it."""
         if agreed.stop:
             self._stop(cursor)
-        elif self._progress(cursor) >= 1:
+        elif self.ended(cursor):
             return  # `finish` follows, which saves
         elif agreed.notice:
             self._pause(cursor)
@@ -78,6 +78,10 @@ class JobRequests:
             self._restart(cursor)
         else:
             self._continue(cursor, save=agreed.save > 0)
+
+    def ended(self, cursor: Cursor) -> bool:
+        """Return whether the training is complete, so that only `finish` follows."""
+        return self._progress(cursor) >= 1
 
     def finish(self, cursor: Cursor) -> None:
         """Save the complete training and end the group of ranks."""

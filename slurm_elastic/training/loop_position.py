@@ -22,6 +22,12 @@ class LoopPosition:
     follows at once; after the last step of an epoch it follows when the next epoch begins, as the
     script's own code, such as a validation or a schedule, stands between them.
 
+    Attributes:
+        cursor: position after the last step.
+        finished: whether the complete training is saved.
+        resizes: number of changes of the ranks so far.
+        weighed: whether the script has read the weight of a micro-batch.
+
     Args:
         cursor: as restored.
         boundary: of the steps.
@@ -41,6 +47,9 @@ class LoopPosition:
     ) -> None:
         self.cursor = cursor
         self.finished = False
+        self.resizes = 0
+        self.weighed = False
+        self._passing = False
         self._boundary, self._split, self._seed = boundary, split, seed
         self._pending = False
         self._after: Cursor | None = None
@@ -54,12 +63,17 @@ class LoopPosition:
                 optimizer.register_step_post_hook(self._record_update)
                 self._watched = True
 
+    def enter(self) -> None:
+        """Enter the loop; returns after a boundary at which this rank belongs to the training."""
+        self.pass_boundary()
+        self._boundary.enter()
+
     def begin_step(self) -> None:
         """Enter the next step."""
         if self.finished:
             raise LoopError("ElasticLoop: a step after the end is invalid: expected one loop")
         self._boundary.begin_step()
-        self._updated = False
+        self._updated = self.weighed = False
         self._after = Cursor(self.cursor.step + 1, self.cursor.epoch, self.cursor.consumed)
         self._present = None
         reseed(derive_seed(self._seed, self.cursor.step + 1, self._split.rank))
@@ -94,8 +108,9 @@ class LoopPosition:
     def pass_boundary(self) -> None:
         """Carry out what is due after the last step, once."""
         if self._pending:
-            self._pending = False
+            self._pending, self._passing = False, True
             self._boundary.pass_over(self.cursor)
+            self._passing = False
 
     def leave(self) -> None:
         """End a step that the loop was left in, if its optimizer has been stepped."""
@@ -109,6 +124,16 @@ class LoopPosition:
             self.finished = True
             self._boundary.finish(self.cursor)
 
+    def move_to(self, cursor: Cursor) -> None:
+        """Continue at the position that another rank has."""
+        self.cursor = cursor
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the objects are as after the last step, as no update of the next has begun."""
+        begun = self._after is not None and self._watched and not self._updated
+        return self._passing or begun
+
     @property
     def unsaved(self) -> bool:
         """Whether the loop was left without an end."""
@@ -120,6 +145,7 @@ class LoopPosition:
         Raises:
             LoopError: there is none.
         """
+        self.weighed = self.weighed or name == "loss_weight"
         if self._present is None:
             raise LoopError(
                 f"loop.{name}: no micro-batch is invalid: expected a use in the body of"

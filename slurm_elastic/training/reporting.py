@@ -25,6 +25,17 @@ _WAIT_ALONE_S = 120.0
 _CPU = torch.device("cpu")
 
 
+def share_fields(global_batch: int, world_size: int, micro_batch: int | None) -> dict[str, int]:
+    """Return the fields of a report about a rank's share of a step.
+
+    The shares of ranks, and the micro-batches in them, may differ by a few samples: models take
+    their mean.
+    """
+    share = -(-global_batch // world_size)
+    micro_batches = -(-share // micro_batch) if micro_batch else 1
+    return {"micro_batch": -(-share // micro_batches), "accumulation": micro_batches - 1}
+
+
 class Reporter:
     """Connection of a training process to its esrun; on all ranks but 0 it does nothing.
 
@@ -57,18 +68,13 @@ class Reporter:
         self.noise = GradientNoise(global_batch)
         self._device = device
         self._profile: dict[str, Any] = {}
-        # The shares of ranks, and the micro-batches in them, may differ by a few samples: models
-        # take their mean.
-        share = -(-global_batch // world_size)
-        micro_batches = -(-share // micro_batch) if micro_batch else 1
         self._common_fields: dict[str, Any] = {
             "kind": "library",
             "gpus": world_size,
             "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
             "global_batch": global_batch,
-            "micro_batch": -(-share // micro_batches),
-            "accumulation": micro_batches - 1,
             "initial_batch": global_batch,
+            **share_fields(global_batch, world_size, micro_batch),
         }
         if micro_batch:
             self._common_fields["max_micro_batch"] = micro_batch

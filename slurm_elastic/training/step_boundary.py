@@ -20,6 +20,7 @@ from slurm_elastic.training.job_requests import JobRequests
 from slurm_elastic.training.measure.step_times import process_age
 from slurm_elastic.training.parallel.control_group import ControlGroup
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
+from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
@@ -54,6 +55,7 @@ class StepBoundary:
         resumed_from: step of the checkpoint, or None.
         restore_s: seconds of reading it.
         every_step: exchange after every step.
+        changes: of the ranks.
         clock: returns seconds.
     """
 
@@ -70,6 +72,7 @@ class StepBoundary:
         resumed_from: int | None,
         restore_s: float | None,
         every_step: bool,
+        changes: LoopChanges,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._control_group, self._requests = control_group, requests
@@ -77,6 +80,7 @@ class StepBoundary:
         self._signals, self._modules, self._sharded = signals, modules, sharded
         self._resumed_from, self._restore_s = resumed_from, restore_s
         self._every_step, self._clock = every_step, clock
+        self._changes, self._begun = changes, False
         self._exchanges = 0
         self._interval = self._countdown = 1
         self._last_exchange: float | None = None
@@ -87,9 +91,8 @@ class StepBoundary:
 
     def pass_over(self, cursor: Cursor) -> None:
         """Carry out what is due after a step; does not return if the process ends by it."""
-        if self._exchanges == 0:
-            if self._reporter.companions is not None:
-                self._reporter.send_group(can=False, why="own-loop")
+        begins, self._begun = not self._begun, True
+        if begins:
             self._checkpoint_manager.begin()
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self._resumed_from
@@ -98,16 +101,37 @@ class StepBoundary:
         self._countdown -= 1
         if self._countdown:
             return
-        agreed = self._exchange()
-        self._requests.carry_out(cursor, agreed)
+        with self._changes.guarded():
+            if begins:
+                self._changes.begin()
+            agreed = self._exchange()
+            if agreed.stop:
+                self._changes.close()
+            self._requests.carry_out(cursor, agreed)
+            if agreed.switch and not agreed.notice and not self._requests.ended(cursor):
+                self._changes.switch(round(agreed.switch))
+                self._exchange_anew()
         self._last_exchange = self._clock()
+
+    def enter(self) -> None:
+        """Enter the loop, on a rank that joins: returns when it belongs to the training."""
+        with self._changes.guarded():
+            if self._changes.join():
+                self._exchange_anew()
 
     def finish(self, cursor: Cursor) -> None:
         """Save the complete training."""
-        self._requests.finish(cursor)
+        with self._changes.guarded():
+            self._changes.close()
+            self._requests.finish(cursor)
+
+    def _exchange_anew(self) -> None:
+        """Exchange and compare as at the begin of an attempt, as ranks have joined or left."""
+        self._exchanges, self._last_exchange = 0, None
+        self._interval = self._countdown = 1
 
     def _exchange(self) -> StrategySettings:
-        requested = self._requests.collect(restart=False)
+        requested = self._requests.collect(restart=False)._replace(switch=self._changes.requested())
         leads = self._control_group.rank == 0
         with self._signals.tolerate_ending_peers():
             *sums, interval = self._control_group.total(

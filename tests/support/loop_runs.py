@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from slurm_elastic.training import ElasticLoop
+from slurm_elastic.training.checkpoint.object_state import unwrapped
 from tests.support.training_runs import (
     BATCH,
     EPOCHS,
@@ -26,6 +29,7 @@ from tests.support.training_runs import (
     TrainingRuns,
     enter_rank,
     labelled_points,
+    lines,
 )
 
 MICRO = 2
@@ -73,8 +77,12 @@ class Parts:
 
             fully_shard(self.model)
         elif distributed.is_initialized() and not options.get("unwrapped"):
+            # Not with `in_place`: the loop makes the group, then.
             self.model = DistributedDataParallel(self.model)
         first, second = self._halves()
+        self.average: Any = None
+        if options.get("in_place"):
+            self.average = torch.optim.swa_utils.AveragedModel(self.model)
         self.optimizers = [
             torch.optim.AdamW(first, lr=1e-2),
             torch.optim.SGD(second, lr=0.1, momentum=0.9),
@@ -85,6 +93,10 @@ class Parts:
         parameters = list(self.model.parameters())
         return parameters[:2], parameters[2:]
 
+    def wrap(self) -> None:
+        """Average gradients from now on, in the group that the loop has made."""
+        self.model = DistributedDataParallel(self.model)
+
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
         return nn.functional.cross_entropy(self.model(batch["words"]), batch["label"])
 
@@ -92,6 +104,8 @@ class Parts:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(unwrapped(self.model))
 
 
 class Record:
@@ -133,8 +147,9 @@ def loop_over_dataset(out: Path, options: dict[str, Any]) -> None:
     for epoch in loop.epochs(options.get("epochs", EPOCHS)):
         for batch in loader:
             loss = parts.loss(batch)
-            record.add(batch["index"], loss, loop.loss_weight)
-            (loss * loop.loss_weight).backward()
+            weight = 1 / 6 if options.get("unweighed") else loop.loss_weight
+            record.add(batch["index"], loss, weight)
+            (loss * weight).backward()
             if loop.last_micro_batch:
                 parts.update()
                 record.write(loop.step + 1, epoch)
@@ -179,7 +194,7 @@ SCRIPTS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
 
 
 def make_loop(out: Path, parts: Parts, options: dict[str, Any]) -> ElasticLoop:
-    return ElasticLoop(
+    loop = ElasticLoop(
         out / "ckpt",
         global_batch=BATCH,
         micro_batch=options.get("micro_batch", MICRO),
@@ -191,7 +206,16 @@ def make_loop(out: Path, parts: Parts, options: dict[str, Any]) -> ElasticLoop:
         sgd=parts.optimizers[1],
         schedule=parts.schedule,
         scaler=torch.amp.GradScaler("cpu", enabled=False),
+        in_place=options.get("in_place", False),
+        average=parts.average,
     )
+    if options.get("in_place") and not options.get("unwrapped"):
+        parts.wrap()
+    if options.get("comm_hook"):
+        parts.model.register_comm_hook(None, allreduce_hook)
+    if options.get("own_group"):
+        distributed.new_group()
+    return loop
 
 
 def pause(loop: ElasticLoop, options: dict[str, Any]) -> None:
@@ -203,9 +227,15 @@ def pause(loop: ElasticLoop, options: dict[str, Any]) -> None:
 def run_script(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
     """Run one rank; `options` are those of `LoopRuns.start`."""
     enter_rank(rank, environment, out, options)
-    if "RANK" in os.environ and not options.get("unwrapped"):
+    if "RANK" in os.environ and not (options.get("unwrapped") or options.get("in_place")):
         distributed.init_process_group("gloo")
-    SCRIPTS[options.get("script", "dataset")](out, options)
+    for fault in options.get("faults", ()):
+        fault.prepare(rank)
+    try:
+        SCRIPTS[options.get("script", "dataset")](out, options)
+    except RuntimeError:
+        sys.excepthook(*sys.exc_info())  # multiprocessing does not call it
+        sys.exit(1)
     with contextlib.suppress(Exception):
         distributed.destroy_process_group()
 
@@ -214,3 +244,11 @@ class LoopRuns(TrainingRuns):
     """Attempts of one training run whose loop is the script's."""
 
     target = staticmethod(run_script)
+
+    def samples_of_steps(self) -> dict[int, list[int]]:
+        """Return the samples of each step, of all ranks."""
+        samples: dict[int, list[int]] = {}
+        for path in self.out.glob("samples-rank*.jsonl"):
+            for line in lines(path):
+                samples.setdefault(line["step"], []).extend(line["indices"])
+        return {step: sorted(indices) for step, indices in samples.items()}

@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import distributed
 
 from slurm_elastic.training.parallel.process_group import RankGroup, StoreChannel
 from slurm_elastic.training.parallel.torch_compat import settle_collectives
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.regroup import group_forming
 
 #: How long a rank waits for the slowest one at a boundary; rank 0 may evaluate alone before it.
 _PATIENCE = timedelta(hours=2)
@@ -32,9 +33,15 @@ class ControlGroup(RankGroup):
 
     Attributes:
         owned: whether this group, and not the script, has made torch's process group.
+
+    Args:
+        may_change: ranks may join and leave: torch has a process group then also on a single rank,
+            and on one that is to join, which is alone in it until then.
     """
 
-    def __init__(self) -> None:
+    with_control = True
+
+    def __init__(self, *, may_change: bool = False) -> None:
         self.owned = not (distributed.is_available() and distributed.is_initialized())
         super().__init__()
         served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -48,8 +55,28 @@ class ControlGroup(RankGroup):
         else:
             self._use_existing_group()
         self._control: Any = None
-        if self.size > 1:
+        if self.companion or (self.owned and may_change and self.size == 1):
+            self._make_own_group()
+        elif self.size > 1:
             self._control = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def _make_own_group(self) -> None:
+        distributed.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=distributed.HashStore(),
+            rank=0,
+            world_size=1,
+        )
+
+    @property
+    def has_other_groups(self) -> bool:
+        """Whether the script has made process groups."""
+        own = {distributed.group.WORLD, self._control}
+        # Not public, but the only list of them.
+        return not self.owned or any(
+            group not in own
+            for group in distributed.distributed_c10d._world.pg_map  # noqa: SLF001
+        )
 
     def _select_device(self) -> None:
         if self.owned:
@@ -73,13 +100,14 @@ class ControlGroup(RankGroup):
         """Return the sums of these values over all ranks.
 
         Raises:
+            GroupBrokenError: a companion is lost.
             LinkError: another rank has ended.
         """
         if self._control is None:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
-        with link_errors("agreeing on what to do after a step"):
-            distributed.all_reduce(sums, group=self._control)
+        begin = partial(distributed.all_reduce, sums, group=self._control, async_op=True)
+        self.guard.run(begin, sums, "agreeing on what to do after a step")
         return list(sums.tolist())
 
     def differs(self, values: torch.Tensor) -> float:
@@ -90,16 +118,28 @@ class ControlGroup(RankGroup):
         """
         if self._control is None:
             return 0.0
-        with link_errors("comparing the weights"):
-            first = values.clone()
-            distributed.broadcast(first, src=0, group=self._control)
-            # NaN is the same on all ranks, or is found by the script itself.
-            largest = (values - first).abs().nan_to_num(0.0).max().reshape(1)
-            distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self._control)
+        control, operation = self._control, "comparing the weights"
+        first = values.clone()
+        begin = partial(distributed.broadcast, first, src=0, group=control, async_op=True)
+        self.guard.run(begin, first, operation)
+        # NaN is the same on all ranks, or is found by the script itself.
+        largest = (values - first).abs().nan_to_num(0.0).max().reshape(1)
+        most = distributed.ReduceOp.MAX
+        begin = partial(distributed.all_reduce, largest, op=most, group=control, async_op=True)
+        self.guard.run(begin, largest, operation)
         return float(largest)
+
+    def replace(self, world: Any, *, rank: int, size: int, control: Any = None) -> None:
+        """See `RankGroup`."""
+        super().replace(world, rank=rank, size=size)
+        self._control = control
 
     def leave(self) -> None:
         """Wait for the other ranks; a process group of the script stays."""
+        if self._replaced:
+            self.barrier("leave", _LEAVE_S)
+            group_forming.make_default(None)
+            return
         if self.size == 1:
             return
         self.barrier("leave", _LEAVE_S)

@@ -45,7 +45,10 @@ class RankGroup:
             the base.
         device: of the model.
         guard: of all waits for other ranks.
+        with_control: whether a group for control values is formed with each new group.
     """
+
+    with_control = False
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -156,21 +159,31 @@ class RankGroup:
         self._ready()
         return StoreChannel(self.open_store())
 
-    def barrier(self, key: str, timeout_s: float) -> None:
+    def has_published(self, key: str) -> bool:
+        """Return whether some rank has published a value under this key."""
+        return bool(self._ready().check([key]))
+
+    def barrier(self, key: str, timeout_s: float, *, size: int | None = None) -> None:
         """Wait until all ranks have called this, or until the timeout.
 
         Rank 0 returns last, because the store ends with it.
+
+        Args:
+            key: of this barrier alone.
+            timeout_s: longest wait.
+            size: number of ranks; None: all.
         """
-        if self.size == 1:
+        size = size or self.size
+        if size == 1:
             return
         store = self._ready()
         end = time.monotonic() + timeout_s
         store.add(f"{key}/came", 1)
-        while store.add(f"{key}/came", 0) < self.size and time.monotonic() < end:
+        while store.add(f"{key}/came", 0) < size and time.monotonic() < end:
             self.guard.check()
             time.sleep(0.01)
         store.add(f"{key}/left", 1)
-        while self.rank == 0 and store.add(f"{key}/left", 0) < self.size:
+        while self.rank == 0 and store.add(f"{key}/left", 0) < size:
             if time.monotonic() > end:
                 return
             time.sleep(0.01)
@@ -193,14 +206,16 @@ class RankGroup:
             begin = partial(torch.distributed.all_reduce, tensor, async_op=True)
             self.guard.run(begin, tensor, operation)
 
-    def replace(self, world: Any, *, rank: int, size: int) -> None:
+    def replace(self, world: Any, *, rank: int, size: int, control: Any = None) -> None:
         """Use another process group from now on, which has been formed beside the present one.
 
         Args:
             world: the group.
             rank: of this process in it.
             size: number of its ranks.
+            control: the group of the same ranks for control values.
         """
+        del control
         if not self._replaced:
             group_forming.keep_default()
         self._replaced = True

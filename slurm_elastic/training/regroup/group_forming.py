@@ -30,13 +30,15 @@ class FormingGroup:
         member: name of this process.
         open_store: opens a connection of its own to the store.
         device: "cpu": gloo, "cuda": NCCL.
-        on_done: called in the thread when both groups stand, or have failed.
+        on_done: called in the thread when the groups stand, or have failed.
+        with_control: form `control`, too.
 
     Attributes:
         generation: as given.
         error: why it failed, or None.
         world: process group of all members; None: not formed yet.
         transfer: that of rank 0 and the newcomers, on these; over it they receive the state.
+        control: a second one of all members, on CPUs; None: not requested.
     """
 
     def __init__(
@@ -47,11 +49,14 @@ class FormingGroup:
         open_store: Callable[[], Any],
         device: torch.device,
         on_done: Callable[[FormingGroup], None],
+        with_control: bool = False,
     ) -> None:
         self.generation = generation
         self.error: str | None = None
         self.world: Any = None
         self.transfer: Any = None
+        self.control: Any = None
+        self._with_control = with_control
         self._member, self._open_store, self._device = member, open_store, device
         self._on_done = on_done
         threading.Thread(target=self._run, name="forming", daemon=True).start()
@@ -68,10 +73,10 @@ class FormingGroup:
 
     def release(self) -> None:
         """Destroy the groups, whose collectives have ended on all members."""
-        for group in filter(None, (self.world, self.transfer)):
+        for group in filter(None, (self.world, self.transfer, self.control)):
             distributed.destroy_process_group(group)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
-        self.world = self.transfer = None
+        self.world = self.transfer = self.control = None
 
     def _run(self) -> None:
         try:
@@ -86,6 +91,9 @@ class FormingGroup:
                 self.transfer = _form(
                     store, rank, len(receivers), self._device, f"{prefix}/transfer"
                 )
+            if self._with_control:
+                cpu = torch.device("cpu")
+                self.control = _form(store, self.rank, self.size, cpu, f"{prefix}/control")
             self.world = world
         except Exception as error:  # noqa: BLE001 - it would end with the thread
             self.error = (str(error).strip().splitlines() or [repr(error)])[0]

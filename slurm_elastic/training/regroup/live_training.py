@@ -1,4 +1,4 @@
-"""Parts of a running training that change with its group of ranks, or that newcomers receive."""
+"""Parts of a training of `init` that change with its ranks, or that ranks receive that join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_elastic.training.scaling_rules import BatchSize
 
 
 class LiveTraining:
-    """One rank's training, for changes of its group.
+    """One rank's training of `init`; see `ChangingTraining`.
 
     Args:
         rank_group: all ranks.

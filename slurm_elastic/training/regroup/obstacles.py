@@ -1,6 +1,7 @@
 """Reasons why the ranks of a training cannot change while it runs.
 
-One more, `own-loop`, is that of `ElasticLoop`.
+Of `ElasticLoop` there are more: `own-loop`, `own-group`, `loss-weight`, and those of
+`ddp_wrappers`.
 """
 
 from __future__ import annotations

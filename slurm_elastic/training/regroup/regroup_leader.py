@@ -70,8 +70,7 @@ class RegroupLeader(GroupMember):
         if self._obstacle or self._reporter.companions is None:
             if self._obstacle:
                 self._reporter.send_group(can=False, why=self._obstacle)
-            else:
-                self._rank_group.publish(ADDRESS_KEY, "")
+            self._rank_group.publish(ADDRESS_KEY, "")
             return
         port = self._rank_group.serve()
         base, size = job_of(self.name), self._rank_group.size
@@ -148,6 +147,13 @@ class RegroupLeader(GroupMember):
             self._reporter.send_group(can=False, why="finished")
             for member in self._present - set(self._members.members):
                 self._server.send([member], {"refused": "the training is complete"})
+
+    def lost_companions(self, timeout_s: float) -> list[str]:
+        """Wait for the first loss; return the companions' lost ranks, none if the base lost one."""
+        members = {*self._members.members, *self._leaving}
+        self._wait(lambda: members & self._lost, timeout_s)
+        lost = sorted(members & self._lost)
+        return [] if any(job_of(m) == job_of(self.name) for m in lost) else lost
 
     @property
     def _members(self) -> Generation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ import torch
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.regroup.generation import Generation
 from slurm_elastic.training.regroup.group_forming import FormingGroup
-from slurm_elastic.training.regroup.live_training import LiveTraining
 from slurm_elastic.training.regroup.state_broadcast import Broadcast, receive_state, send_state
+from slurm_elastic.training.sampler import Cursor
 
 #: Key of the store under which rank 0 publishes the address of `MemberServer`.
 ADDRESS_KEY = "regroup"
@@ -33,6 +33,45 @@ _RELEASE_STEPS = 20
 NO_STATE = -1
 
 
+class ChangingTraining(Protocol):
+    """One rank's training, for changes of its group.
+
+    Attributes:
+        cursor: after the last step.
+    """
+
+    @property
+    def cursor(self) -> Cursor:
+        """Position after the last step."""
+
+    def fingerprint(self) -> int:
+        """Return a checksum that is equal in all ranks of one training."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the live tensors of the models, under the names of a checkpoint."""
+
+    def export(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return everything that another rank needs to continue after the last step."""
+
+    def take_over(
+        self, flat: Mapping[str, torch.Tensor], values: Mapping[str, Any], *, joins: bool
+    ) -> None:
+        """Continue from the state that another rank has exported.
+
+        Args:
+            flat: its tensors by name.
+            values: its JSON values; "cursor" is step, epoch and samples of its position.
+            joins: this rank has none of its own yet.
+        """
+
+    def resize(self, *, fresh: bool) -> None:
+        """Follow the group, which has other ranks now.
+
+        Args:
+            fresh: collectives of the former group may still write to the memory they were given.
+        """
+
+
 class Regrouping(Protocol):
     """Part of one rank in the changes of its group.
 
@@ -42,7 +81,7 @@ class Regrouping(Protocol):
 
     generation: Generation | None
 
-    def attach(self, training: LiveTraining, obstacle: str) -> None:
+    def attach(self, training: ChangingTraining, obstacle: str) -> None:
         """Set the training, and the code of the reason why nothing can change, or ""."""
 
     def begin(self) -> None:
@@ -82,7 +121,7 @@ class GroupMember:
         name: of this process among the members.
     """
 
-    _training: LiveTraining
+    _training: ChangingTraining
 
     def __init__(self, rank_group: RankGroup) -> None:
         self.generation: Generation | None = None
@@ -99,7 +138,7 @@ class GroupMember:
         self._groups: list[FormingGroup] = []
         self._release_step = 0
 
-    def attach(self, training: LiveTraining, obstacle: str) -> None:
+    def attach(self, training: ChangingTraining, obstacle: str) -> None:
         """See `Regrouping`."""
         self._training, self._obstacle = training, obstacle
 
@@ -120,12 +159,15 @@ class GroupMember:
             open_store=self._rank_group.open_store,
             device=self._rank_group.device,
             on_done=on_done,
+            with_control=self._rank_group.with_control,
         )
 
     def _adopt(self, formed: FormingGroup, *, recovered: bool = False) -> None:
         self._rank_group.guard.on = True
         self.generation = formed.generation
-        self._rank_group.replace(formed.world, rank=formed.rank, size=formed.size)
+        self._rank_group.replace(
+            formed.world, rank=formed.rank, size=formed.size, control=formed.control
+        )
         self._training.resize(fresh=recovered)
         self._groups.append(formed)
         self._release_step = self._training.cursor.step + _RELEASE_STEPS

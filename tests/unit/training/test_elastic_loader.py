@@ -39,6 +39,8 @@ class Stream(IterableDataset):  # type: ignore[misc]
 class Steps:
     """Loop that notes its steps."""
 
+    resizes = 0
+
     def __init__(self, cursor: Cursor) -> None:
         self.cursor, self.counts, self.done = cursor, [], []
 

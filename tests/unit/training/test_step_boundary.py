@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
+from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_boundary import StepBoundary, UnequalWeightsError
@@ -14,7 +15,7 @@ from slurm_elastic.training.step_boundary import StepBoundary, UnequalWeightsErr
 class Group:
     """Two ranks of which the other has no requests."""
 
-    rank = 0
+    rank, size, companion = 0, 2, ""
 
     def __init__(self) -> None:
         self.exchanges = 0
@@ -64,17 +65,21 @@ class Run:
         ignored: Any = Ignored()
         group: Any = self.group
         requests: Any = self.requests
+        signals = Signals()
+        changes = LoopChanges(group, signals=signals, enabled=False)
+        changes.attach(ignored, reporter=ignored, save=ignored)
         self._boundary = StepBoundary(
             control_group=group,
             requests=requests,
             checkpoint_manager=ignored,
             reporter=ignored,
-            signals=Signals(),
+            signals=signals,
             modules=modules or {},
             sharded=False,
             resumed_from=None,
             restore_s=None,
             every_step=every_step,
+            changes=changes,
             clock=lambda: self.now,
         )
 

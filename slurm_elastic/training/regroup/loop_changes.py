@@ -1,0 +1,234 @@
+"""Changes of the ranks of a training whose loop belongs to the script.
+
+Ranks join and leave at a boundary between two steps, as in a training of `init`. Within a step the
+script communicates by itself, so that the loss of a companion ends it with an error in the script.
+Then rank 0 saves, if no update of that step has begun, and the ranks of the base exit: esrun starts
+them again without that companion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE, RESTART_CODE
+from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.parallel.control_group import ControlGroup
+from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
+from slurm_elastic.training.regroup.regroup_member import RegroupMember
+from slurm_elastic.training.regroup.regrouping import SEPARATED, ChangingTraining
+from slurm_elastic.training.reporting import Reporter
+from slurm_elastic.training.sampler import Cursor
+from slurm_elastic.training.signals import PEERS_END_S, Signals, exit_now
+
+_RESTART_KEY = "restart-without-companions"
+#: How long a script may take to notice, by an error, that a companion is lost. A network that is
+#: cut without a message is never noticed.
+_UNNOTICED_S = 60.0
+_POLL_S = 0.2
+#: An hour: how long the other ranks wait for rank 0 to save.
+_LONG_S = 3600.0
+
+
+class LoopTraining(ChangingTraining, Protocol):
+    """One rank's part of a script's own loop."""
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the objects are as after the last step."""
+
+    def obstacle(self) -> str:
+        """Return the code of the reason why the ranks cannot change, or ""."""
+
+
+class LoopChanges:
+    """Part of one rank in the changes of a script's own loop.
+
+    The constructor connects a rank that joins with rank 0, and takes its directive over.
+
+    Args:
+        control_group: all ranks.
+        signals: a companion that gets SIGTERM leaves the training.
+        enabled: whether the script lets its ranks change.
+
+    Raises:
+        RuntimeError: a rank that cannot join.
+    """
+
+    _training: LoopTraining
+    _reporter: Reporter
+    _save: Callable[[Cursor], bool]
+
+    def __init__(self, control_group: ControlGroup, *, signals: Signals, enabled: bool) -> None:
+        self._control_group, self._signals, self._enabled = control_group, signals, enabled
+        self._regrouping: RegroupMember | RegroupLeader | None = None
+        self._base_size = control_group.size
+        self._handling = False
+        self._joined = not control_group.companion
+        if control_group.companion and not enabled:
+            raise RuntimeError(
+                f"{JOIN_VARIABLE}: {control_group.companion} is invalid: expected a loop whose"
+                " ranks can change; pass in_place=True to ElasticLoop"
+            )
+        if enabled and control_group.rank:
+            self._regrouping = RegroupMember(control_group, signals=signals)
+            if control_group.companion:
+                self._regrouping.greet()
+
+    def attach(
+        self, training: LoopTraining, *, reporter: Reporter, save: Callable[[Cursor], bool]
+    ) -> None:
+        """Set what changes, and how it is saved."""
+        self._training, self._reporter, self._save = training, reporter, save
+        if self._enabled and self._regrouping is None:
+            self._regrouping = RegroupLeader(
+                self._control_group, reporter=reporter, signals=self._signals
+            )
+
+    def begin(self) -> None:
+        """Prepare for changes, after the first step of an attempt."""
+        self._reporter.orders()  # reads which companions are desired
+        if self._regrouping is None:
+            if self._reporter.companions is not None:
+                self._reporter.send_group(can=False, why="own-loop")
+            return
+        if self._control_group.companion:
+            return
+        self._regrouping.attach(self._training, self._training.obstacle())
+        self._regrouping.begin()
+        self._watch()
+
+    def join(self) -> bool:
+        """Receive the state, on a rank that joins; return whether it has joined by this call."""
+        if self._joined or self._regrouping is None:
+            return False
+        self._regrouping.attach(self._training, "")
+        self._regrouping.join()
+        self._joined = True
+        self._confirm()
+        self._watch()
+        log_line(f"rank {self._regrouping.name} has joined after step {self._training.cursor.step}")
+        return True
+
+    def requested(self) -> float:
+        """Return the number of the generation that this rank requests to continue in, or 0."""
+        return self._regrouping.requested() if self._regrouping else 0.0
+
+    def switch(self, number: int) -> None:
+        """Continue in the next generation, at a boundary; a rank that leaves ends here."""
+        assert self._regrouping is not None
+        self._handling = True
+        try:
+            self._regrouping.switch(number)
+        except GroupBrokenError:
+            self._regrouping.recover()
+        self._confirm()
+        self._handling = False
+
+    def close(self) -> None:
+        """End all changes, as the training is complete."""
+        if self._regrouping is not None:
+            self._regrouping.close()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Start the ranks again if a companion is lost; see the module."""
+        try:
+            yield
+        except GroupBrokenError as error:
+            self._restart()
+            with self._signals.tolerate_ending_peers():
+                raise RuntimeError(f"{error}; look for an error of another rank above") from error
+
+    def _confirm(self) -> None:
+        """Wait until all ranks have arrived: those that join may be lost while they receive."""
+        assert self._regrouping is not None
+        while True:
+            try:
+                self._control_group.total([0.0])
+            except GroupBrokenError:
+                self._regrouping.recover()
+            else:
+                return
+
+    def _watch(self) -> None:
+        """From now on take note of the loss of a companion, also within a step."""
+        if self._regrouping is None or self._regrouping.generation is None:
+            return
+        former_hook = sys.excepthook
+
+        def restart(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            if isinstance(error, RuntimeError):
+                self._restart()
+            former_hook(kind, error, trace)
+
+        sys.excepthook = restart
+        threading.Thread(target=self._watch_for_losses, name="losses", daemon=True).start()
+
+    def _watch_for_losses(self) -> None:
+        """Restart in place of a script that does not notice a loss."""
+        group = self._control_group
+        leads = group.rank == 0
+        while True:
+            if not group.guard.alarm.wait(_POLL_S) or self._handling:
+                time.sleep(_POLL_S)
+                continue
+            end = time.monotonic() + _UNNOTICED_S
+            while group.guard.alarm.is_set() and not self._handling:
+                if (leads and time.monotonic() > end) or group.has_published(_RESTART_KEY):
+                    self._handling = True
+                    self._exit_together()
+                time.sleep(_POLL_S)
+
+    def _restart(self) -> None:
+        """Save if that is possible, and exit to be started again; return if nothing is lost."""
+        group, regrouping = self._control_group, self._regrouping
+        alarm = group.guard.alarm
+        if regrouping is None or not group.guard.on or not alarm.wait(PEERS_END_S):
+            return
+        self._handling = True
+        if group.companion:
+            log_line(f"rank {regrouping.name}: another companion is lost; its own job ends")
+            exit_now(SEPARATED)
+        if isinstance(regrouping, RegroupLeader):
+            lost = regrouping.lost_companions(PEERS_END_S)
+            group.guard.on = False
+            if not lost:
+                group.publish(_RESTART_KEY, "")
+                return
+            self._save_after_loss(lost)
+        else:
+            group.guard.on = False
+            with contextlib.suppress(RuntimeError):  # rank 0 has ended
+                if group.wait_for(_RESTART_KEY, _LONG_S):
+                    self._exit_together()
+            return
+        self._exit_together()
+
+    def _save_after_loss(self, lost: list[str]) -> None:
+        step = self._training.cursor.step
+        if self._training.is_consistent and self._save(self._training.cursor):
+            saved = f"saved step {step}"
+        else:
+            saved = "the newest checkpoint stays"
+        log_line(f"ranks {', '.join(lost)} are lost; {saved}; the ranks of the job start again")
+
+    def _exit_together(self) -> None:
+        """Exit on all ranks of the base with the code by which esrun starts them again."""
+        group = self._control_group
+        group.guard.on = False
+        self.close()
+        if group.rank == 0:
+            group.publish(_RESTART_KEY, "now")
+        self._signals.exit_at_once(True)
+        with contextlib.suppress(RuntimeError):
+            group.barrier("leaving", PEERS_END_S, size=self._base_size)
+        exit_now(RESTART_CODE)
