@@ -1,5 +1,6 @@
 """A training of the library grows and shrinks in place: controller, esrun and ranks together."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,8 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 class Training:
     """A job of train_library.py on one GPU that may have four."""
 
+    script = f"train_library.py {SIZE} --rate 40"
+
     def __init__(self, daemon: Daemon, name: str, *options: str) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
         self.out = f"/shared/home/alice/in-place-{name}"
@@ -46,8 +49,7 @@ class Training:
         self.cluster.exec(f"rm -rf {self.out} {self.out}.log", user="alice")
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
-            f"exec esrun python3 {PROJECT}/docs/examples/train_library.py"
-            f" --out {self.out} {SIZE} --rate 40",
+            f"exec esrun python3 {PROJECT}/docs/examples/{self.script} --out {self.out}",
             *("--elastic=1-4", "--gres=gpu:1", "--time=30", "--open-mode=append", PLACE),
             *(f"--output={self.out}.log", *options),
         )
@@ -82,9 +84,39 @@ class Training:
         self.cluster.wait(self.job, "COMPLETED", timeout=240)
         assert shown(self.cluster, self.job)["restart_cnt"] == 0
         until(lambda: not self.companions(), seconds=30, what="a companion outlives its base")
+        self.check()
+        self.daemon.check_log()
+
+    def check(self) -> None:
+        """Check that each sample counts once, and each step is computed once."""
         words = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
         self.cluster.exec(["python3", f"{PROJECT}/docs/examples/check_run.py", self.out, *words])
-        self.daemon.check_log()
+
+
+class LoopTraining(Training):
+    """A job of train_gan.py, which keeps its own loop."""
+
+    epochs = 40
+    script = f"train_gan.py --epochs {epochs} --pause 0.1"
+
+    def check(self) -> None:
+        """Compare with an undisturbed run of one rank."""
+        plain = f"{self.out}-plain"
+        example = f"{PROJECT}/docs/examples/train_gan.py"
+        self.cluster.exec(
+            f"rm -rf {plain}; OMP_NUM_THREADS=1 python3 {example} --out {plain}"
+            f" --epochs {self.epochs}",
+            user="alice",
+            timeout=200,
+        )
+        losses, expected = self._losses(self.out), self._losses(plain)
+        assert [line["step"] for line in losses] == [line["step"] for line in expected]
+        for line, other in zip(losses, expected, strict=True):
+            assert line == pytest.approx(other, abs=1e-3)
+
+    def _losses(self, out: str) -> list[dict[str, float]]:
+        text = self.cluster.exec(f"cat {out}/losses.jsonl").stdout
+        return [json.loads(line) for line in text.splitlines()]
 
 
 def test_it_grows_and_shrinks_and_loses_no_step(daemon: Daemon, cluster: SlurmCluster) -> None:
@@ -97,6 +129,30 @@ def test_it_grows_and_shrinks_and_loses_no_step(daemon: Daemon, cluster: SlurmCl
     training.changed("grow")
     rows = daemon.selastic("history", str(training.job), "--noheader", "--format=KIND")
     assert set(rows.split()) == {"in-place"}
+    training.ends_well()
+
+
+def test_a_loop_of_its_own_grows_and_shrinks(daemon: Daemon, cluster: SlurmCluster) -> None:
+    training = LoopTraining(daemon, "loop")
+    training.changed("grow")
+    training.has(4)
+    rigid = cluster.sbatch("exec sleep 8", "-o/dev/null", PLACE, "--gres=gpu:2", user="bob")
+    training.changed("shrink")
+    cluster.wait(rigid, "RUNNING", "COMPLETED")
+    rows = daemon.selastic("history", str(training.job), "--noheader", "--format=KIND")
+    assert set(rows.split()) == {"in-place"}
+    training.ends_well()
+
+
+def test_a_loop_whose_companion_is_killed_starts_again_and_loses_no_step(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    training = LoopTraining(daemon, "loop-killed")
+    training.changed("grow")
+    (companion,) = training.companions()
+    cluster.exec(f"scancel -s KILL {companion}.0", user="alice")
+    again = "starting it again in place"
+    until(lambda: again in training.log(), seconds=60, what=training.log)
     training.ends_well()
 
 
