@@ -1,6 +1,6 @@
 """Resizes of a training job by each kind of change: pause, duration, and what was lost.
 
-    python -m benchmarks.resize [--kind in-place --kind requeue] [--count 30]
+    python -m benchmarks.resize [--kind in-place --kind restart --kind requeue] [--count 30]
                                 [--parameters 1000000 --parameters 100000000]
                                 [--json] [--cluster selastic]
 
@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = ("in-place", "requeue")
+KINDS = ("in-place", "restart", "requeue")
 FOLDER = "/shared/scratch/bench"
 OUT = "/shared/home/alice/bench"
 PYTHON = "/opt/slurm-elastic/bin/python"
@@ -75,7 +75,7 @@ def measure(cluster: str, kind: str, parameters: int, count: int) -> dict[str, A
         f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] || {{ rm -rf {OUT}; mkdir {OUT}; }}\n'
         f"exec esrun python3 {FOLDER}/wide_training.py {OUT} --parameters {parameters}\n"
     )
-    in_place = ",in-place=auto" if kind == "in-place" else ",in-place=never"
+    in_place = ",in-place=never" if kind == "requeue" else ",in-place=auto"
     options = (f"--elastic=1-4{in_place}", "--gres=gpu:a100:1", "-w", "g01", f"-o{OUT}.out")
     words = ("sbatch", "--parsable", "--open-mode=append", *options)
     job = on_cluster(cluster, *words, user="alice", stdin=script).split()[-1]
@@ -102,7 +102,7 @@ def figures(measured: dict[str, Any], reference: Sequence[dict[str, Any]]) -> di
     changes, steps = measured["changes"], measured["steps"]
     done = [c for c in changes if not c["problem"]]
     marks = [c["entered"] for c in done]
-    last = "switched" if "switched" in marks[0] else "first_step"
+    last = "first_step" if "first_step" in marks[0] else "switched"
     shrinks = [c["entered"] for c in done if c["to"] < c["from"]]
     pauses = [
         after["begin"] - before["end"]
@@ -116,8 +116,7 @@ def figures(measured: dict[str, Any], reference: Sequence[dict[str, Any]]) -> di
         "pause_s": pauses,
         "decision_s": [at[last] - at["RESERVE"] for at in marks],
         "free_s": [
-            at["drained"] - at["NOTIFY"] if "drained" in at else at["DONE"] - at["LEAVE"]
-            for at in shrinks
+            at.get("drained", at["DONE"]) - at.get("NOTIFY", at.get("LEAVE", 0.0)) for at in shrinks
         ],
         "step_s": statistics.median(row["end"] - row["begin"] for row in steps),
         "steps": len(steps),

@@ -63,7 +63,7 @@ def resize(
         reason=Reason("text", text="measured"),
     )
     change = RequestedChange(decision, job, 60.0)
-    if kind is ResizeKind.IN_PLACE:
+    if kind is not ResizeKind.REQUEUE:
         assert job.base_allocation is not None
         parts = [companion.allocation for companion in job.companions]
         members = companion_change(job.base_allocation, parts, target)

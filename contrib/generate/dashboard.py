@@ -99,8 +99,8 @@ _PANELS = (
         "Changes that ended",
         (
             (
-                "{{action}} {{outcome}}",
-                _increase("transitions_total", "action, outcome") + " > 0",
+                "{{action}} {{kind}} {{outcome}}",
+                _increase("transitions_total", "action, kind, outcome") + " > 0",
             ),
             (
                 "failed on trial",

@@ -374,6 +374,8 @@ def _last_change(change: ChangeRow, now: float) -> str:
     elif change["total_s"]:
         end = "first step" if change["seconds"].get("startup") else "start"
         text += f", {formatting.span(change['total_s'])} from notice to {end}"
+        if change["kind"] == "restart":
+            text += ", without a requeue"
     if change["paid_back_s"]:
         text += f", paid back after {formatting.span(change['paid_back_s'])}"
     return text

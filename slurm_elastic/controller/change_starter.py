@@ -50,12 +50,9 @@ class ChangeStarter:
         changes = []
         for decision in plan.changes[: max(0, room)]:
             job = snapshot.job[decision.job_id]
-            members = self._members(decision, job, records)
-            changes.append(
-                self._requested(decision, job, snapshot, records)
-                if members is None
-                else self._in_place(decision, job, members)
-            )
+            record = records.get(job.job_id)
+            kind = record.kind_of(job, decision.target) if record else ResizeKind.REQUEUE
+            changes.append(self._of_kind(kind, decision, job, snapshot, records))
         return self._begin(changes, snapshot, records) if changes else set()
 
     def begin_rehearsals(
@@ -94,7 +91,10 @@ class ChangeStarter:
             return
         records = self._store.records(snapshot, live)
         for decision, job in due:  # one by one: their nodes may be in several reservations
-            change = self._requested(decision, job, snapshot, records)
+            record = records.get(job.job_id)
+            may_restart = record is not None and record.restarts
+            kind = ResizeKind.RESTART if may_restart else ResizeKind.REQUEUE
+            change = self._of_kind(kind, decision, job, snapshot, records)
             self._begin([change._replace(failed=True)], snapshot, records)
 
     def _begin(
@@ -133,27 +133,33 @@ class ChangeStarter:
         change = RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left)
         return change._replace(leaves=tuple(c.job_id for c in job.companions))
 
-    def _in_place(self, decision: Decision, job: Job, members: CompanionChange) -> RequestedChange:
-        """Return a change in place."""
+    def _of_kind(
+        self,
+        kind: ResizeKind,
+        decision: Decision,
+        job: Job,
+        snapshot: Snapshot,
+        records: Mapping[int, JobRecord],
+    ) -> RequestedChange:
+        """Return a change of this kind, or a requeue where companions do not lead to its target."""
+        members = None if kind is ResizeKind.REQUEUE else self._members(decision, job)
+        if members is None:
+            return self._requested(decision, job, snapshot, records)
         leaves = tuple(job.companions[i].job_id for i in members.leave)
         return RequestedChange(
             decision,
             job,
             self._notice_s(job),
-            kind=ResizeKind.IN_PLACE,
+            kind=kind,
             joins=members.join,
             leaves=leaves,
         )
 
     @staticmethod
-    def _members(
-        decision: Decision, job: Job, records: Mapping[int, JobRecord]
-    ) -> CompanionChange | None:
-        """Return the companions of a change in place; None: the job has to be requeued."""
-        record, base, target = records.get(job.job_id), job.base_allocation, decision.target
-        if record is None or base is None or target is None or target == job.allocation:
-            return None
-        if record.kind_of(job, target) is not ResizeKind.IN_PLACE:
+    def _members(decision: Decision, job: Job) -> CompanionChange | None:
+        """Return the companions that join and leave; None: the job has to be requeued."""
+        base, target = job.base_allocation, decision.target
+        if base is None or target is None or target == job.allocation:
             return None
         members = companion_change(base, [c.allocation for c in job.companions], target)
         if members is None or len(job.companions) + len(members.join) > MAX_COMPANIONS:

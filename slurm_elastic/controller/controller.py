@@ -374,7 +374,7 @@ class Controller:
         started = self._starter.begin_planned(snapshot, plan, records)
         live = self.engine.live
         for job_id in started:
-            if job_id in live and live[job_id].in_place:
+            if job_id in live and live[job_id].by_companions:
                 continue
             self.report_handler.attempts.promise(plan.decision[job_id])
         started |= self._starter.begin_rehearsals(snapshot, plan, records)

@@ -166,18 +166,31 @@ class ReportHandler:
     def _measure(self, report: Report, job: Job, now: float) -> None:
         """Record the cost of a change, from its notice to the first step after it."""
         transition = self._measuring.get(report.job_id)
-        if transition is None or report.run <= transition.run or report.startup_s is None:
+        if transition is None or report.startup_s is None or not _is_after(report, transition):
             return  # its first step is still to come, or it is a script without steps
         del self._measuring[report.job_id]
         transition.entered["first_step"] = now
         transition.startup_s, transition.restore_s = report.startup_s, report.restore_s
         transition.checkpoint_s = report.checkpoint_s
+        if transition.by_companions:
+            transition.pause_s = now - transition.entered.get("saved", now)
         total = transition.seconds()["total"]
-        if total is not None:
+        if total is not None and transition.by_companions:
+            self._store.entry(job).placed.restart_s = total
+            self._store.touch(job)
+        elif total is not None:
             self._store.command(job, restart_s=total)
         self._counts.training_again(transition)
         self._engine.persist(transition)
         self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")
+
+
+def _is_after(report: Report, transition: Transition) -> bool:
+    """Return whether a report is of the program that was started by a transition."""
+    if transition.by_companions:
+        answer = (report.run, report.change, report.change_state)
+        return answer == (transition.run, transition.id, "done")
+    return report.run > transition.run
 
 
 def _for_ranks(override: str) -> str:

@@ -22,6 +22,11 @@ from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
+#: How the members are changed: "": ranks join and leave while the others train; `prepare`: all
+#: ranks will be started again, companions are submitted and wait; `now`: the ranks have saved, or
+#: have failed: they are ended and started again.
+RESTARTS = ("", "prepare", "now")
+
 #: States of a companion, in order. `submitted`: held or pending; `running`: its script has
 #: connected to esrun; `starting`: its ranks have been started; `joined`: they are members;
 #: `leaving`: they are to end; `ended`: esrun has ended it, or its job is over.
@@ -54,8 +59,8 @@ class MemberOrdersError(InvalidInputError):
 class MemberOrders:
     """One change of a job's members, as the controller orders it.
 
-    The same change may be sent again: with more in `leave`, or with `cancel`. All else of a
-    change stays as it was first sent.
+    The same change may be sent again: with more in `leave`, with `cancel`, or with `now` after
+    `prepare`. All else of a change stays as it was first sent.
 
     Attributes:
         change: number of the transition; repeated in the answer.
@@ -65,6 +70,7 @@ class MemberOrders:
         deadline_s: seconds, from the moment of sending, until companions that have not joined
             are given up and those that have not left are ended.
         cancel: give up the companions of this change that have not joined.
+        restart: one of `RESTARTS`.
     """
 
     change: int
@@ -73,6 +79,7 @@ class MemberOrders:
     leave: tuple[int, ...] = ()
     deadline_s: float = 300.0
     cancel: bool = False
+    restart: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -92,6 +99,9 @@ class MemberOrders:
             raise MemberOrdersError("gpu_type must be the name of a GPU type")
         if not isinstance(cancel, bool):
             raise MemberOrdersError("cancel must be true or false")
+        restart = data.get("restart", "")
+        if restart not in RESTARTS:
+            raise MemberOrdersError(f"restart must be one of {', '.join(map(repr, RESTARTS))}")
         deadline_s = data.get("deadline_s", 300.0)
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
             raise MemberOrdersError("deadline_s must be a number")
@@ -107,6 +117,7 @@ class MemberOrders:
             leave=leave,
             deadline_s=float(deadline_s),
             cancel=cancel,
+            restart=restart,
         )
 
 

@@ -212,6 +212,8 @@ class JobRecord:
         not_in_place: why it cannot; None: it can, it does not run, or the site does not allow it.
         pause_s: measured time that training stood still in its last change in place; None until
             measured.
+        restarts: all its ranks can be started again on other companions now, without a requeue.
+        ranks_restart_s: measured cost of that, from notice to first step; None until measured.
         stopped: why the crash-loop guard holds it; None: it does not.
         learned: input of the goodput models; None: only `measurements` are known.
         gradient_bytes: bytes that the ranks reduce in each step (of the parameters that are
@@ -244,6 +246,8 @@ class JobRecord:
     in_place: bool = False
     not_in_place: Reason | None = None
     pause_s: float | None = None
+    restarts: bool = False
+    ranks_restart_s: float | None = None
     stopped: Reason | None = None
     learned: Learned | None = None
     gradient_bytes: float | None = None
@@ -266,21 +270,26 @@ class JobRecord:
         """Return the seconds without training of a change of this kind.
 
         Args:
-            kind: ranks that are started again cost as much as a requeue; that is not measured.
+            kind: a restart of the ranks counts as a requeue until it has been measured.
             assumed_s: seconds of a restart that has not been measured.
         """
         if kind is ResizeKind.IN_PLACE:
             return ASSUMED_PAUSE_S if self.pause_s is None else self.pause_s
+        if kind is ResizeKind.RESTART and self.ranks_restart_s is not None:
+            return self.ranks_restart_s
         return self.change_s(assumed_s)
 
+    @property
+    def by_companions(self) -> bool:
+        """Whether companions can be added and removed without a requeue."""
+        return self.in_place or self.restarts
+
     def kind_of(self, job: Job, target: Allocation | None) -> ResizeKind:
-        """Return the kind of change that brings its job to a target."""
+        """Return the cheapest kind of change that brings its job to a target."""
         base = job.base_allocation
         companions = [c.allocation for c in job.companions]
-        in_place = (
-            self.in_place
-            and base is not None
-            and target is not None
-            and companion_change(base, companions, target) is not None
-        )
-        return ResizeKind.IN_PLACE if in_place else ResizeKind.REQUEUE
+        if not self.by_companions or base is None or target is None:
+            return ResizeKind.REQUEUE
+        if companion_change(base, companions, target) is None:
+            return ResizeKind.REQUEUE
+        return ResizeKind.IN_PLACE if self.in_place else ResizeKind.RESTART

@@ -126,6 +126,7 @@ class Report:
             nothing. Such a job is not resized any more.
         in_place: whether the training can change its members while it runs; None: not known yet.
         not_in_place: code of the reason why it cannot.
+        restarts: whether esrun can start the ranks again on other companions, without a requeue.
         change, change_state, change_problem: last change of members that this esrun has answered,
             one of `CHANGE_STATES`, and what went wrong with it.
         companions: those of this run that have not ended, and those of the last change.
@@ -184,6 +185,7 @@ class Report:
     jump: str = ""
     in_place: bool | None = None
     not_in_place: str = ""
+    restarts: bool = False
     change: int | None = None
     change_state: str = ""
     change_problem: str = ""

@@ -130,7 +130,9 @@ class AttemptTrial:
         """End the wait: Slurm ends the job."""
         self._stopped.set()
 
-    def goes_on(self, code: int, *, unmodified: bool) -> bool:
+    def goes_on(
+        self, code: int, *, unmodified: bool, is_due: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Wait, after the end of a program on trial, for the controller.
 
         Slurm ends this process when the controller sends the job back.
@@ -139,6 +141,7 @@ class AttemptTrial:
             code: exit code of the program.
             unmodified: whether its checkpoints are watched. Exit code 0 of others is their end: the
                 training library has saved the complete training.
+            is_due: returns whether the program is to be started again with other companions.
 
         Returns:
             Whether to start the program again in place; else the job ends with the code.
@@ -163,21 +166,27 @@ class AttemptTrial:
                 f"the program ended with exit code {code} before it completed a checkpoint in this"
                 " attempt: waiting for the controller, which takes the job back to where it worked"
             )
-        again = self._wait(code, certain=certain, in_place=failed_gpus is not None)
+        in_place = failed_gpus is not None
+        again = self._wait(code, certain=certain, in_place=in_place, is_due=is_due)
         if again:
             self._state.begin_attempt()
         return again
 
-    def _wait(self, code: int, *, certain: bool, in_place: bool) -> bool:
+    def _wait(
+        self, code: int, *, certain: bool, in_place: bool, is_due: Callable[[], bool]
+    ) -> bool:
         """Wait for an answer; return whether to start the program again in place.
 
         Args:
             code: exit code of the program.
             certain: whether it was on trial.
             in_place: whether its members had changed: without an answer it is started again soon.
+            is_due: returns whether it is to be started again with other companions.
         """
         begun = reported = self._clock()
         while not self._stopped.wait(_TICK_S):
+            if is_due():
+                return True
             now = self._clock()
             orders = self._state.orders()
             answer = orders.on_failure if orders.failed_start == self._start else None

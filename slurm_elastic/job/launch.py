@@ -27,7 +27,18 @@ from slurm_elastic.job.environment.world_variables import (
     world_variables,
 )
 from slurm_elastic.job.esrun_options import Options
-from slurm_elastic.job.slurm_env import SlurmAllocation, clean, following_ports, master_port
+from slurm_elastic.job.slurm_env import (
+    COMPANION_VARIABLE,
+    STEP_VARIABLE,
+    SlurmAllocation,
+    clean,
+    following_ports,
+    master_port,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_elastic.job.environment.joint_shape import CompanionPart, JointShape
 
 _PROBE_S = 20.0
 
@@ -90,6 +101,8 @@ class RankLaunch:
         environment: of the last start.
         mark: of the last start.
         listener: listening socket for rank 0.
+        parts: companions in which the next start has ranks, too.
+        started_parts: of the last start: each of them with its srun.
     """
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
@@ -101,6 +114,8 @@ class RankLaunch:
         self.environment: dict[str, str] = {}
         self.mark = ""
         self.submitted = env
+        self.parts: tuple[CompanionPart, ...] = ()
+        self.started_parts: list[tuple[int, SrunProcess]] = []
         self._env = clean(env)
         self._probe: tuple[int, int] | None = None
         name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
@@ -130,14 +145,39 @@ class RankLaunch:
         self.tasks = srun.tasks_per_node(self.allocation, counts)
 
     def command(self) -> list[str]:
-        """Return the srun command line that `start` runs."""
+        """Return the srun command line that `start` runs; companions have their own."""
+        joint = self._joint()
         return srun.command(
             self.allocation,
             self.tasks,
             self.options.program,
             gpus=self.gpus,
             user_options=self.options.srun_args,
+            world=(joint.nodes, joint.ranks) if joint else None,
         )
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, those in companions included."""
+        return sum(self.tasks) + sum(part.ranks for part in self.parts)
+
+    @property
+    def hosts(self) -> list[tuple[int | None, list[str]]]:
+        """Hosts that run ranks, each once: (companion by which it is reached, names)."""
+        groups: list[tuple[int | None, list[str]]] = [(None, self.nodes)]
+        for part in self.parts:
+            if not any(part.node in names for _, names in groups):
+                groups.append((part.job_id, [part.node]))
+        return groups
+
+    def _joint(self) -> JointShape | None:
+        """Return the shape of an attempt on several jobs; None: it is on one."""
+        if not self.parts:
+            return None
+        # Slow to load, rarely needed.
+        from slurm_elastic.job.environment.joint_shape import JointShape  # noqa: PLC0415
+
+        return JointShape.of(self.allocation, self.tasks, self.parts)
 
     def start(self) -> SrunProcess:
         """Start the step, on a port that no earlier attempt used."""
@@ -147,7 +187,7 @@ class RankLaunch:
         port = free_port(master_port(job.job_id, job.run, self.attempt))
         self.attempt += 1
         mark = f"{job.run_id}.{job.run}.{self.attempt}"
-        world, micro_batches = sum(self.tasks), self.options.micro_batches
+        world, micro_batches = self.ranks, self.options.micro_batches
         env = srun.step_environment(
             self._env,
             job,
@@ -164,18 +204,49 @@ class RankLaunch:
             start_world=read_start_world(self._env, job.run_id),
             micro_batches=micro_batches,
         )
+        joint = self._joint()
+        if joint:
+            env |= joint.variables(job.job_id, 0) | {"MASTER_ADDR": self.nodes[0]}
         command = self.command()
         if any("$ESRUN_RENDEZVOUS" in word for word in command if word != srun.LAUNCHER_SCRIPT):
             env["ESRUN_STATE"] = writable(state_directories(self._env)) or ""
         self.environment, self.mark = env, mark
         child = SrunProcess(command, env, mark)
+        self.started_parts = self._start_parts(joint, env) if joint else []
         by_launcher = ", one launcher per node" if srun.LAUNCHER_SCRIPT in command else ""
         again = " in place" if self.attempt > 1 else ""
         shape = describe(job, self.tasks)
+        if joint:
+            held = (f"{p.job_id} ({p.ranks} on {p.node})" for p in self.parts)
+            shape = f"{joint.ranks} ranks, {shape} and in companions {', '.join(held)}"
         log_line(f"attempt {job.run + 1}{again}: {shape}, port {port}{by_launcher}")
         if micro_batches and (line := inexact_line(micro_batches, world)):
             log_line(line)
         return child
+
+    def _start_parts(
+        self, shape: JointShape, env: Mapping[str, str]
+    ) -> list[tuple[int, SrunProcess]]:
+        """Start the ranks in companions; return each of these with its srun."""
+        started, first = [], shape.nodes - len(self.parts)
+        for node, part in enumerate(self.parts, first):
+            command = srun.command(
+                part.allocation,
+                (part.ranks,),
+                self.options.program,
+                gpus=True,
+                user_options=self.options.srun_args,
+                companion=True,
+                world=(shape.nodes, shape.ranks),
+            )
+            own = {
+                **srun.without_job(env),
+                **shape.variables(self.allocation.job_id, node),
+                srun.TASKS_VARIABLE: str(part.ranks),
+                COMPANION_VARIABLE: part.mark,
+            }
+            started.append((part.job_id, SrunProcess(command, own, env[STEP_VARIABLE])))
+        return started
 
     @property
     def nodes(self) -> list[str]:

@@ -18,12 +18,12 @@ from slurm_elastic.job.launch import log_line
 #: Fields whose change is reported at once.
 _URGENT = frozenset({
     "phase", "notice", "proven", "rehearsal", "exit_code", "failed_start", "kind", "jump",
-    "in_place", "change", "change_state", "change_problem", "companions", "generation",
+    "in_place", "restarts", "change", "change_state", "change_problem", "companions", "generation",
 })  # fmt: skip
 #: Fields that only esrun sets.
 _OWN = frozenset({
-    "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "change", "change_state",
-    "change_problem", "companions", "generation", "pause_s", "failed_gpus",
+    "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
+    "change_state", "change_problem", "companions", "generation", "pause_s", "failed_gpus",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -64,6 +64,7 @@ class ReportState:
         self._received = clock()
         self._heard: float | None = None
         self._expected = False
+        self._served: int | None = None
         self._subscribers: list[Callable[[Orders], None]] = []
         self._complained: set[str] = set()
         #: Called after each update.
@@ -196,6 +197,7 @@ class ReportState:
                 may have lost its ledger.
         """
         with self._changed:
+            orders = self._without_served(orders)
             first, self._heard = self._heard is None, self._clock()
             self._expected = False
             unchanged = _untimed(orders) == _untimed(self._orders)
@@ -213,6 +215,24 @@ class ReportState:
         with self._changed:
             self._subscribers.append(subscriber)
         subscriber(self.orders())
+
+    def serve_notice(self) -> None:
+        """End a notice for good: what has been saved for it is where the program goes on."""
+        with self._changed:
+            if self._orders.action != "notice":
+                return
+            self._served = self._orders.notice
+            orders = self._orders = self._without_served(self._orders)
+            subscribers = list(self._subscribers)
+        for subscriber in subscribers:
+            subscriber(orders)
+
+    def _without_served(self, orders: Orders) -> Orders:
+        """Return orders of the controller, which may not know yet that a notice is over."""
+        if orders.action != "notice" or orders.notice is None or orders.notice != self._served:
+            return orders
+        reason = "the program is started again"
+        return replace(orders, action="run", notice=None, deadline_s=None, reason=reason)
 
     def expire_notice(self) -> None:
         """Withdraw a notice past its deadline if the controller does not answer."""

@@ -35,6 +35,8 @@ STALE = frozenset(
 
 #: Marks the processes of one step, for those that look for them in /proc.
 STEP_VARIABLE = "SLURM_ELASTIC_STEP"
+#: Marks those in a companion, for the companion's script, over all steps.
+COMPANION_VARIABLE = "SLURM_ELASTIC_COMPANION"
 #: Below Linux's ephemeral ports (32768 and up), above the registered daemons of clusters.
 _FIRST_PORT, _PORTS = 20000, 12700
 

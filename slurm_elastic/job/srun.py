@@ -19,7 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_elastic.job.launchers.adaptation import AdaptedProgram
 
-_TASKS_VARIABLE = "ESRUN_TASKS"
+#: Ranks of each node of the step.
+TASKS_VARIABLE = "ESRUN_TASKS"
 _GPUS_VARIABLE = "ESRUN_GPUS"
 #: Each command line that `launchers` changes or refuses contains one of them.
 _LAUNCHER_WORDS = (
@@ -50,10 +51,33 @@ case ${1##*/} in *sh) ;; *) trap '' USR1 USR2;; esac
 exec "$@"
 """
 
+#: In an attempt on several jobs, sets the variables of Slurm as one step of the base on all nodes
+#: would have them. A node with GPUs of two jobs counts twice, with other GPUs for each.
+_EXPORT_SLURM = """
+if [ -n "$ESRUN_JOB" ]; then
+    export SLURM_JOB_ID=$ESRUN_JOB SLURM_JOBID=$ESRUN_JOB
+    export SLURM_PROCID=$((ESRUN_FIRST_RANK+SLURM_PROCID))
+    export SLURM_NODEID=$((ESRUN_FIRST_NODE+SLURM_NODEID))
+    for name in SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS; do
+        export "$name=$ESRUN_WORLD"
+    done
+    for name in SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_STEP_NUM_NODES; do
+        export "$name=$GROUP_WORLD_SIZE"
+    done
+    for name in SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST; do
+        export "$name=$ESRUN_HOSTS"
+    done
+    for name in SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE; do
+        export "$name=$ESRUN_TASKS_PER_NODE"
+    done
+fi
+unset ESRUN_JOB ESRUN_FIRST_RANK ESRUN_FIRST_NODE ESRUN_WORLD ESRUN_HOSTS ESRUN_TASKS_PER_NODE
+"""
+
 #: Exports the variables of a rank. With one GPU per rank it changes only the first variable that is
 #: set: Slurm sets all unless the vendor is configured.
 _EXPORT_RANK = f"""
-tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID
+tasks=${TASKS_VARIABLE}, node=$SLURM_NODEID
 while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
 tasks=${{tasks%%,*}}
 [ "${_GPUS_VARIABLE}" = one ] &&
@@ -65,26 +89,17 @@ for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK; do
     [ -n "${{gpus%%,*}}" ] && export "$name=${{gpus%%,*}}"
     break
 done
-unset {_TASKS_VARIABLE} {_GPUS_VARIABLE}
-export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
-export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=$tasks
+unset {TASKS_VARIABLE} {_GPUS_VARIABLE}
+export RANK=$((${{ESRUN_FIRST_RANK:-0}}+SLURM_PROCID)) LOCAL_RANK=$SLURM_LOCALID
+export NODE_RANK=$((${{ESRUN_FIRST_NODE:-0}}+SLURM_NODEID))
+export WORLD_SIZE=${{ESRUN_WORLD:-$SLURM_STEP_NUM_TASKS}} LOCAL_WORLD_SIZE=$tasks
 export GROUP_RANK=$NODE_RANK ROLE_RANK=$RANK ROLE_WORLD_SIZE=$WORLD_SIZE
 export TORCHELASTIC_ERROR_FILE="${{TMPDIR:-/tmp}}/esrun-${STEP_VARIABLE}.$RANK.error.json"
 [ "$tasks" -le 1 ] || export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
-"""
+{_EXPORT_SLURM}"""
 
 #: Runs as each task: exports the rank's variables and executes the program.
 RANK_SCRIPT = f"""{_EXPORT_RANK}exec "$@"
-"""
-
-#: The same for the ranks of a companion. Rank and world are provisional: the library replaces them
-#: when they join.
-COMPANION_RANK_SCRIPT = f"""{_EXPORT_RANK}
-export RANK=$((ESRUN_FIRST_RANK+SLURM_PROCID)) WORLD_SIZE=$ESRUN_WORLD
-export NODE_RANK=$((GROUP_WORLD_SIZE-1))
-export GROUP_RANK=$NODE_RANK ROLE_RANK=$RANK ROLE_WORLD_SIZE=$WORLD_SIZE
-unset ESRUN_FIRST_RANK ESRUN_WORLD
-exec "$@"
 """
 
 #: The same for a launcher that starts only one process, which takes its rank from the environment.
@@ -95,11 +110,13 @@ LAUNCHED_RANK_SCRIPT = _EXPORT_RANK + _EXECUTE_LAUNCHER
 #: follows are the user's own words.
 LAUNCHER_SCRIPT = f"""
 [ "$SLURM_LOCALID" = 0 ] || exit 0
-tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID nodes=$GROUP_WORLD_SIZE
+tasks=${TASKS_VARIABLE}, node=$SLURM_NODEID nodes=$GROUP_WORLD_SIZE
 while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
-export ESRUN_LOCAL_RANKS=${{tasks%%,*}} ESRUN_NODE_RANK=$SLURM_NODEID
+export ESRUN_LOCAL_RANKS=${{tasks%%,*}}
+export ESRUN_NODE_RANK=$((${{ESRUN_FIRST_NODE:-0}}+SLURM_NODEID))
 export ESRUN_NUM_PROCESSES=$((ESRUN_LOCAL_RANKS*nodes))
-unset {_TASKS_VARIABLE} {_GPUS_VARIABLE} PET_STANDALONE PET_RDZV_ENDPOINT
+{_EXPORT_SLURM}
+unset {TASKS_VARIABLE} {_GPUS_VARIABLE} PET_STANDALONE PET_RDZV_ENDPOINT
 unset GROUP_WORLD_SIZE ROLE_NAME TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE
 unset TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS RANK WORLD_SIZE LOCAL_RANK
 count=$# names="ESRUN_LOCAL_RANKS ESRUN_NODE_RANK ESRUN_NUM_PROCESSES"
@@ -174,6 +191,7 @@ def command(
     gpus: bool,
     user_options: Sequence[str] = (),
     companion: bool = False,
+    world: tuple[int, int] | None = None,
 ) -> list[str]:
     """Return the command line of the step.
 
@@ -184,19 +202,20 @@ def command(
         gpus: whether each task gets a GPU.
         user_options: the user's options for srun, last so that they take precedence.
         companion: whether the allocation is a companion's, in which esrun does not run.
+        world: nodes and ranks of all jobs of the attempt; None: of this one.
 
     Raises:
         SlurmElasticError: the program is a launcher that cannot be started once per node.
     """
     words, script, options = list(program), RANK_SCRIPT, list[str]()
-    adapted = _adapted(program, tasks)
+    adapted = _adapted(program, world or (sum(1 for count in tasks if count), sum(tasks)))
     if adapted is not None:
         words, script = adapted.program, LAUNCHED_RANK_SCRIPT
         if adapted.per_node:
             # The launcher uses the CPUs of all tasks of its node; the other tasks end at once.
             script, options = LAUNCHER_SCRIPT, ["--cpu-bind=none", "--wait=0"]
     if companion:
-        script, options = COMPANION_RANK_SCRIPT, [f"--jobid={allocation.job_id}"]
+        options.append(f"--jobid={allocation.job_id}")
     used_nodes = [
         (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
     ]
@@ -227,7 +246,9 @@ def companion_environment(
     nodes: int,
     mark: str,
 ) -> dict[str, str]:
-    """Return the environment of the step in a companion; `COMPANION_RANK_SCRIPT` adds the rest.
+    """Return the environment of ranks of a companion that join a training.
+
+    Rank and world are provisional: the library replaces them when they join.
 
     Args:
         env: of the base's step.
@@ -238,9 +259,8 @@ def companion_environment(
         mark: of its processes.
     """
     ranks = allocation.gpus[0] or 0
-    dropped = {name for name in env if name.startswith(_FOREIGN) and not name.startswith(_OWN)}
     return {
-        **{name: value for name, value in env.items() if name not in dropped | _DEVICES},
+        **without_job(env),
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
         "GROUP_WORLD_SIZE": str(nodes),
@@ -248,20 +268,29 @@ def companion_environment(
         JOIN_VARIABLE: str(allocation.job_id),
         STEP_VARIABLE: mark,
         "ESRUN_FIRST_RANK": str(first_rank),
+        "ESRUN_FIRST_NODE": str(nodes - 1),
         "ESRUN_WORLD": str(first_rank + ranks),
-        _TASKS_VARIABLE: str(ranks),
+        TASKS_VARIABLE: str(ranks),
     }
 
 
-def _adapted(program: Sequence[str], tasks: Sequence[int]) -> AdaptedProgram | None:
+def without_job(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of the base's job, for a step in another."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in _DEVICES and (not name.startswith(_FOREIGN) or name.startswith(_OWN))
+    }
+
+
+def _adapted(program: Sequence[str], world: tuple[int, int]) -> AdaptedProgram | None:
     """Return the command line to run in place of one that contains a launcher."""
     if not may_contain_launcher(program):
         return None
     # Slow to load, rarely needed.
     from slurm_elastic.job.launchers.adaptation import WorldShape, adapt  # noqa: PLC0415
 
-    nodes = sum(1 for count in tasks if count)
-    return adapt(program, WorldShape(nodes, sum(tasks), without_libuv=without_libuv()))
+    return adapt(program, WorldShape(*world, without_libuv=without_libuv()))
 
 
 def may_contain_launcher(program: Sequence[str]) -> bool:
@@ -269,10 +298,20 @@ def may_contain_launcher(program: Sequence[str]) -> bool:
     return any(name in word for word in program for name in _LAUNCHER_WORDS)
 
 
-def helper_command(nodes: Sequence[str], script: str, *arguments: str) -> list[str]:
-    """Return an srun that runs a shell script once on each of these nodes, beside the step."""
+def helper_command(
+    nodes: Sequence[str], script: str, *arguments: str, job_id: int | None = None
+) -> list[str]:
+    """Return an srun that runs a shell script once on each of these nodes, beside the step.
+
+    Args:
+        nodes: of the job.
+        script: text of the script.
+        arguments: of the script.
+        job_id: of the companion to which the nodes belong; None: to this job.
+    """
     return [
-        *("srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        *("srun", *([] if job_id is None else [f"--jobid={job_id}"])),
+        *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", "--gres=none", "--mem=0", "--overlap"),
         *("--job-name=esrun-helper", "--input=none", "--quiet"),
         *("sh", "-c", script, "esrun", *arguments),
@@ -315,7 +354,7 @@ def step_environment(
         "SLURM_ELASTIC_RESTART": str(allocation.run),
         "SLURM_ELASTIC_SOCKET": socket,
         STEP_VARIABLE: step,
-        _TASKS_VARIABLE: ",".join(map(str, used)),
+        TASKS_VARIABLE: ",".join(map(str, used)),
         _GPUS_VARIABLE: gpus,
     }
 

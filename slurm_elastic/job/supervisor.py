@@ -14,7 +14,8 @@ from typing import Any
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.attempt_trial import AttemptTrial
-from slurm_elastic.job.companions.companion_set import CompanionSet
+from slurm_elastic.job.companions.joint_step import JointStep
+from slurm_elastic.job.companions.program_companions import ProgramCompanions
 from slurm_elastic.job.controller_client import ControllerClient
 from slurm_elastic.job.environment.state_cleanup import remove_old_state
 from slurm_elastic.job.environment.state_directory import state_directories
@@ -26,7 +27,6 @@ from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
-from slurm_elastic.job.step import Step
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 from slurm_elastic.rpc import frames
@@ -75,6 +75,7 @@ class Supervisor:
             has_controller=bool(self._address),
         )
         self._uses_library = False
+        self._companions: ProgramCompanions | None = None
         self._nested: NestedLaunchWatch | None = None
         self._refused = False
         self._script = (
@@ -88,7 +89,6 @@ class Supervisor:
         self._terminated = threading.Event()
         self._continued_at = -math.inf
         self._client: ControllerClient | None = None
-        self._companions: CompanionSet | None = None
 
     def run(self) -> int:
         """Supervise the program until it has ended; return its exit code."""
@@ -119,11 +119,15 @@ class Supervisor:
             self._in_background(remove_old_state, state_directories(os.environ), job.run_id)
         code = self._wait_for_step()
         while not self._ending and (
-            (not self._refused and in_place.should_restart(code)) or self._goes_on(code)
+            self._is_changed(code)
+            or (not self._refused and in_place.should_restart(code))
+            or self._goes_on(code)
         ):
             self._refused = False
             self._step = self._start()
             code = self._wait_for_step()
+        if self._companions:
+            self._companions.end_attempt(failed=self._ending or code != 0)
         self._ranks.unguard()
         self._report_end(code)
         return code
@@ -141,9 +145,13 @@ class Supervisor:
         self._end_nested_watch()
         if self._companions:
             failed = self._ending or code not in (0, RESTART_CODE)
-            self._companions.end_attempt(failed=failed)
+            if self._ending:
+                self._companions.end_attempt(failed=True)
+            else:
+                self._companions.end_start(failed=failed)
         if self._script and not self._uses_library:
-            self._script.end_attempt(None if self._ending else code)
+            is_ended = self._ending or self._restart_is_due()
+            self._script.end_attempt(None if is_ended else code)
         return _REFUSED_CODE if self._refused else code
 
     def _end_nested_watch(self) -> None:
@@ -159,29 +167,57 @@ class Supervisor:
             send_signal=(lambda: self._in_background(self._signal_ranks, name)) if name else None,
             run_id=self._launch.allocation.run_id,
             guard=self._ranks,
-            world=sum(self._launch.tasks),
-            hosts=len(self._launch.nodes),
+            world=self._launch.ranks,
+            hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
         )
 
-    def _start(self) -> Step:
+    def _start(self) -> JointStep:
+        if self._companions:
+            self._launch.parts = self._companions.begin_start()
         if self._script and not self._uses_library:
+            self._script.set_world(self._launch.ranks, _host_count(self._launch))
             restarted = self._launch.allocation.run > 0 or self._launch.attempt > 0
             self._script.begin_attempt(restarted=restarted)
         self._trial.begin()
-        return self._supervise(self._launch.start())
+        step = self._supervise(self._launch.start())
+        if self._companions:
+            self._companions.started()
+        return step
+
+    def _is_changed(self, code: int) -> bool:
+        """Return whether the program is started again as its companions have changed."""
+        if self._companions is None:
+            return False
+        self._trial.note()
+        on_trial = not self._trial.has_checkpoint
+        if not self._companions.restarts(code, self._step.failed_in, on_trial=on_trial):
+            return False
+        self._ranks.unguard()
+        self._state.serve_notice()
+        self._state.begin_attempt()
+        return True
+
+    def _restart_is_due(self) -> bool:
+        return self._companions is not None and self._companions.restart.is_due
+
+    def _end_ranks(self) -> None:
+        """End the ranks of the present start, which have saved or cannot go on."""
+        if not self._step.ends_within(0):
+            self._step.end()
 
     def _goes_on(self, code: int) -> bool:
         """Return whether a program that has ended on trial is started again; may wait long."""
         script = None if self._uses_library else self._script
         if code == 0 and self._trial.on and script:
             script.count_last()
-        return self._trial.goes_on(code, unmodified=script is not None)
+        unmodified = script is not None
+        return self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
 
-    def _supervise(self, child: SrunProcess) -> Step:
+    def _supervise(self, child: SrunProcess) -> JointStep:
         self._ranks.mark = child.mark
         launch = self._launch
-        is_watched = sum(launch.tasks) > 1 or launch.options.checkpoint is not None
+        is_watched = launch.ranks > 1 or launch.options.checkpoint is not None
         if recognise(launch.options.program) is not None:
             is_watched = False  # esrun has started the launcher itself
         if is_watched and launch.allocation.here in launch.nodes:
@@ -189,7 +225,8 @@ class Supervisor:
                 child.mark, launch.allocation.run_id, on_nested=self._refuse
             )
             self._nested.start()
-        return Step(child)
+        parts, kill = launch.started_parts, lambda: self._ranks.send("KILL")
+        return JointStep(child, parts, end_ranks=kill)
 
     def _refuse(self, launcher: str) -> None:
         """End a program that has turned out to start a launcher in each rank."""
@@ -222,15 +259,19 @@ class Supervisor:
             self._script.stop()
             log_line("the program uses slurm_elastic.training: --checkpoint is ignored")
 
-    def _companion_set(self, server: RankSocketServer) -> CompanionSet | None:
+    def _companion_set(self, server: RankSocketServer) -> ProgramCompanions | None:
         """Return the started set of companions; None if the job cannot have any."""
         launcher = recognise(self._launch.options.program)
-        if launcher or not self._launch.gpus:
-            reason = "launcher" if launcher else "no-gpus"
-            self._state.set_own({"in_place": False, "not_in_place": reason})
+        if not self._launch.gpus:
+            self._state.set_own({"in_place": False, "not_in_place": "no-gpus"})
             return None
-        companions = CompanionSet(
-            self._launch, self._state, server.set_companions, trial=self._trial
+        companions = ProgramCompanions(
+            self._launch,
+            self._state,
+            server.set_companions,
+            trial=self._trial,
+            end_ranks=self._end_ranks,
+            regroups=launcher is None,
         )
         companions.start()
         return companions
@@ -295,6 +336,11 @@ class Supervisor:
     @staticmethod
     def _in_background(work: Callable[..., object], *arguments: object) -> None:
         threading.Thread(target=work, args=arguments, daemon=True).start()
+
+
+def _host_count(launch: RankLaunch) -> int:
+    """Return the number of hosts on which ranks run."""
+    return sum(len(names) for _, names in launch.hosts)
 
 
 def _controller_address() -> str | None:

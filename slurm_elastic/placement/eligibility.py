@@ -87,7 +87,11 @@ class RoundJob:
     def change_cost_s(self, target: Allocation | None) -> float:
         """Return the seconds without training of a change to a target, by its kind."""
         kind = self.record.kind_of(self.job, target)
-        return self.record.cost_s(kind, self.cost_s) if kind is ResizeKind.IN_PLACE else self.cost_s
+        if kind is ResizeKind.REQUEUE:
+            return self.cost_s
+        if kind is ResizeKind.RESTART and self.record.ranks_restart_s is None:
+            return self.cost_s
+        return self.record.cost_s(kind, self.cost_s)
 
     def speed(self, frame: NodeArrays, allocation: Allocation | None) -> float:
         """Return the predicted speed on an allocation; a new one shares uplinks with other jobs.

@@ -25,7 +25,7 @@ _MOST_COMPARED = 8
 def smaller(round_job: RoundJob) -> list[Allocation]:
     """Return the places with fewer companions that the directive allows, the largest first."""
     current, companions = round_job.current, round_job.job.companions
-    if current is None or not companions or not round_job.record.in_place:
+    if current is None or not companions or not round_job.record.by_companions:
         return []
     places = {_without(current, leaving) for leaving in _subsets(companions)}
     allowed = (p for p in places if p.gpus and round_job.allowed(p))
@@ -44,7 +44,7 @@ def larger(
         resources: with the job's own GPUs given back.
     """
     current = round_job.current
-    if current is None or not round_job.record.in_place:
+    if current is None or not round_job.record.by_companions:
         return None
     gpu_type, unit = current.gpu_type, round_job.directive.unit_for(current.gpu_type)
     added = dataclasses.replace(

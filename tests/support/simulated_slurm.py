@@ -24,6 +24,7 @@ from slurm_elastic.controller.transitions import (
     order_outbox,
     orphan_cleanup,
     reservations,
+    restart_steps,
     transition_engine,
     transition_steps,
 )
@@ -37,7 +38,7 @@ from tests.support.job_records import Log
 _MODULES = (
     controller_module, poll_schedule, report_handler, job_store, ledger, usage_reconcile,
     crash_loop_guard, order_outbox, orphan_cleanup, reservations, transition_engine,
-    transition_steps, in_place_steps, companion_cleanup,
+    transition_steps, in_place_steps, restart_steps, companion_cleanup,
 )  # fmt: skip
 _HELD = "JobHeldUser"
 #: Of cred_expire in slurm.conf: how long a requeued job waits.

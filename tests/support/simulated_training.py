@@ -13,6 +13,10 @@ _REPORT_S, _STEP_S, _JOIN_S = 2.0, 1.0, 3.0
 class SimulatedTraining:
     """One job's esrun and ranks.
 
+    Attributes:
+        restarts: whether esrun can start all ranks again on other companions.
+        startup_s: from the start of the ranks to their first step.
+
     Args:
         site: where it runs.
         job_id: the job.
@@ -24,6 +28,9 @@ class SimulatedTraining:
         recorded: whether job_submit.lua records companions.
         fails_on: numbers of GPUs on which a rank of the base fails after some steps.
     """
+
+    restarts = False
+    startup_s = None
 
     def __init__(
         self, site, job_id, *, able=True, fault="", told=lambda: True, recorded=True, fails_on=()
@@ -207,6 +214,7 @@ class SimulatedTraining:
             checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
             in_place=self.able, not_in_place="" if self.able else "stages",
             change=self.change, change_state=self.change_state, change_problem=self.problem,
+            restarts=self.restarts, startup_s=self.startup_s,
             companions=rows, pause_s=0.02 if self.change is not None else None,
         )  # fmt: skip
         self.orders = self.site.report(dataclasses.replace(report, **ended))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
 
 #: Seconds in which a job is not changed in place again after a change in place has failed, and
 #: the longest such time after several failures in a row (our choice).
@@ -36,6 +37,8 @@ class PlacedCompanions:
         failures: changes in place in a row that failed.
         barred_until: until then the job is not changed in place.
         problem: how the last one failed; None: it did not.
+        only_in_place: whether that says nothing about restarts of all ranks.
+        restart_s: seconds without training of the last restart of all ranks; None: not known.
     """
 
     run: int = -1
@@ -45,6 +48,8 @@ class PlacedCompanions:
     failures: int = 0
     barred_until: float = 0.0
     problem: Reason | None = None
+    only_in_place: bool = False
+    restart_s: float | None = None
 
     def of(self, run: int) -> frozenset[int]:
         """Return the companions of an attempt."""
@@ -55,21 +60,25 @@ class PlacedCompanions:
         self.job_ids = sorted({*self.of(run), *joined}.difference(left))
         self.run = run
 
-    def succeed(self, pause_s: float | None) -> None:
-        """Record a change in place that was carried out."""
-        self.changes += 1
+    def succeed(self, pause_s: float | None, *, kind: ResizeKind = ResizeKind.IN_PLACE) -> None:
+        """Record a change that was carried out."""
+        self.changes += kind is ResizeKind.IN_PLACE
         self.pause_s = self.pause_s if pause_s is None else pause_s
         self.failures, self.barred_until, self.problem = 0, 0.0, None
 
-    def fail(self, problem: Reason, *, now: float) -> None:
-        """Record a change in place that failed: the job is changed by requeues for some time."""
+    def fail(self, problem: Reason, *, now: float, kind: ResizeKind = ResizeKind.IN_PLACE) -> None:
+        """Record a change that failed: the job is changed by other kinds for some time."""
         self.failures += 1
+        is_late = problem.code == "companions-not-joined"
+        self.only_in_place = kind is ResizeKind.IN_PLACE and is_late
         self.barred_until = now + min(_BARRED_S * 4 ** (self.failures - 1), _MOST_BARRED_S)
         self.problem = problem
 
-    def barred(self, now: float) -> Reason | None:
-        """Return why the job is not changed in place now, or None."""
+    def barred(self, now: float, *, kind: ResizeKind = ResizeKind.IN_PLACE) -> Reason | None:
+        """Return why the job is not changed in this way now, or None."""
         if now >= self.barred_until or self.problem is None:
+            return None
+        if kind is ResizeKind.RESTART and self.only_in_place:
             return None
         return Reason("in-place-failed", reason=self.problem, until=self.barred_until)
 

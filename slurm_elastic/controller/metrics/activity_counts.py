@@ -82,7 +82,7 @@ class ActivityCounts:
     def transition_ended(self, transition: Transition) -> None:
         """Count a transition that is not live any more, and its parts that are known then."""
         outcome = transition.state.value.lower()
-        self._add(metrics.TRANSITIONS, transition.action.value, outcome)
+        self._add(metrics.TRANSITIONS, transition.action.value, outcome, transition.kind.value)
         at = transition.entered
         if "NOTIFY" in at and "saved" in at:
             # A save shorter than a report takes is seen only when it has ended.

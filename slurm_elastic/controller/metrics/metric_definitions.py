@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.rpc.protocol import CODES
 
 #: Before the name of each metric.
@@ -106,13 +107,14 @@ LEADER_GENERATION = MetricDefinition(
 TRANSITIONS = MetricDefinition(
     "transitions",
     "Transitions that ended: `done`; `undone`, the job is in its old or its MIN shape; `ended`, "
-    "the job ended meanwhile.",
-    ("action", "outcome"),
+    "the job ended meanwhile. By kind: `in-place`, `restart` of the ranks, `requeue`.",
+    ("action", "outcome", "kind"),
     "counter",
     initial=tuple(
         itertools.product(
             (a.value for a in Action if a not in (Action.KEEP, Action.HOLD)),
             (s.value.lower() for s in TransitionState if not s.live),
+            (kind.value for kind in ResizeKind),
         )
     ),
 )

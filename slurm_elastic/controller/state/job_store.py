@@ -33,6 +33,7 @@ from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.shape import rounded_off_s
 from slurm_elastic.topology import Topology
 
@@ -53,6 +54,7 @@ _BY_OTHERS = frozenset(
     (
         *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
         *("controller-restarted", "controller-stopped", "node-down", "node-excluded"),
+        *("no-checkpoint", "held-in-slurm"),
     )
 )
 
@@ -286,20 +288,23 @@ class JobStore:
             if transition.id <= entry.counted:
                 return
             entry.counted = transition.id
-            if transition.in_place and not self._regrouped(entry, transition, now):
-                return
+            is_unanswered = "unanswered" in transition.entered
+            if transition.by_companions:
+                moved = self._regrouped(entry, transition, now)
+                if not moved and not is_unanswered:
+                    return
             entry.watch.excused |= transition.run == entry.watch.run
             entry.last_change = now
             entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
             if transition.action is Action.REHEARSE:
                 entry.rehearsal.end(transition.id, now, moved=transition.moved)
-            elif "unanswered" in transition.entered:
+            elif is_unanswered:
                 entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
             entry.dirty = True
             if not transition.moved:
                 return
             self._resized.add(transition, now)
-            if transition.in_place:
+            if transition.by_companions:
                 entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
                 entry.resizes += 1
                 return
@@ -322,10 +327,12 @@ class JobStore:
         joined = [join.job_id for join in transition.joins if join.job_id]
         if transition.moved:
             placed.switch(transition.run, joined=joined, left=transition.leaves)
-            placed.succeed(transition.pause_s)
+            placed.succeed(transition.pause_s, kind=transition.kind)
+            if transition.failed:
+                entry.trials.go_back(transition.target, now=now)
         problem = transition.problem
         if problem is not None and problem.code not in _BY_OTHERS:
-            placed.fail(problem, now=now)
+            placed.fail(problem, now=now, kind=transition.kind)
         return transition.moved
 
     def companions(self, job: Job) -> frozenset[int]:
@@ -355,6 +362,14 @@ class JobStore:
         if not report.in_place:
             return Reason("in-place-unsupported", why=report.not_in_place)
         return self.entry(job).placed.barred(now)
+
+    def may_restart(self, job: Job, now: float) -> bool:
+        """Return whether all ranks of a running job can be started again on other companions."""
+        report = self.last_report(job.job_id)
+        if report is None or report.run != job.run or not report.restarts:
+            return False
+        barred = self.entry(job).placed.barred(now, kind=ResizeKind.RESTART)
+        return barred is None and self.allows_in_place(job)
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
         """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""
@@ -520,6 +535,8 @@ class JobStore:
             in_place=may_regroup and not_in_place is None,
             not_in_place=not_in_place,
             pause_s=entry.placed.pause_s,
+            restarts=may_regroup and self.may_restart(job, now),
+            ranks_restart_s=entry.placed.restart_s,
             stopped=entry.watch.why,
             learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,

@@ -210,6 +210,12 @@ class ShapeTrials:
         self.since = self.moved = now
         return True
 
+    def go_back(self, held: Allocation | None, *, now: float) -> None:
+        """Follow the program, which has failed, on other GPUs in the same attempt."""
+        self.held, self.since, self.moved = held, now, now
+        self.failure, self.step, self.base = None, None, self.newest
+        self.on, self.ways_back, self.saved = self.newest is not None, 0, now
+
     def record(self, report: Report, *, now: float) -> bool:
         """Record a report of the present attempt; return whether a trial has ended."""
         if report.run != self.run:

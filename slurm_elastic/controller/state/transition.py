@@ -28,6 +28,7 @@ A change in place (docs/adr/0018-in-place-changes.md) leaves the job running:
 | PIN | each is read back, and gets its node | Slurm shows that |
 | START | each is released, first in the queue | all run as planned |
 | JOIN | - | esrun says that their ranks train; those that leave have left |
+| NOTIFY | only for a restart of all ranks: the job is asked to save | it says `saved` |
 | LEAVE | esrun is told which companions leave | their jobs have ended |
 | FREE | - | their GPUs are free |
 | CANCEL | esrun is told to give up, companions are cancelled | they are gone; then UNDONE |
@@ -135,7 +136,7 @@ class Transition:
         joins: of a change in place: companions that are to join. Those that did not are left out
             once it has ended.
         leaves: job ids of the companions that are to leave: of a requeue all.
-        pause_s: of a change in place: how long training stood still; None: not known.
+        pause_s: of a change without a requeue: how long training stood still; None: not known.
     """
 
     id: int
@@ -203,7 +204,7 @@ class Transition:
     @property
     def moved(self) -> bool:
         """Whether the job was touched at all."""
-        if self.in_place:
+        if self.by_companions:
             return "switched" in self.entered
         return (
             TransitionState.RESHAPE.value in self.entered
@@ -212,13 +213,18 @@ class Transition:
 
     @property
     def in_place(self) -> bool:
-        """Whether the job runs on during the change."""
+        """Whether the training goes on during the change."""
         return self.kind is ResizeKind.IN_PLACE
+
+    @property
+    def by_companions(self) -> bool:
+        """Whether the job runs on during the change, and companions join or leave it."""
+        return self.kind is not ResizeKind.REQUEUE
 
     @property
     def reserved_nodes(self) -> frozenset[str]:
         """Nodes on which GPUs are reserved for the change."""
-        if self.in_place:
+        if self.by_companions:
             return frozenset(join.node for join in self.joins)
         return frozenset(self.planned.nodes if self.planned else ())
 

@@ -38,8 +38,8 @@ def admitted(
             chosen.add(t.id)
             used.update(more_gpus)
     if not chosen:
-        for name in {t.reservation for t in waiting if not t.in_place}:
-            ring = [t for t in waiting if t.reservation == name and not t.in_place]
+        for name in {t.reservation for t in waiting if not t.by_companions}:
+            ring = [t for t in waiting if t.reservation == name and not t.by_companions]
             if _ring_fits(ring, used, sizes):
                 chosen |= {t.id for t in ring}
     return frozenset(chosen)

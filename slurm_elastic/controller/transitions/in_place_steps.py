@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.controller.state.transition import (
@@ -57,6 +58,7 @@ _REPORT_S = 10.0
 #: Seconds in which another reason of Slurm may pass.
 _PASSES_S = 3.0
 _OVER = (None, JobState.ENDED)
+_Action = Callable[[Transition, Job, StepInputs], TransitionState | None]
 
 
 class InPlaceSteps:
@@ -70,7 +72,7 @@ class InPlaceSteps:
 
     def __init__(self, scontrol: Scontrol, outbox: OrderOutbox, log: Any) -> None:
         self._scontrol, self._outbox, self._log = scontrol, outbox, log
-        self._actions = {
+        self._actions: dict[TransitionState, _Action] = {
             TransitionState.RESERVE: self._reserve,
             TransitionState.ASK: self._ask,
             TransitionState.PIN: self._pin,
@@ -118,7 +120,7 @@ class InPlaceSteps:
         if job.state is not JobState.RUNNING or job.allocation != t.old:
             return self._given_up(t, Reason("job-changed"))
         if not t.joins:
-            return TransitionState.LEAVE
+            return self._members_due(t)
         if t.id in site.admitted:
             return TransitionState.ASK
         waited = t.waited(time.time())
@@ -220,7 +222,11 @@ class InPlaceSteps:
             self._scontrol.release(companion)
             self._scontrol.update(companion, {"ReservationName": ""})
         t.entered.setdefault("running", time.time())
-        return TransitionState.JOIN
+        return self._members_due(t)
+
+    def _members_due(self, t: Transition) -> TransitionState:
+        """Return the state in which esrun changes the members."""
+        return TransitionState.JOIN if t.joins else TransitionState.LEAVE
 
     def _join(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
         self._order(t, leave=True)
@@ -352,7 +358,13 @@ class InPlaceSteps:
 
     def _order(self, t: Transition, *, leave: bool = False, cancel: bool = False) -> None:
         """Tell esrun about the change, in this attempt only."""
-        orders = MemberOrders(
+        orders = self._orders(t, leave=leave, cancel=cancel)
+        self._outbox.tell(t.job_id, run=t.run, members=orders)
+        self._outbox.tell(t.job_id, run=t.run + 1, members=None)
+
+    def _orders(self, t: Transition, *, leave: bool, cancel: bool) -> MemberOrders:
+        """Return the orders of a change in its present state."""
+        return MemberOrders(
             change=t.id,
             join=tuple(j.gpus for j in t.joins),
             gpu_type=t.target.gpu_type if t.target else "",
@@ -360,8 +372,6 @@ class InPlaceSteps:
             deadline_s=JOIN_S if t.joins else LEAVE_S,
             cancel=cancel,
         )
-        self._outbox.tell(t.job_id, run=t.run, members=orders)
-        self._outbox.tell(t.job_id, run=t.run + 1, members=None)
 
     @staticmethod
     def _note_switch(t: Transition, report: Report | None) -> None:

@@ -28,6 +28,7 @@ from slurm_elastic.controller.transitions.admission import admitted, hopeless
 from slurm_elastic.controller.transitions.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
+from slurm_elastic.controller.transitions.restart_steps import RestartSteps
 from slurm_elastic.controller.transitions.transition_steps import (
     StepInputs,
     TransitionSteps,
@@ -52,6 +53,8 @@ _STARTING = (
 _REFUSED_S = 60.0
 #: States in which the job still has its old allocation, and trains or has saved.
 _UNTOUCHED = (TransitionState.RESERVE, TransitionState.NOTIFY)
+#: States in which a job that is to be requeued may say that it has saved.
+_AFTER_NOTICE = (TransitionState.NOTIFY, *UPROOTED)
 
 
 class RequestedChange(NamedTuple):
@@ -102,8 +105,12 @@ class TransitionEngine:
         self.reservations = Reservations(scontrol, config, account, log)
         self.outbox = OrderOutbox()
         self._wait_after_requeue_s = wait_after_requeue_s
-        self._steps = TransitionSteps(scontrol, log)
         self._in_place = InPlaceSteps(scontrol, self.outbox, log)
+        self._steps: dict[ResizeKind, TransitionSteps | InPlaceSteps] = {
+            ResizeKind.REQUEUE: TransitionSteps(scontrol, log),
+            ResizeKind.IN_PLACE: self._in_place,
+            ResizeKind.RESTART: RestartSteps(scontrol, self.outbox, log),
+        }
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
@@ -261,7 +268,7 @@ class TransitionEngine:
     ) -> tuple[Transition, Job | None, LedgerError | None]:
         """Advance one transition as far as it goes; an unwritten step is not begun."""
         job = present_job(transition, site.jobs)
-        steps = self._in_place if transition.in_place else self._steps
+        steps = self._steps[transition.kind]
         for _ in range(len(TransitionState)):
             last_state = transition.state
             try:
@@ -318,7 +325,7 @@ class TransitionEngine:
                 transition is not None
                 and transition.id == notice
                 and transition.run == run
-                and transition.state in (TransitionState.NOTIFY, *UPROOTED)
+                and (transition.by_companions or transition.state in _AFTER_NOTICE)
             )
             if waits and transition is not None:
                 transition.step = step
@@ -428,7 +435,7 @@ class TransitionEngine:
             self._unwritten.append(transition)
         with self._lock:
             self._live.pop(transition.job_id, None)
-        if transition.in_place:
+        if transition.by_companions:
             self._in_place.end(transition)
         if self.outbox.orders(transition.job_id, transition.run).action == "notice":
             if job and job.state is JobState.RUNNING and job.run == transition.run:
@@ -453,6 +460,12 @@ class TransitionEngine:
             job = present_job(t, jobs)
             if job is None:
                 self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)
+            elif t.state is TransitionState.NOTIFY and t.by_companions:
+                notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
+                self.outbox.ask(t.job_id, notice, run=t.run)
+                t.problem = Reason("controller-restarted")
+                t.state = TransitionState.CANCEL
+                t.entered[t.state.value] = time.time()
             elif t.state in _UNTOUCHED or (
                 t.state is TransitionState.REQUEUE
                 and job.run == t.run
@@ -461,7 +474,7 @@ class TransitionEngine:
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
                 self.outbox.ask(t.job_id, notice, run=t.run)
                 self._end(t, TransitionState.UNDONE, Reason("controller-restarted"), job)
-            elif t.in_place:  # esrun and companions have gone on; their time-outs begin anew
+            elif t.by_companions:  # esrun and companions have gone on; their time-outs begin anew
                 t.entered[t.state.value] = time.time()
             elif job.state is JobState.RUNNING:
                 t.state = TransitionState.VERIFY
@@ -481,7 +494,7 @@ class TransitionEngine:
     def companions(self, base: Job) -> set[int]:
         """Return the companions of changes under way that count for a job."""
         t = self.live.get(base.job_id)
-        if t is None or not t.in_place or t.run != base.run:
+        if t is None or not t.by_companions or t.run != base.run:
             return set()
         return {j.job_id for j in t.joins if j.job_id}
 
@@ -492,13 +505,13 @@ class TransitionEngine:
         return (
             mark is not None
             and t is not None
-            and t.in_place
+            and t.by_companions
             and (t.id, t.run, t.uid) == (mark.change, mark.run, companion.uid)
         )
 
     def _open(self, transition: Transition) -> None:
         nodes = transition.reserved_nodes
-        if not transition.in_place:
+        if not transition.by_companions:
             nodes = frozenset(transition.target.nodes if transition.target else ())
         self.reservations.open(transition.reservation, transition.user, nodes)
 
@@ -521,7 +534,7 @@ class TransitionEngine:
 
 def _reserved_nodes(change: RequestedChange) -> frozenset[str]:
     """Return the nodes that a change would reserve."""
-    if change.kind is ResizeKind.IN_PLACE:
+    if change.kind is not ResizeKind.REQUEUE:
         return frozenset(node for node, _ in change.joins)
     target = change.decision.target
     return frozenset(target.nodes if target else ())

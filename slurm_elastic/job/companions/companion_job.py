@@ -11,6 +11,7 @@ from collections.abc import Callable
 from slurm_elastic.core.member_orders import CompanionRow
 from slurm_elastic.job import srun
 from slurm_elastic.job.companions.companion_channel import CompanionPlace
+from slurm_elastic.job.environment.joint_shape import CompanionPart
 from slurm_elastic.job.launch import RankLaunch, SrunProcess
 from slurm_elastic.job.slurm_env import SlurmAllocation
 from slurm_elastic.job.step import Step
@@ -31,6 +32,8 @@ class CompanionJob:
             is not to leave.
         gone_by: monotonic time at which the job is cancelled if its script has not ended it.
         reason: why it left, if nobody had ordered it; "": ordered.
+        is_part: whether its ranks were started with the program, which cannot go on without them;
+            else they have joined a running training.
     """
 
     def __init__(self, job_id: int, gpus: int, change: int, mark: str) -> None:
@@ -41,6 +44,7 @@ class CompanionJob:
         self.end_by: float | None = None
         self.gone_by: float | None = None
         self.reason = ""
+        self.is_part = False
 
     @property
     def row(self) -> CompanionRow:
@@ -49,13 +53,19 @@ class CompanionJob:
 
     @property
     def desired(self) -> bool:
-        """Whether its ranks belong to the training, or are to join it."""
-        return self.state in ("starting", "joined")
+        """Whether its ranks have joined a running training, or are to."""
+        return self.state in ("starting", "joined") and not self.is_part
 
     @property
     def awaited(self) -> bool:
         """Whether it has not joined yet, and is to."""
         return self.state in ("submitted", "running", "starting")
+
+    def part(self, launch: RankLaunch) -> CompanionPart:
+        """Return it as a part of the next start of the program."""
+        assert self.place is not None
+        allocation = companion_allocation(self.job_id, self.place, launch.allocation.run_id)
+        return CompanionPart(allocation, self.gpus, self.mark)
 
     def start_ranks(
         self,

@@ -29,7 +29,7 @@ from slurm_elastic.job.companions.companion_channel import (
     CompanionPlace,
     prove_to_esrun,
 )
-from slurm_elastic.job.slurm_env import STEP_VARIABLE
+from slurm_elastic.job.slurm_env import COMPANION_VARIABLE, STEP_VARIABLE
 
 #: Seconds in which processes that are killed must have gone.
 _KILL_S = 3.0
@@ -116,13 +116,13 @@ def kill_ranks(mark: str) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """Return the ids of the processes with this mark in their environment, but for srun's."""
-    entry = f"{STEP_VARIABLE}={mark}".encode()
+    entries = {f"{name}={mark}".encode() for name in (STEP_VARIABLE, COMPANION_VARIABLE)}
     marked = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         try:
-            if entry not in (folder / "environ").read_bytes().split(b"\0"):
+            if entries.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
                 continue
             # srun runs beside esrun, which needs what it prints; Slurm's own name, not the user's.
             if (folder / "comm").read_text().strip() != "srun":

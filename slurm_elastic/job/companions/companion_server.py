@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 from slurm_elastic.job.companions.companion_channel import (
@@ -63,6 +64,7 @@ class CompanionServer:
         self._lock = threading.Condition()
         self._peers = 0
         self._channels: dict[int, CompanionChannel] = {}
+        self._heard: dict[int, float] = {}
         threading.Thread(target=self._accept, name="companions", daemon=True).start()
 
     def is_connected(self, job_id: int) -> bool:
@@ -80,6 +82,17 @@ class CompanionServer:
         """Wait at most this long until no companion is connected; return whether that is so."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._channels, timeout_s)
+
+    def confirm(self, job_ids: Collection[int]) -> None:
+        """Wait until each of these companions has answered once more, or is not connected."""
+        since = time.monotonic()
+        with self._lock:
+            self._lock.wait_for(
+                lambda: all(
+                    i not in self._channels or self._heard.get(i, 0.0) > since for i in job_ids
+                ),
+                SILENCE_S + PING_S,
+            )
 
     def close(self) -> None:
         """Stop listening, and close all connections: companions that are connected end."""
@@ -144,6 +157,9 @@ class CompanionServer:
             now = time.monotonic()
             if message is not None:
                 heard = now
+                with self._lock:
+                    self._heard[job_id] = now
+                    self._lock.notify_all()
                 if message.get("terminated"):
                     self._listener.on_terminated(job_id)
             if now > heard + SILENCE_S:

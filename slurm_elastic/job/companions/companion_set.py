@@ -51,6 +51,7 @@ class CompanionSet:
         state: gets what became of changes, and has the orders.
         send_desired: passes the desired companions on to rank 0; None: there will be none.
         trial: of the program's start, which begins anew with each change of members.
+        regroups: whether ranks may join or leave while the program runs.
         clock: monotonic seconds.
     """
 
@@ -61,9 +62,11 @@ class CompanionSet:
         send_desired: Callable[[Mapping[str, int] | None], None],
         *,
         trial: AttemptTrial | None = None,
+        regroups: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._trial = clock, trial
+        self._regroups = regroups
         self._launch, self._state, self._send_desired = launch, state, send_desired
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, CompanionJob] = {}
@@ -73,7 +76,7 @@ class CompanionSet:
         self._port: int | None = None
         self._members: frozenset[int] = frozenset()
         self._reported: dict[str, Any] = {}
-        self._allowed = True
+        self._allowed = regroups
         self._sending = threading.Lock()
         self._sent: tuple[dict[str, int], bool] | None = None
 
@@ -82,6 +85,7 @@ class CompanionSet:
 
         The program may begin before the controller's first answer.
         """
+        self._state.set_own(self._ability())
         self._publish()
         threading.Thread(target=self._run, name="companion set", daemon=True).start()
         self._state.subscribe(self._on_orders)
@@ -126,7 +130,7 @@ class CompanionSet:
     def _on_orders(self, orders: Orders) -> None:
         if self._state.heard is not None:
             # At once: a program that waits for its first orders gets both together.
-            self._allowed = orders.in_place
+            self._allowed = orders.in_place and self._regroups
             self._send_if_new()
         if orders.members is not None:
             members = orders.members
@@ -134,6 +138,11 @@ class CompanionSet:
 
     def _post(self, event: Callable[[], None]) -> None:
         self._events.put(event)
+
+    def _parts(self) -> list[CompanionJob]:
+        """Return the companions with which the program is started."""
+        jobs = sorted(self._jobs.values(), key=lambda job: job.job_id)
+        return [job for job in jobs if job.is_part and job.state in ("starting", "joined")]
 
     def _running_steps(self) -> list[Step]:
         return [job.step for job in self._jobs.values() if job.step and job.has_ranks]
@@ -182,7 +191,7 @@ class CompanionSet:
         self._order_leaves(change)
 
     def _submit(self, orders: MemberOrders) -> None:
-        if self._port is None:
+        if self._port is None and not orders.restart:
             raise CompanionRefusedError("the training cannot change its members now")
         if len(self._jobs) + len(orders.join) > MAX_COMPANIONS:
             raise CompanionRefusedError(f"more than {MAX_COMPANIONS} companions")
@@ -215,6 +224,8 @@ class CompanionSet:
         return self._submission
 
     def _order_leaves(self, change: MemberChange) -> None:
+        if change.orders.restart:
+            return  # when the ranks have ended
         for job_id in change.orders.leave:
             job = self._jobs.get(job_id)
             if job is not None and job.state not in ("leaving", "ended"):
@@ -255,6 +266,8 @@ class CompanionSet:
             self._change.state = "joining"
         if place.gpus != job.gpus:
             self._lose(job_id, f"it has {place.gpus} GPUs, not {job.gpus}")
+        elif self._change is not None and self._change.orders.restart:
+            pass  # until the ranks have ended
         elif self._port is None:
             self._lose(job_id, "the training cannot change its members any more")
         else:
@@ -319,7 +332,7 @@ class CompanionSet:
             self._change.problem = "the program has ended"
         self._settle()
         self._state.set_own({
-            "in_place": None, "not_in_place": "", "generation": None, "pause_s": None,
+            **self._ability(), "generation": None, "pause_s": None,
             "gpus": sum(self._launch.tasks), "nodes": len(self._launch.nodes),
         })  # fmt: skip
         self._publish()
@@ -347,11 +360,13 @@ class CompanionSet:
 
     def _handle_group(self, fields: dict[str, Any]) -> None:
         if "can" in fields:
-            self._port = _port(fields.get("port")) if fields["can"] is True else None
-            able, why = self._port is not None, fields.get("why")
-            self._state.set_own({
-                "in_place": able, "not_in_place": "" if able else printable(why or "unknown"),
-            })  # fmt: skip
+            able = fields["can"] is True and self._regroups and not self._parts()
+            self._port = _port(fields.get("port")) if able else None
+            why = fields.get("why") or ("restarted" if fields["can"] is True else "unknown")
+            is_able = self._port is not None
+            self._state.set_own(
+                {"in_place": is_able, "not_in_place": "" if is_able else printable(why)}
+            )
         elif "dropped" in fields:
             log_line(f"generation {fields['dropped']} is dropped: {fields.get('why', '')}")
         elif isinstance(fields.get("companions"), dict):
@@ -397,9 +412,18 @@ class CompanionSet:
         """Pass the desired companions on to rank 0; called by any thread."""
         with self._sending:
             desired = {str(job.job_id): job.gpus for job in self._jobs.values() if job.desired}
-            if self._sent != (desired, self._allowed):
-                self._sent = (desired, self._allowed)
-                self._send_desired(desired if desired or self._allowed else None)
+            allowed = self._allowed and not self._parts()
+            if self._sent != (desired, allowed):
+                self._sent = (desired, allowed)
+                self._send_desired(desired if desired or allowed else None)
+
+    def _ability(self) -> dict[str, Any]:
+        """Return what is reported of changes in place before rank 0 has said whether it can."""
+        if self._parts():
+            return {"in_place": False, "not_in_place": "restarted"}
+        if not self._regroups:
+            return {"in_place": False, "not_in_place": "launcher"}
+        return {"in_place": None, "not_in_place": ""}
 
 
 def _port(value: Any) -> int | None:

@@ -25,6 +25,7 @@ class MemberChange:
         state: one of `member_orders.CHANGE_STATES`.
         problem: what went wrong; "": nothing.
         deadline: monotonic time at which companions that have not joined are given up.
+        is_restarted: of a change that starts all ranks again: whether that has been done.
     """
 
     def __init__(self, orders: MemberOrders, now: float) -> None:
@@ -32,6 +33,7 @@ class MemberChange:
         self.state = "submitted" if orders.join else "leaving"
         self.problem = ""
         self.deadline = now + orders.deadline_s
+        self.is_restarted = False
 
     @property
     def number(self) -> int:
@@ -51,7 +53,9 @@ class MemberChange:
         """Add leaves and a cancellation; return whether there are more leaves and a new one."""
         old = self.orders
         leave = tuple(dict.fromkeys((*old.leave, *orders.leave)))
-        self.orders = replace(old, leave=leave, cancel=old.cancel or orders.cancel)
+        restart = "now" if "now" in (old.restart, orders.restart) else old.restart
+        cancel = old.cancel or orders.cancel
+        self.orders = replace(old, leave=leave, cancel=cancel, restart=restart)
         return leave != old.leave, orders.cancel and not old.cancel
 
     def settle(self, jobs: Sequence[CompanionJob]) -> bool:
@@ -60,6 +64,11 @@ class MemberChange:
             return False
         joins = [job for job in jobs if job.change == self.number]
         leaving = [job for job in jobs if job.job_id in self.orders.leave]
+        if self.orders.restart and not self.is_restarted:
+            vain = bool(joins or self.orders.join) and not any(job.awaited for job in joins)
+            if self.orders.cancel or vain:
+                self.fail(self.problem or "the controller has cancelled it")
+            return self.is_over
         if any(job.awaited for job in joins) or any(job.state == "leaving" for job in leaving):
             return False
         joined = any(job.state == "joined" for job in joins)

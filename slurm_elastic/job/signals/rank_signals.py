@@ -34,24 +34,21 @@ class RankSignals:
     def __init__(self, launch: RankLaunch) -> None:
         self.mark = ""
         self._launch = launch
-        self._guard: _Guard | None = None
+        self._guards: list[_Guard] = []
 
     def send(self, name: str) -> bool:
         """Signal the main process of each rank; return whether each node had at least one."""
-        nodes = self._launch.nodes
-        if nodes == [self._launch.allocation.here]:
-            command = ["sh", "-c", signal_scripts.SIGNAL_SCRIPT, "esrun", name, self.mark]
-        else:
-            command = srun.helper_command(nodes, signal_scripts.SIGNAL_SCRIPT, name, self.mark)
+        script, helpers = signal_scripts.SIGNAL_SCRIPT, []
         try:
-            helper = _begin(command)
+            for job_id, nodes in self._launch.hosts:
+                command = srun.helper_command(nodes, script, name, self.mark, job_id=job_id)
+                if nodes == [self._launch.allocation.here]:
+                    command = ["sh", "-c", script, "esrun", name, self.mark]
+                helpers.append(_begin(command, in_companion=job_id is not None))
         except OSError:
             return False
-        try:
-            return helper.wait(_TIMEOUT_S) == 0
-        except subprocess.TimeoutExpired:
-            helper.terminate()
-            return False
+        end = time.monotonic() + _TIMEOUT_S
+        return all([_succeeds(helper, end) for helper in helpers])  # noqa: C419 - all are awaited
 
     def guard(self) -> None:
         """Start a guard on each node, which after `arm` kills the ranks at Slurm's SIGTERM.
@@ -59,57 +56,64 @@ class RankSignals:
         The guards are a step of their own: when Slurm ends a job, the batch script ends first, and
         with it all processes that it has started.
         """
-        if self._guard is None:
-            self._guard = _Guard(self._launch.nodes, self.mark)
+        if not self._guards:
+            self._guards = [_Guard(names, self.mark, i) for i, names in self._launch.hosts]
 
     def freeze(self) -> bool:
         """Stop all processes of the ranks (SIGSTOP) until `unguard`; return whether they stand.
 
         Guards let them go on by themselves if this process ends or does not call `unguard`.
         """
-        return self._guard is not None and self._guard.freeze()
+        frozen = [guard.freeze() for guard in self._guards]
+        end = time.monotonic() + _FREEZE_S
+        return bool(frozen) and all(f.wait(max(0.0, end - time.monotonic())) for f in frozen)
 
     def arm(self) -> None:
         """Arm the guards, after `freeze`: the ranks have saved everything."""
-        if self._guard is not None:
-            self._guard.signal_when_ready(signal.SIGUSR2)
+        for guard in self._guards:
+            guard.signal_when_ready(signal.SIGUSR2)
 
     def unguard(self) -> None:
         """End the guards; the ranks go on."""
-        guard, self._guard = self._guard, None
-        if guard is None:
-            return
-        # Not SIGTERM: to the guards it means that the job ends.
-        guard.signal_when_ready(signal.SIGUSR1)
-        if guard.has_frozen:  # a guard that was killed cannot let them go on
+        guards, self._guards = self._guards, []
+        for guard in guards:
+            # Not SIGTERM: to the guards it means that the job ends.
+            guard.signal_when_ready(signal.SIGUSR1)
+        if any(guard.has_frozen for guard in guards):  # one that was killed cannot let them go on
             threading.Thread(target=self.send, args=("THAW",), daemon=True).start()
 
 
 class _Guard:
-    """The guards of one step, and the srun that forwards signals to them.
+    """The guards of one job's ranks, and the srun that forwards signals to them.
+
+    Args:
+        nodes: of the job.
+        mark: of the ranks.
+        job_id: of the companion in which they run; None: in the base.
 
     Attributes:
         has_frozen: whether the ranks were to be frozen.
     """
 
-    def __init__(self, nodes: list[str], mark: str) -> None:
+    def __init__(self, nodes: list[str], mark: str, job_id: int | None = None) -> None:
         self.has_frozen = False
         self._nodes = len(nodes)
         self._requests: queue.SimpleQueue[tuple[int, threading.Event | None]] = queue.SimpleQueue()
-        command = srun.helper_command(nodes, signal_scripts.GUARD_SCRIPT, "KILL", mark)
-        self._srun = _begin(command, subprocess.PIPE)
+        script = signal_scripts.GUARD_SCRIPT
+        command = srun.helper_command(nodes, script, "KILL", mark, job_id=job_id)
+        self._srun = _begin(command, subprocess.PIPE, in_companion=job_id is not None)
         threading.Thread(target=self._forward_signals, name="guard", daemon=True).start()
 
     def signal_when_ready(self, number: int) -> None:
         """Queue a signal until all guards have installed their traps: it would end them before."""
         self._requests.put((number, None))
 
-    def freeze(self) -> bool:
-        """Freeze the ranks; return whether all guards have answered that they stand."""
+    def freeze(self) -> threading.Event:
+        """Freeze the ranks; return an event that is set when they stand on all nodes."""
         self.has_frozen = True
         frozen = threading.Event()
         self._requests.put((signal.SIGUSR2, frozen))
-        return frozen.wait(_FREEZE_S)
+        return frozen
 
     def _forward_signals(self) -> None:
         assert self._srun.stdout is not None
@@ -141,10 +145,21 @@ class _Guard:
         return True
 
 
-def _begin(command: list[str], output: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def _succeeds(helper: subprocess.Popen[bytes], end: float) -> bool:
+    """Wait for a helper until some monotonic time; return whether it has succeeded."""
+    try:
+        return helper.wait(max(0.0, end - time.monotonic())) == 0
+    except subprocess.TimeoutExpired:
+        helper.terminate()
+        return False
+
+
+def _begin(
+    command: list[str], output: int = subprocess.DEVNULL, *, in_companion: bool = False
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
-        env=clean(os.environ),
+        env=srun.without_job(os.environ) if in_companion else clean(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.DEVNULL,

@@ -130,7 +130,7 @@ class CheckpointScanner:
         self.pattern = pattern
         self.before_read: Callable[[str], None] = lambda _: None
         self._marker = marker
-        self._ranks = ranks
+        self.ranks = ranks
         self._clock = clock
         self._tracker = SaveTracker(settle or SettleTime(), trusts_evidence=marker is not None)
         self._seen: dict[str, _Tracked] = {}
@@ -321,7 +321,7 @@ class CheckpointScanner:
             tracked.path,
             tracked.changed() or tracked.files,
             lambda name: self._is_whole(tracked, name),
-            ranks=self._ranks,
+            ranks=self.ranks,
         )
         if evidence is not Evidence.UNKNOWN:
             return evidence

@@ -103,6 +103,7 @@ class ScriptWatch:
         self._clock = clock
         self._learned = learned_saves.select(self._resume.learned, pattern, complete)
         self._world_key = f"{world}x{hosts}"
+        self._pattern = pattern
         self._settle = SettleTime(self._learned.pause_s, least_s=least_settle_s(pattern, hosts))
         marker = CompleteMarker(complete) if complete else None
         self._scanner = CheckpointScanner(
@@ -131,6 +132,13 @@ class ScriptWatch:
         self._last_complete: float | None = None
         self._last_save = 0
         self._is_stopped = False
+
+    def set_world(self, world: int, hosts: int) -> None:
+        """Set the ranks and hosts of the next attempt, in the same run of the job."""
+        with self._lock:
+            self._world, self._world_key = world, f"{world}x{hosts}"
+            self._training.world = self._scanner.ranks = world
+            self._settle.least_s = least_settle_s(self._pattern, hosts)
 
     def begin_attempt(self, *, restarted: bool) -> None:
         """Take the existing checkpoints as complete and watch for reads; before each start.

@@ -70,7 +70,7 @@ class SettleTime:
 
     def __init__(self, pause_s: float | None = None, *, least_s: float = LEAST_S) -> None:
         self.pause_s = pause_s
-        self._least_s = least_s
+        self.least_s = least_s
 
     def learn(self, pause_s: float) -> None:
         """Take into account the longest pause inside a save that is over."""
@@ -79,7 +79,7 @@ class SettleTime:
     def seconds(self, evidence: Evidence = Evidence.UNKNOWN) -> float:
         """Return the seconds without change after which a save with this evidence is over."""
         if self.pause_s is None:
-            settle_s = max(FIRST_S, self._least_s)
+            settle_s = max(FIRST_S, self.least_s)
         else:
-            settle_s = max(self._least_s, _FACTOR * self.pause_s)
+            settle_s = max(self.least_s, _FACTOR * self.pause_s)
         return max(settle_s, LACKING_S) if evidence is Evidence.LACKING else settle_s

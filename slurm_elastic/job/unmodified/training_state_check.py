@@ -217,7 +217,7 @@ class TrainingStateCheck:
 
     def __init__(self, state: ResumeState, world: int, *, batch_may_change: bool = False) -> None:
         self._state = state
-        self._world = world
+        self.world = world
         self._batch_may_change = batch_may_change
         self._before: TrainingPoint | None = None
         self._last_step = 0
@@ -240,19 +240,19 @@ class TrainingStateCheck:
         earlier = TrainingPoint.from_json(self._state.training)
         rotates = point.step < self._last_step or not (earlier is None or earlier.is_counter)
         self._last_step = point.step
-        point = dataclasses.replace(point, world=self._world, is_counter=not rotates)
+        point = dataclasses.replace(point, world=self.world, is_counter=not rotates)
         self._state.training = point.to_json()
 
     def _compare(self, before: TrainingPoint, point: TrainingPoint) -> None:
         # Later attempts go on from a checkpoint that is known to be right.
-        only_steps = self._batch_may_change or before.world == self._world
+        only_steps = self._batch_may_change or before.world == self.world
         jump = find_jump(before, point, only_steps=only_steps)
         if not jump:
             return
         change = (
-            f"restarted on {self._world} ranks"
-            if before.world in (0, self._world)
-            else f"{before.world} → {self._world} ranks"
+            f"restarted on {self.world} ranks"
+            if before.world in (0, self.world)
+            else f"{before.world} → {self.world} ranks"
         )
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(

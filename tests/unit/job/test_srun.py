@@ -2,10 +2,12 @@
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from slurm_elastic.job import srun
+from slurm_elastic.job.environment import joint_shape
 from slurm_elastic.job.slurm_env import SlurmAllocation
 
 
@@ -263,3 +265,53 @@ def test_ranks_of_a_companion_are_started_in_its_job() -> None:
     script = [*command[command.index("sh") : command.index("esrun") + 1], "sh", "-c", show]
     done = subprocess.run(script, env=task, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3/5", "1/3", "1/2", "g01:4000", "4712"]
+
+
+def joint_environment(node: int, program: list[str]) -> list[str]:
+    """Run the script of the step that begins with a node; return what its second task prints."""
+    base = allocation("g[01-02]", "4,2", SLURM_GPUS_ON_NODE="2")
+    parts = [
+        joint_shape.CompanionPart(
+            allocation(name, "6", SLURM_JOB_ID=str(job), SLURM_GPUS_ON_NODE="3"), ranks, "m"
+        )
+        for job, name, ranks in ((41, "g01", 1), (42, "g03", 3))
+    ]
+    shape = joint_shape.JointShape.of(base, (2, 1), parts)
+    own = base if node == 0 else parts[node - 2].allocation
+    tasks = (2, 1) if node == 0 else (parts[node - 2].ranks,)
+    command = srun.command(
+        own, tasks, program, gpus=True, companion=node > 0, world=(shape.nodes, shape.ranks)
+    )
+    assert ("--jobid=42" in command) == (node == 3)
+    env = srun.step_environment({}, base, (2, 1), port=4000, socket="@s", step="m")
+    task = env | shape.variables(base.job_id, node) | {
+        "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "42",
+        "SLURM_STEP_NUM_TASKS": "3", srun.TASKS_VARIABLE: ",".join(map(str, tasks)),
+        "PATH": "/usr/bin:/bin",
+    }  # fmt: skip
+    script = command[command.index("sh") :]
+    done = subprocess.run(script, env=task, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_ranks_of_several_jobs_are_numbered_as_one_world() -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK GROUP_WORLD_SIZE"
+    show = " ".join(f"${name}" for name in names.split())
+    slurm = " $SLURM_PROCID $SLURM_NTASKS $SLURM_NODEID $SLURM_NNODES $SLURM_JOB_ID"
+    slurm += " $SLURM_JOB_NODELIST $SLURM_TASKS_PER_NODE ${ESRUN_JOB-} ${ESRUN_WORLD-}"
+    program = ["sh", "-c", f"echo {show}{slurm}"]
+    common = ["7", "g01,g02,g03", "2,1,1,3"]
+    assert joint_environment(0, program) == [*"1702004", *"1704", *common]
+    assert joint_environment(3, program) == [*"5703334", *"5734", *common]
+
+
+def test_a_launcher_is_told_the_nodes_of_all_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(srun, "without_libuv", lambda: False)
+    launcher = tmp_path / "torchrun"
+    launcher.write_text('#!/bin/sh\n[ -z "$RANK" ] && echo "$@"\n')
+    launcher.chmod(0o755)
+    words = joint_environment(3, [str(launcher), "--nproc_per_node=8", "train.py"])
+    assert words[-1] == "train.py"
+    assert {"--nnodes=4", "--nproc_per_node=3", "--node_rank=3"} <= set(words)

@@ -42,7 +42,7 @@ def test_a_change_is_counted_once_with_its_parts(site):
     counts = site.controller.counts
     assert ended(counts) == {}
     play(site, SimulatedScript(site, 7), 120)
-    assert ended(counts) == {("grow", "done"): 1}
+    assert ended(counts) == {("grow", "done", "requeue"): 1}
     assert observed(counts) == {"notice": 1, "save": 1, "slurm": 1}
     assert counts.histograms(metrics.ROUND_SECONDS)[()].total >= 120 / 10
 
@@ -70,7 +70,7 @@ def test_a_change_resumed_from_the_ledger_is_counted_where_it_ends(site):
     site.restart()
     play(site, script, 120)
     assert ended(first) == {}
-    assert ended(site.controller.counts) == {("grow", "done"): 1}
+    assert ended(site.controller.counts) == {("grow", "done", "requeue"): 1}
     site.restart()
     play(site, script, 60)
     assert ended(site.controller.counts) == {}
@@ -80,7 +80,7 @@ def test_a_change_that_fails_on_trial(site):
     counts = site.controller.counts
     play(site, SimulatedScript(site, 7, {4: "crash"}), 120)
     assert counts.values(metrics.CHANGES_FAILED) == {(): 1}
-    assert ended(counts)[("shrink", "done")] == 1, "the way back"
+    assert ended(counts)["shrink", "done", "requeue"] == 1, "the way back"
 
 
 def test_a_job_that_fails_everywhere_is_held_once(site):

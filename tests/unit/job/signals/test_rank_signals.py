@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -25,7 +25,7 @@ class Allocation:
 class Launch:
     """Launch on one node, for `RankSignals`."""
 
-    nodes = ("n1",)
+    hosts = ((None, ["n1"]),)
     allocation = Allocation()
 
 
@@ -42,12 +42,11 @@ def rank() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankSignals]:
-    def local(_nodes: object, script: str, *arguments: str) -> list[str]:
+    def local(_nodes: object, script: str, *arguments: str, **_: object) -> list[str]:
         return ["sh", "-c", script, "esrun", *arguments]
 
     monkeypatch.setattr(srun, "helper_command", local)
     launch = cast("RankLaunch", Launch())
-    cast("Any", launch).nodes = ["n1"]
     signals = RankSignals(launch)
     signals.mark = MARK
     yield signals
@@ -81,8 +80,7 @@ def test_ranks_go_on_although_their_guard_was_killed(
     wait_for_state(rank, "S")
     signals.guard()
     assert signals.freeze()
-    guard = signals._guard
-    assert guard is not None
+    (guard,) = signals._guards
     guard._srun.kill()
     guard._srun.wait()
     signals.unguard()
@@ -96,8 +94,7 @@ def test_armed_guards_kill_frozen_ranks_at_sigterm(
     signals.guard()
     assert signals.freeze()
     signals.arm()
-    guard = signals._guard
-    assert guard is not None
+    (guard,) = signals._guards
     time.sleep(0.3)
     guard._srun.send_signal(signal.SIGCONT)
     guard._srun.send_signal(signal.SIGTERM)
@@ -109,6 +106,6 @@ def test_without_a_guard_nothing_is_frozen(
 ) -> None:
     assert not signals.freeze()
     monkeypatch.setattr(rank_signals, "_FREEZE_S", 0.5)
-    monkeypatch.setattr(srun, "helper_command", lambda *_: ["sh", "-c", "exit 1"])
+    monkeypatch.setattr(srun, "helper_command", lambda *_, **__: ["sh", "-c", "exit 1"])
     signals.guard()
     assert not signals.freeze()

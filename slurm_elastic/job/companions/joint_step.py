@@ -1,0 +1,99 @@
+"""The steps of one start of the program: that of the base, and one in each companion.
+
+They end together: when ranks of one fail, those of the others wait for them in vain and are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+from slurm_elastic.job.launch import SrunProcess
+from slurm_elastic.job.step import Step
+
+#: Seconds that sruns have to end after their ranks were killed, before they are killed themselves.
+_SRUN_S = 5.0
+
+
+class JointStep:
+    """Steps of one start.
+
+    Args:
+        child: srun of the base.
+        parts: (companion, its srun).
+        end_ranks: kills the ranks of all steps.
+
+    Attributes:
+        failed_in: companion whose ranks were the first to fail; None: those of the base, or none.
+    """
+
+    def __init__(
+        self,
+        child: SrunProcess,
+        parts: Sequence[tuple[int, SrunProcess]] = (),
+        *,
+        end_ranks: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.failed_in: int | None = None
+        self._end_ranks = end_ranks
+        self._base = Step(child)
+        self._parts = [(job_id, Step(srun)) for job_id, srun in parts]
+        self._lock = threading.Lock()
+        self._failed: int | None = None
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, args=part, name=f"step of {part[0]}", daemon=True)
+            for part in self._parts
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> int:
+        """Wait for the end of all; return the exit code of the first failed rank."""
+        code = self._base.wait()
+        self._note(None, code)
+        for thread in self._threads:
+            thread.join()
+        self._ended.set()
+        return self._failed or 0
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether an srun has ended as slurmctld did not answer it."""
+        return any(step.is_unreached for step in self._steps)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most this long for another thread's `wait`; return whether all have ended."""
+        return self._ended.wait(seconds)
+
+    def send(self, number: int) -> None:
+        """Send all sruns a signal; see `Step.send`."""
+        for step in self._steps:
+            step.send(number)
+
+    def end(self) -> None:
+        """Kill all ranks; sruns that do not notice it, as of a lost node, are killed after that."""
+        self._end_ranks()
+        for step in self._steps:
+            if not step.ends_within(_SRUN_S):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(step.child.pid, signal.SIGKILL)
+
+    @property
+    def _steps(self) -> list[Step]:
+        return [self._base, *(step for _, step in self._parts)]
+
+    def _watch(self, job_id: int, step: Step) -> None:
+        self._note(job_id, step.wait())
+
+    def _note(self, job_id: int | None, code: int) -> None:
+        """Take the end of one step; the first failure ends the others."""
+        with self._lock:
+            is_first = bool(code) and self._failed is None
+            if is_first:
+                self._failed, self.failed_in = code, job_id
+        if is_first and self._parts:
+            threading.Thread(target=self.end, name="end of ranks", daemon=True).start()

@@ -1,0 +1,143 @@
+"""Companions of a job whose program is also started again on them, all ranks at once.
+
+A program that cannot regroup has ranks in companions from its start (*parts*). At a change it has
+saved, its ranks are ended, and it is started again on the base and the companions that stay or are
+new. When a part is lost, it is started again on the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from slurm_elastic.job.companions.companion_set import CompanionSet
+from slurm_elastic.job.companions.rank_restart import ConnectDeadline, RankRestart
+from slurm_elastic.job.environment.joint_shape import CompanionPart
+
+#: Exit code of ranks that were killed from outside.
+_KILLED_CODE = 137
+#: Longest wait for the thread of the set, which may be submitting companions.
+_THREAD_S = 60.0
+
+
+class ProgramCompanions(CompanionSet):
+    """Companions of one job, over all starts of its program.
+
+    Args:
+        end_ranks: kills all ranks of the program.
+        more: arguments of `CompanionSet`.
+
+    Attributes:
+        restart: of the program.
+    """
+
+    def __init__(self, *arguments: Any, end_ranks: Callable[[], object], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.restart = RankRestart(end_ranks)
+        self._connecting = ConnectDeadline(self._clock)
+
+    def restarts(self, code: int, failed_in: int | None, *, on_trial: bool) -> bool:
+        """Return whether the program, which has ended, is started again with other companions.
+
+        Args:
+            code: exit code of the program.
+            failed_in: companion whose ranks failed first; None: none.
+            on_trial: whether it has completed no checkpoint since its start.
+        """
+        parts = [job.job_id for job in self._parts()]
+        if code and parts and self._server is not None and not self.restart.is_due:
+            if failed_in is not None and code == _KILLED_CODE and not on_trial:
+                self._post(lambda: self._lose(failed_in, "its ranks were killed"))
+            else:
+                self._server.confirm(parts)
+            self._wait_for_thread(self._nothing)
+        return self.restart.is_due
+
+    def begin_start(self) -> tuple[CompanionPart, ...]:
+        """Return the companions in which the next start of the program has ranks."""
+        self._wait_for_thread(self._handle_start)
+        return tuple(job.part(self._launch) for job in self._parts())
+
+    def started(self) -> None:
+        """Take that the program has been started, with the companions of `begin_start`."""
+        self._wait_for_thread(self._handle_started)
+
+    def end_start(self, *, failed: bool) -> None:
+        """End the companions of a start that has ended, but for the parts of the next one."""
+        if not self.restart.is_due and not self._parts():
+            self.end_attempt(failed=failed)
+
+    def _wait_for_thread(self, event: Callable[[], None]) -> None:
+        """Let the thread handle an event, and what was posted before; return after that."""
+        done = threading.Event()
+        self._post(event)
+        self._post(done.set)
+        done.wait(_THREAD_S)
+
+    # In the thread of the set.
+
+    def _meet_deadlines(self, now: float) -> None:
+        super()._meet_deadlines(now)
+        self._demand_restart()
+
+    def _demand_restart(self) -> None:
+        """End the ranks, as soon as all are there with which they are to be started again."""
+        change = self._change
+        if change is None or change.is_over or change.is_restarted:
+            return
+        if change.orders.restart != "now" or self.restart.is_due or change.orders.cancel:
+            return
+        joins = [job for job in self._jobs.values() if job.change == change.number and job.awaited]
+        if any(job.state == "submitted" for job in joins):
+            if not self._connecting.is_over(change.number):
+                return
+            if not any(job.state == "running" for job in joins):
+                self._give_up(change, "it does not run")
+                return
+        self.restart.demand(f"change {change.number} of its GPUs")
+
+    def _handle_start(self) -> None:
+        """Carry out a change whose ranks have ended."""
+        change = self._change
+        is_due = change is not None and change.orders.restart == "now" and not change.is_over
+        if change is not None and is_due and not change.is_restarted:
+            for job_id in change.orders.leave:
+                job = self._jobs.get(job_id)
+                if job is not None and job.state != "ended":
+                    self._end(job)
+            for job in list(self._jobs.values()):
+                if job.change == change.number and job.state == "submitted":
+                    self._lose(job.job_id, "it does not run")
+                elif job.change == change.number and job.state == "running":
+                    job.state, job.is_part = "starting", True
+            change.is_restarted = True
+        self.restart.done()
+
+    def _handle_started(self) -> None:
+        parts = self._parts()
+        for job in parts:
+            job.state = "joined"
+        nodes = self._nodes({job.job_id for job in parts})
+        shape = {"gpus": self._launch.ranks, "nodes": len(nodes)}
+        self._state.set_own({**self._ability(), **shape})
+
+    def _lose(self, job_id: int, reason: str, *, end_by: float = 0.0) -> None:
+        was_part = job_id in [job.job_id for job in self._parts()]
+        super()._lose(job_id, reason, end_by=end_by)
+        if was_part:
+            self.restart.demand(f"companion {job_id} is lost")
+
+    def _publish(self) -> None:
+        super()._publish()
+        may = self._may_restart()
+        if self._state.report().restarts != may:
+            self._state.set_own({"restarts": may})
+
+    def _may_restart(self) -> bool:
+        """Return whether all ranks can be started again on other companions.
+
+        Not with options of the user for srun, which are about the nodes of one job.
+        """
+        joined = any(job.desired or job.has_ranks for job in self._jobs.values())
+        return not joined and not self._launch.options.srun_args
