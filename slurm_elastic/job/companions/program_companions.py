@@ -36,6 +36,7 @@ class ProgramCompanions(CompanionSet):
         super().__init__(*arguments, **more)
         self.restart = RankRestart(end_ranks)
         self._connecting = ConnectDeadline(self._clock)
+        self._is_known = not self._regroups or self._launch.options.checkpoint is not None
 
     def restarts(self, code: int, failed_in: int | None, *, on_trial: bool) -> bool:
         """Return whether the program, which has ended, is started again with other companions.
@@ -52,7 +53,7 @@ class ProgramCompanions(CompanionSet):
             else:
                 self._server.confirm(parts)
             self._wait_for_thread(self._nothing)
-        return self.restart.is_due
+        return code != 0 and self.restart.is_due
 
     def begin_start(self) -> tuple[CompanionPart, ...]:
         """Return the companions in which the next start of the program has ranks."""
@@ -137,7 +138,13 @@ class ProgramCompanions(CompanionSet):
     def _may_restart(self) -> bool:
         """Return whether all ranks can be started again on other companions.
 
-        Not with options of the user for srun, which are about the nodes of one job.
+        Not before a training of the library has said whether it can regroup; not with options of
+        the user for srun, which are about the nodes of one job.
         """
         joined = any(job.desired or job.has_ranks for job in self._jobs.values())
-        return not joined and not self._launch.options.srun_args
+        is_known = self._is_known or bool(self._parts())
+        return is_known and not joined and not self._launch.options.srun_args
+
+    def _handle_group(self, fields: dict[str, Any]) -> None:
+        self._is_known = self._is_known or "can" in fields
+        super()._handle_group(fields)

@@ -18,9 +18,9 @@ from tests.support.companion_slurm import CompanionSlurm, eventually
 class Program:
     """A job whose program the test starts and ends; the test is the controller, too."""
 
-    def __init__(self, slurm: CompanionSlurm) -> None:
+    def __init__(self, slurm: CompanionSlurm, *options: str) -> None:
         self.slurm = slurm
-        self.launch = RankLaunch(parse(["train.sh"]), slurm.env)
+        self.launch = RankLaunch(parse([*(options or ("--checkpoint=x",)), "train.sh"]), slurm.env)
         self.launch.settle()
         self.launch.mark = f"slurm-4711.0.1{slurm.folder}"
         self.state = ReportState(Report(job_id=4711, run=0, phase="training", gpus=2))
@@ -123,6 +123,7 @@ def test_a_program_that_ends_by_itself_keeps_its_companions_until_it_is_over(
 ) -> None:
     (part,) = program.grows(1, 2)
     assert not program.ends(1)
+    assert not program.ends(0)
     assert states(program) == {part: "joined"}, "it may be on trial, and started again"
     program.companions.end_attempt(failed=True)
     assert states(program) == {part: "ended"}
@@ -160,8 +161,18 @@ def test_ranks_that_were_killed_are_a_loss_once_the_shape_has_worked(program: Pr
 
 def test_options_for_srun_forbid_it(tmp_path: Path) -> None:
     slurm = CompanionSlurm(tmp_path)
-    program = Program(slurm)
-    program.launch.options = parse(["--srun-args=-w g01", "train.sh"])
+    program = Program(slurm, "--checkpoint=x", "--srun-args=-w g01")
     program.companions.start()
     assert not program.report.restarts
+    slurm.close()
+
+
+def test_a_training_of_the_library_says_first_whether_it_can_regroup(tmp_path: Path) -> None:
+    slurm = CompanionSlurm(tmp_path)
+    program = Program(slurm, "--gpus=all")
+    program.companions.start()
+    assert not program.report.restarts
+    program.companions.on_group({"can": False, "why": "stages"})
+    eventually(lambda: program.report.restarts, "the report")
+    assert program.report.not_in_place == "stages"
     slurm.close()
