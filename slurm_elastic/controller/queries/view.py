@@ -22,7 +22,7 @@ PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})
 
 #: One change made (or given up), a row of the ledger. `from` is a keyword: functional form.
 #: `from`/`to` are GPUs as shown to people ("4", "8 a100", "-"); `state` the state it ended in;
-#: `kind` "requeue" or "in-place";
+#: `kind` "requeue", "restart" (of the ranks) or "in-place";
 #: `outcome` "trial" (no newer checkpoint yet), "done", "undone", "failed" or "" while it lasts;
 #: `paid_back_s` seconds until the gain had paid the cost, None when unknown; `uid` the job's owner
 #: (rows without one are shown to operators only where PrivateData=jobs).
