@@ -198,7 +198,7 @@ class Script:
 
 
 @pytest.mark.parametrize(
-    ("command", "place"), [("plain", "a100&rack2"), ("torchrun", "v100&rack2")]
+    ("command", "place"), [("plain", "a100&rack2"), ("torchrun", "a100&rack1")]
 )
 def test_it_grows_and_shrinks_without_a_requeue(daemon: Daemon, command: str, place: str) -> None:
     script = Script(daemon, command, place, command)
