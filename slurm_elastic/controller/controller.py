@@ -107,6 +107,8 @@ class Controller:
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: object = None
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
+        #: Attempts that run, by job and restart count.
+        self._attempts: frozenset[tuple[int, int]] = frozenset()
         policy_state = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = policy_state if isinstance(policy_state, dict) else {}
         self._plan: Plan | None = None
@@ -209,6 +211,18 @@ class Controller:
         with self.pace.reading_all():
             self._listed = self.store.all_in_force(self.reader.jobs())
         self._fold()
+        self._instruct_new_attempts()
+
+    def _instruct_new_attempts(self) -> None:
+        """Tell new attempts at once what they need at their start.
+
+        One whose esrun has asked before the job was known here waits for that answer.
+        """
+        running = (j for j in self._jobs.values() if j.elastic and j.state is JobState.RUNNING)
+        attempts = {(job.job_id, job.run): job for job in running}
+        for attempt in attempts.keys() - self._attempts:
+            self.report_handler.stand(attempts[attempt])
+        self._attempts = frozenset(attempts)
 
     def _read_again(self, job_ids: Collection[int]) -> None:
         """Read these jobs again; the others are those of the last time that all were read."""
@@ -360,6 +374,7 @@ class Controller:
             self.store.observe(snapshot)
             self.usage.tick()
             self.failed_changes.review(snapshot, self.engine.live)
+            self.failed_changes.review_companions(snapshot, self.engine.live, self._companions)
             self.guard.review(snapshot, self.engine.live, act=self.acts)
         except LedgerError as error:
             self._unwritten(error)

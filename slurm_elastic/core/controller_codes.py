@@ -94,6 +94,9 @@ IN_PLACE = (
         text("slurm_reason", "the reason that Slurm shows"),
     ),
     define("companion-ended", "A companion ended before it had joined.", JOB),
+    define(
+        "companion-failed", "The ranks of a companion failed before the next checkpoint.", JOB
+    ),
     define("companion-orphaned", "The job that this is a companion of does not run any more."),
     define("companion-unknown", "The job that this is a companion of does not train on it."),
 )  # fmt: skip

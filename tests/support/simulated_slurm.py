@@ -186,6 +186,7 @@ class SimulatedSlurm:
     def cancel(self, job):
         if self.listed[job.job_id].state is not JobState.ENDED:
             self.end(job.job_id, 0)
+            self._set(self.listed[job.job_id], end_state="CANCELLED")
 
     def create_reservation(self, name, **_):
         """Reservations have no effect here: there are no other users."""

@@ -22,8 +22,8 @@ class SimulatedTraining:
         job_id: the job.
         able: whether the training can be changed in place.
         fault: what goes wrong with companions: `refused` (they cannot be submitted), `silent`
-            (nothing is answered), `dies` (ranks never join and their job ends), `stays` (it does
-            not leave); "": nothing.
+            (nothing is answered), `dies` (ranks never join and their job ends), `fails` (they
+            fail soon after they have joined), `stays` (it does not leave); "": nothing.
         told: returns whether reports arrive now.
         recorded: whether job_submit.lua records companions.
         fails_on: numbers of GPUs on which a rank of the base fails after some steps.
@@ -139,6 +139,8 @@ class SimulatedTraining:
                     self._end(job_id)
                 else:
                     self._enter(job_id, "joined")
+            elif state == "joined" and self.fault == "fails" and now > since + _JOIN_S:
+                self._end(job_id)
         members = self.orders.members if self.orders else None
         mine = [i for i in self.companions if self._change_of(i) == self.change]
         if members is None or members.change != self.change or self.change_state == "failed":

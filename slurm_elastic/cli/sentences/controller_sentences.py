@@ -99,6 +99,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "companions-not-joined": _not_joined,
     "companion-waits": "Slurm did not start a companion ({slurm_reason})",
     "companion-ended": "companion {job} ended before it had joined",
+    "companion-failed": "the ranks of companion {job} failed before the next checkpoint",
     "companion-orphaned": "the job that it is a companion of does not run any more",
     "companion-unknown": "the job that it is a companion of does not train on it",
     "limit-set-by-others": "it was set by others: it is not extended any more",

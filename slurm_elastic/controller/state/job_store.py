@@ -346,6 +346,24 @@ class JobStore:
             self.entry(job).placed.switch(job.run, joined=[job_id], left=())
             self.touch(job)
 
+    def lose_companion(self, job: Job, job_id: int, reason: Reason | None) -> bool:
+        """Remove a companion that has ended; return whether its change has failed by that.
+
+        Args:
+            job: of which it was one.
+            job_id: the companion.
+            reason: for which the job is not changed in place for some time, if the change is still
+                on trial; None: others have ended it.
+        """
+        with self._lock:
+            entry = self.entry(job)
+            entry.placed.switch(job.run, joined=(), left=[job_id])
+            entry.dirty = True
+            if not entry.trials.judge_loss(reason) or reason is None:
+                return False
+            entry.placed.fail(reason, now=time.time())
+            return True
+
     def allows_in_place(self, job: Job) -> bool:
         """Return whether the site and the directive in force allow changes in place."""
         directive = self.directive(job)

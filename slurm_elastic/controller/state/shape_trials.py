@@ -96,6 +96,7 @@ class ShapeTrials:
         changed_run, transition: attempt that a transition began or changed, and the id of that.
         restarts: start of the attempt that was the last to fail after a change in place.
         left: the shape in which that was, and how it failed, until the next checkpoint.
+        doubted: transition on trial when a companion was lost; 0: none.
         failed: transitions that failed on trial, and how.
     """
 
@@ -121,6 +122,7 @@ class ShapeTrials:
     transition: int = 0
     restarts: int = 0
     left: BarredShape | None = None
+    doubted: int = 0
     failed: dict[int, Reason] = field(default_factory=dict)
 
     @property
@@ -172,6 +174,7 @@ class ShapeTrials:
         grows, self.held = held.gpus > self.held.gpus, held
         ordered = report.change is not None and report.change != self.transition
         if not grows and not ordered:
+            self.doubted = self.transition if self.on else self.doubted
             return
         self.on = grows or shape_of(held) not in self.worked
         if report.change is not None:
@@ -309,6 +312,21 @@ class ShapeTrials:
         self.worked = [s for s in self.worked if s != shape]
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
+
+    def judge_loss(self, reason: Reason | None) -> bool:
+        """Record how a companion was lost, if a change in place was on trial then.
+
+        Args:
+            reason: for which the change has failed, while the attempt trains on; None: it has not.
+
+        Returns:
+            Whether it has.
+        """
+        doubted, self.doubted = self.doubted, 0
+        if reason is None or not doubted or self.left is not None or self.failure is not None:
+            return False
+        self.failed[doubted] = reason
+        return True
 
     def withdraw_failure(self) -> None:
         """Remove the failure of the present attempt: one of its nodes was lost."""

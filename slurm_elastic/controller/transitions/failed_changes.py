@@ -24,6 +24,11 @@ from slurm_elastic.core.reason import Reason
 
 #: Multiple of the failures after which a job is held that never came back to where it worked.
 _STRAYS = 3
+#: How a companion ends whose ranks have failed: its script ends by itself. Others are CANCELLED by
+#: people, end with their node or at their time limit.
+_BY_ITSELF = ("COMPLETED", "FAILED")
+#: Seconds in which esrun says whether the whole program has failed, and companions ended with it.
+_REPORT_S = 10.0
 #: Rounds that try to bring a job back to GPUs, as Slurm may refuse them; then it has to wait.
 _MOST_WAYS = 5
 
@@ -81,6 +86,32 @@ class FailedChanges:
                 self._fail(job, trials)
         keys = {j.key for j in snapshot.jobs}
         self._logged = {k: start for k, start in self._logged.items() if k in keys}
+
+    def review_companions(
+        self, snapshot: Snapshot, live: Mapping[int, Transition], companions: Mapping[int, Job]
+    ) -> None:
+        """Bar changes in place of jobs that have lost a companion while that was on trial.
+
+        The others train on, and the next round would start ranks there again and again.
+
+        Args:
+            snapshot: read just now.
+            live: transitions under way, by job.
+            companions: as Slurm shows them, by id.
+        """
+        for job in snapshot.jobs:
+            if not job.elastic or job.state is not JobState.RUNNING:
+                continue
+            leaving = live[job.job_id].leaves if job.job_id in live else ()
+            for job_id in sorted(self._store.companions(job).difference(leaving)):
+                lost = companions.get(job_id)
+                ended = lost is not None and lost.state is JobState.ENDED
+                if lost is None or not ended or snapshot.time < (lost.end_time or 0) + _REPORT_S:
+                    continue
+                reason = Reason("companion-failed", job=str(job_id))
+                by_itself = lost.end_state in _BY_ITSELF and not self._store.lost_node(lost)
+                if self._store.lose_companion(job, job_id, reason if by_itself else None):
+                    self._log.warning(f"JobId={job.display_id} Companion={job_id} Problem={reason}")
 
     def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
         """Return whether an attempt has reported, after its time limit, that it made no progress.

@@ -326,3 +326,20 @@ def test_members_that_do_not_train_yet_change_nothing():
     trials.regroup(told(0, 40, gpus=1), FOUR, now=200.0)
     assert trials.held == ONE
     assert not trials.on
+
+
+def test_a_companion_lost_on_trial_fails_its_change_once():
+    trials = regrouped()
+    trials.regroup(told(0, 40, gpus=1, change=5, step=47), ONE, now=205.0)
+    trials.record(told(0, 48), now=206.0)
+    assert trials.judge_loss(CRASH)
+    assert trials.outcome(5) == CRASH
+    assert not trials.judge_loss(CRASH)
+    assert not trials.barred, "the others have trained on"
+
+
+def test_a_companion_that_others_have_ended_fails_nothing():
+    trials = regrouped()
+    trials.regroup(told(0, 40, gpus=1, change=5, step=47), ONE, now=205.0)
+    assert not trials.judge_loss(None)
+    assert not trials.judge_loss(CRASH)

@@ -219,6 +219,18 @@ def test_a_job_that_fails_on_its_own_gpus_then_is_held_not_ended(site):
     assert not site.slurm.ends or all(job_id != 7 for job_id, *_ in site.slurm.ends)
 
 
+def test_companions_whose_ranks_fail_are_not_started_again_and_again(site):
+    training = started(site, fault="fails")
+    until(site, [training], lambda: training.gpus == 4)
+    failed = ("in-place", "grow", "failed")
+    until(site, [training], lambda: failed in outcomes(site))
+    obstacle = site.controller.view.records[7].not_in_place
+    assert obstacle.code == "in-place-failed"
+    assert str(obstacle.parameters["reason"]).count("companion-failed")
+    until(site, [training], lambda: site.slurm.listed[7].run == 1)
+    assert kinds(site)[-1][0] == "requeue"
+
+
 def test_a_lost_node_bars_nothing(site):
     training = started(site, fails_on={4})
     until(site, [training], lambda: training.failed_gpus == 4)
@@ -227,3 +239,14 @@ def test_a_lost_node_bars_nothing(site):
     site.slurm.lost = {node}
     play(site, [training], 15)
     assert not barred(site)
+
+
+def test_a_new_attempt_is_told_at_once_that_its_ranks_may_change(site):
+    """Its esrun may have asked before the controller knew the job, and waits for an answer."""
+    site.look()
+    unknown = site.controller.report_handler.orders(7, 0, job=site.controller.job(7))
+    assert not unknown.in_place
+    site.slurm.submit(7, elastic="2-4", gpus=2)
+    site.slurm.pass_time(1)
+    site.look()
+    assert site.controller.engine.outbox.orders(7, 0).in_place
