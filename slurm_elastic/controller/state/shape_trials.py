@@ -167,18 +167,16 @@ class ShapeTrials:
             now: epoch s.
         """
         known = held is not None and self.held is not None and held.gpus == report.gpus
-        if not known or held == self.held or self.failure is not None:
+        if not known or report.change is None or held == self.held or self.failure is not None:
             return
         assert held is not None
         assert self.held is not None
         grows, self.held = held.gpus > self.held.gpus, held
-        ordered = report.change is not None and report.change != self.transition
-        if not grows and not ordered:
+        if not grows and report.change == self.transition:
             self.doubted = self.transition if self.on else self.doubted
             return
         self.on = grows or shape_of(held) not in self.worked
-        if report.change is not None:
-            self.begun(self.run, report.change)
+        self.begun(self.run, report.change)
         self.base = _newest(self.newest, self.step, report.step)
         self.since = self.moved = now
 
