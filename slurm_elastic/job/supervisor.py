@@ -144,7 +144,8 @@ class Supervisor:
             code, pause_s = self._step.wait(), min(2 * pause_s, _LONGEST_PAUSE_S)
         self._end_nested_watch()
         if self._companions:
-            failed = self._ending or code not in (0, RESTART_CODE)
+            # Ranks of the library save what the base has not saved.
+            failed = code not in (0, RESTART_CODE) and not self._uses_library
             if self._ending:
                 self._companions.end_attempt(failed=True)
             else:

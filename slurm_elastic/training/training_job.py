@@ -310,6 +310,7 @@ class TrainingJob:
             identity={"samples": sampler.samples, "order": sampler.fingerprint()},
             on_position=self._move_to,
             on_resize=follow,
+            save_alone=self._checkpoint_manager.rescue,
         )
         live.cursor = self._cursor
         return live

@@ -1,6 +1,7 @@
 """A training of the library grows and shrinks in place: controller, esrun and ranks together."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -154,6 +155,21 @@ def test_a_loop_whose_companion_is_killed_starts_again_and_loses_no_step(
     again = "starting it again in place"
     until(lambda: again in training.log(), seconds=60, what=training.log)
     training.ends_well()
+
+
+def test_companions_save_what_a_lost_base_has_not_saved(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    training = Training(daemon, "base-lost")
+    training.changed("grow")
+    cluster.exec(f"scancel -s KILL {training.job}.0", user="alice")
+    rescued = re.compile(r"rank 0 is lost; saved step (\d+)")
+    until(lambda: rescued.search(training.log()), seconds=60, what=training.log)
+    (step,) = rescued.findall(training.log())
+    resumed = f"resumed from step {step} with 1 rank(s)"
+    until(lambda: resumed in training.log(), seconds=60, what=training.log)
+    assert shown(cluster, training.job)["restart_cnt"] == 0
+    cluster.cancel()
 
 
 def test_a_companion_is_cancelled_by_its_owner(daemon: Daemon, cluster: SlurmCluster) -> None:

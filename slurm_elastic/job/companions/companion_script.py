@@ -33,6 +33,8 @@ from slurm_elastic.job.slurm_env import COMPANION_VARIABLE, STEP_VARIABLE
 
 #: Seconds in which processes that are killed must have gone.
 _KILL_S = 3.0
+#: Seconds in which ranks end by themselves when the base is lost.
+_SAVE_S = 10.0
 _PAUSE_S = 0.02
 
 
@@ -52,6 +54,7 @@ def main(env: Mapping[str, str] = os.environ) -> int:
     except CompanionChannelError as error:
         sys.stderr.write(f"companion: esrun of the base: {error}\n")
         told = False
+        wait_for_ranks(mark)
     kill_ranks(mark)
     return 0 if told else 1
 
@@ -96,6 +99,13 @@ def _follow(channel: CompanionChannel, wakeup: socket.socket) -> bool:
                 return True
             channel.send(pong=True)
     raise CompanionChannelError(f"it has been silent for {SILENCE_S:.0f} s")
+
+
+def wait_for_ranks(mark: str) -> None:
+    """Wait until the ranks end by themselves, as one of them may save what the base has lost."""
+    end = time.monotonic() + _SAVE_S
+    while marked_processes(mark) and time.monotonic() < end:
+        time.sleep(10 * _PAUSE_S)
 
 
 def kill_ranks(mark: str) -> None:

@@ -98,7 +98,8 @@ class CompanionSet:
         """End all companions, as the ranks of the base have ended; returns when that is done.
 
         Args:
-            failed: whether the ranks of the base failed; else those of companions may finish.
+            failed: whether nothing of the program can go on; else ranks of companions may finish,
+                or save what the base has lost.
         """
         done = threading.Event()
         end = time.monotonic() + _FINISH_S

@@ -136,38 +136,11 @@ class CheckpointDirectory:
         work = self.root / f".tmp.{name}"
         try:
             plans = coordinator.gather("plan", dcp_files.plan(pieces))
-            shares, metadata = dcp_files.divide(list(plans.values()))
             self.root.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             self._check_space(plans.values())
             work.mkdir()
-            orders = {
-                rank: {"directory": work.name, "pieces": share}
-                for rank, share in zip(plans, shares, strict=True)
-            }
-            coordinator.scatter("share", None, by_rank=orders)
-            results = coordinator.gather("result", self._write_share(pieces, orders[0], rank=0))
-            written = []
-            for rank, share in zip(plans, shares, strict=True):
-                self._expect(work, rank, results[rank])
-                for i, where in zip(share, results[rank]["where"], strict=True):
-                    written.append((results[rank]["file"], plans[rank][i], where))
-            index = dcp_files.describe(work, metadata, written)
-            shapes = {entry[0]: entry[2] for _, entry, _ in written}
-            files = {r["file"]: [r["size"], r["checksum"]] for r in results.values() if r["file"]}
-            for path in files_of(work):
-                files.setdefault(path.name, [path.stat().st_size, checksum(path)])
-            manifest = {
-                "kind": KIND,
-                "format": FORMAT,
-                "step": step,
-                "meta": dict(meta),
-                "files": files,
-                "index": index,
-                "shapes": shapes,
-            }
-            _write_text(work / MANIFEST, json.dumps(manifest))
-            _sync(work)
+            written = self._fill(work, coordinator, plans, step=step, pieces=pieces, meta=meta)
             self._commit(work, name)
         except BaseException as error:
             shutil.rmtree(work, ignore_errors=True)
@@ -175,7 +148,84 @@ class CheckpointDirectory:
                 raise CheckpointError(self._reason(error)) from error
             raise
         self._remove_old(step)
-        return CompleteCheckpoint(self.root / name, step, dict(meta), index, shapes)
+        return written
+
+    def rescue(
+        self, step: int, pieces: Sequence[TensorShard], meta: Mapping[str, Any]
+    ) -> CompleteCheckpoint | None:
+        """Write a checkpoint from one rank that holds everything, as rank 0 is lost.
+
+        Rank 0 may still live, separated from this rank by the network: what it has written is not
+        touched, and `latest` stays. Of several ranks that call this, one writes.
+
+        Returns:
+            None: one of this step or a newer one is there, or another rank writes it.
+
+        Raises:
+            CheckpointError: not written; other checkpoints stay.
+        """
+        name = f"step_{step:08d}"
+        work = self.root / f".tmp.{name}.rescue"
+        coordinator = CheckpointCoordinator()
+        newest = self._steps()[:1]
+        if newest and int(newest[0].name.removeprefix("step_")) >= step:
+            return None
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            work.mkdir()
+        except FileExistsError:
+            return None
+        try:
+            plans = coordinator.gather("plan", dcp_files.plan(pieces))
+            self._check_space(plans.values())
+            written = self._fill(work, coordinator, plans, step=step, pieces=pieces, meta=meta)
+            work.rename(self.root / name)  # fails if there is one meanwhile
+            _sync(self.root)
+        except (OSError, ValueError) as error:
+            shutil.rmtree(work, ignore_errors=True)
+            raise CheckpointError(self._reason(error)) from error
+        return written
+
+    def _fill(
+        self,
+        work: Path,
+        coordinator: CheckpointCoordinator,
+        plans: Mapping[int, dcp_files.Plan],
+        *,
+        step: int,
+        pieces: Sequence[TensorShard],
+        meta: Mapping[str, Any],
+    ) -> CompleteCheckpoint:
+        """Write the files of a checkpoint, and its manifest last, with the other writers."""
+        shares, metadata = dcp_files.divide(list(plans.values()))
+        orders = {
+            rank: {"directory": work.name, "pieces": share}
+            for rank, share in zip(plans, shares, strict=True)
+        }
+        coordinator.scatter("share", None, by_rank=orders)
+        results = coordinator.gather("result", self._write_share(pieces, orders[0], rank=0))
+        written = []
+        for rank, share in zip(plans, shares, strict=True):
+            self._expect(work, rank, results[rank])
+            for i, where in zip(share, results[rank]["where"], strict=True):
+                written.append((results[rank]["file"], plans[rank][i], where))
+        index = dcp_files.describe(work, metadata, written)
+        shapes = {entry[0]: entry[2] for _, entry, _ in written}
+        files = {r["file"]: [r["size"], r["checksum"]] for r in results.values() if r["file"]}
+        for path in files_of(work):
+            files.setdefault(path.name, [path.stat().st_size, checksum(path)])
+        manifest = {
+            "kind": KIND,
+            "format": FORMAT,
+            "step": step,
+            "meta": dict(meta),
+            "files": files,
+            "index": index,
+            "shapes": shapes,
+        }
+        _write_text(work / MANIFEST, json.dumps(manifest))
+        _sync(work)
+        return CompleteCheckpoint(self.root / f"step_{step:08d}", step, dict(meta), index, shapes)
 
     def join(self, pieces: Sequence[TensorShard], coordinator: CheckpointCoordinator) -> bool:
         """Write, on another rank than 0, the pieces that rank 0 assigns.

@@ -243,6 +243,18 @@ class CheckpointManager:
             self._plan()
         return True
 
+    def rescue(self, cursor: Cursor) -> bool:
+        """Save from this rank alone, which holds everything, as rank 0 is lost.
+
+        Returns:
+            Whether this rank has saved; see `CheckpointDirectory.rescue`.
+
+        Raises:
+            CheckpointError: it has failed.
+        """
+        meta = self._meta(cursor) | {"kept": self._kept_values()}
+        return self._checkpoints.rescue(cursor.step, parts(self._state.gather()), meta) is not None
+
     def settle(self) -> None:
         """Wait for the background save, if there is one."""
         while self._saving is not None:
@@ -266,7 +278,20 @@ class CheckpointManager:
 
     def _collect(self, cursor: Cursor) -> _Save:
         """Return the present state, not copied."""
-        meta: dict[str, Any] = {
+        meta = self._meta(cursor)
+        try:
+            if self._rank_group.rank == 0:
+                meta["kept"] = self._kept_values()
+            return _Save(cursor.step, meta, parts(self._state.gather()))
+        except Exception as error:
+            self._coordinator.fail(str(error) or repr(error))
+            raise
+
+    def _kept_values(self) -> dict[str, Any]:
+        return {name: _plain(name, value()) for name, value in self.kept.items()}
+
+    def _meta(self, cursor: Cursor) -> dict[str, Any]:
+        return {
             **self._identity,
             "epoch": cursor.epoch,
             "consumed": cursor.consumed,
@@ -276,14 +301,6 @@ class CheckpointManager:
             "written": time.time(),
             "torch": str(torch.__version__),
         }
-        try:
-            if self._rank_group.rank == 0:
-                kept = {name: _plain(name, value()) for name, value in self.kept.items()}
-                meta["kept"] = kept
-            return _Save(cursor.step, meta, parts(self._state.gather()))
-        except Exception as error:
-            self._coordinator.fail(str(error) or repr(error))
-            raise
 
     def _copy(self, save: _Save) -> _Save | None:
         """Return a copy of the state; None: there is no memory for it."""

@@ -79,6 +79,10 @@ class LiveLoop:
             or ("" if self._position.weighed else "loss-weight")
         )
 
+    def rescue(self) -> bool:
+        """See `ChangingTraining`."""
+        return False  # the script may be in the middle of an update
+
     def fingerprint(self) -> int:
         """See `ChangingTraining`."""
         shapes = {name: list(tensor.shape) for name, tensor in self.tensors().items()}

@@ -33,6 +33,7 @@ class LiveTraining:
         identity: numbers that are equal in all ranks of one training.
         on_position: called with cursor and loss of the last step, when they come from another rank.
         on_resize: called after each change of the group.
+        save_alone: saves from this rank alone; returns whether it has.
 
     Attributes:
         cursor: after the last step.
@@ -54,6 +55,7 @@ class LiveTraining:
         identity: Mapping[str, int],
         on_position: Callable[[Cursor, float], None],
         on_resize: Callable[[], None],
+        save_alone: Callable[[Cursor], bool],
     ) -> None:
         self._rank_group, self._strategy = rank_group, strategy
         self._state, self._kept = state, kept
@@ -61,8 +63,14 @@ class LiveTraining:
         self._reporter, self._freezer, self._micro_batch = reporter, freezer, micro_batch
         self._identity = identity
         self._on_position, self._on_resize = on_position, on_resize
+        self._save_alone = save_alone
         self.cursor = Cursor()
         self.loss = 0.0
+
+    def rescue(self) -> bool:
+        """See `ChangingTraining`."""
+        # Rank 0 alone has the measurements that freezing continues with.
+        return self._freezer is None and self._save_alone(self.cursor)
 
     def fingerprint(self) -> int:
         """Return a checksum that is equal in all ranks of one training."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
+from slurm_elastic.training.checkpoint.checkpoint_coordinator import CheckpointError
 from slurm_elastic.training.env_directive import set_directive
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
@@ -20,6 +22,8 @@ from slurm_elastic.training.signals import Signals, exit_now
 
 #: How long a rank that leaves waits until all others have ended the last step with it.
 _LEAVE_S = 2.0
+#: How long a companion's rank may take to save when rank 0 is lost.
+_RESCUE_S = 9.0
 
 
 class RegroupMember(GroupMember):
@@ -125,7 +129,7 @@ class RegroupMember(GroupMember):
         self._wait(lambda: number in self._decisions or self._may_go or self._ended)
         if number not in self._decisions:
             if self._ended:
-                self._fail("rank 0 has ended")
+                self._end_with_rank_0()
             self._leave(0)
         decision = self._decisions[number]
         self._begin_recovery(number)
@@ -151,7 +155,7 @@ class RegroupMember(GroupMember):
         forming = self._form(generation, self._on_formed)
         self._wait(lambda: number in self._entered or self._ended or self._alarmed)
         if self._ended:
-            self._fail("rank 0 has ended")
+            self._end_with_rank_0()
         self._rank_group.guard.check()
         return forming
 
@@ -221,6 +225,10 @@ class RegroupMember(GroupMember):
             self._changed.notify_all()
         # A rank of the base ends with its step.
         if self._rank_group.companion and not self._closed:
+            if self._has_state:
+                # The main thread gives its collective up, may save, and exits.
+                self._raise_alarm(self._recoveries + 1)
+                time.sleep(_RESCUE_S)
             self._fail("rank 0 has ended or is not reached any more")
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -233,6 +241,17 @@ class RegroupMember(GroupMember):
         self._wait(lambda: self._may_go or self._ended, _LEAVE_S)
         log_line(f"rank {self.name} leaves the training after step {self._training.cursor.step}")
         exit_now(code)
+
+    def _end_with_rank_0(self) -> None:
+        """Save, in a companion's rank, what no rank of the base can save any more; then end."""
+        if self._rank_group.companion and self._has_state:
+            step = self._training.cursor.step
+            try:
+                if self._training.rescue():
+                    log_line(f"rank {self.name}: rank 0 is lost; saved step {step}")
+            except CheckpointError as error:
+                log_line(f"rank {self.name}: rank 0 is lost, saving step {step} failed: {error}")
+        self._fail("rank 0 has ended")
 
     def _fail(self, reason: str) -> None:
         if self._rank_group.companion:

@@ -44,6 +44,16 @@ class ChangingTraining(Protocol):
     def cursor(self) -> Cursor:
         """Position after the last step."""
 
+    def rescue(self) -> bool:
+        """Save the state after the last step from this rank alone, as rank 0 is lost.
+
+        Returns:
+            Whether this rank has saved: not if that is not safe, or there is such a checkpoint.
+
+        Raises:
+            CheckpointError: it has failed.
+        """
+
     def fingerprint(self) -> int:
         """Return a checksum that is equal in all ranks of one training."""
 

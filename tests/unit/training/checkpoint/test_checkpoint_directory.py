@@ -18,6 +18,7 @@ from slurm_elastic.training.checkpoint import checkpoint_directory as module
 from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointError,
+    parts,
     verify,
 )
 from tests.support.training_runs import PROCESSES, wait
@@ -93,6 +94,26 @@ def test_latest_edited_by_hand_selects_an_older_checkpoint(
     checkpoints.save(9, TENSORS, {"again": True})
     assert checkpoints.newest().meta == {"again": True}  # type: ignore[union-attr]
     assert log_lines == []
+
+
+def test_a_rescue_writes_only_what_is_newer(checkpoints: CheckpointDirectory) -> None:
+    checkpoints.save(5, TENSORS, {})
+    assert checkpoints.rescue(5, parts(TENSORS), {}) is None
+    assert checkpoints.rescue(4, parts(TENSORS), {}) is None
+    assert checkpoints.rescue(7, parts(TENSORS), {"epoch": 1}) is not None
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert (newest.step, newest.meta) == (7, {"epoch": 1})
+    assert newest.read().keys() == TENSORS.keys()
+    assert (checkpoints.root / "latest").read_text() == "step_00000005\n"
+
+
+def test_of_several_ranks_one_rescues(checkpoints: CheckpointDirectory) -> None:
+    checkpoints.root.mkdir(exist_ok=True)
+    (checkpoints.root / ".tmp.step_00000007.rescue").mkdir()  # another rank writes there
+    assert checkpoints.rescue(7, parts(TENSORS), {}) is None
+    checkpoints.clean()  # that of a rank that was killed meanwhile
+    assert checkpoints.rescue(7, parts(TENSORS), {}) is not None
 
 
 def test_a_kill_between_rename_and_latest_costs_nothing(checkpoints: CheckpointDirectory) -> None:

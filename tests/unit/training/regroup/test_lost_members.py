@@ -163,3 +163,19 @@ def test_the_loss_of_a_rank_of_the_base_ends_the_attempt(disturbed: Disturbed) -
     disturbed.launcher.wait_for_group(companions={"4711": 1})
     assert disturbed.runs.join() == [1, -signal.SIGKILL, 1]
     assert "of the base has ended" in disturbed.runs.log()
+
+
+def test_companions_save_what_the_base_has_lost(
+    disturbed: Disturbed, undisturbed: dict[int, float]
+) -> None:
+    disturbed.begin(1, [MemberFault(rank=0, step=60)])
+    disturbed.add(4711, 2)
+    disturbed.launcher.wait_for_group(companions={"4711": 2})
+    runs = disturbed.runs
+    assert runs.join() == [-signal.SIGKILL, 1, 1]
+    assert runs.saved_steps()[-1] == max(runs.losses()) == 59
+    assert runs.log().count("rank 0 is lost; saved step 59") == 1
+    assert not list((runs.out / "ckpt").glob(".tmp.*"))
+    runs.run(1, **OPTIONS)
+    assert "resumed from step 59" in runs.log()
+    disturbed.end([], undisturbed)
