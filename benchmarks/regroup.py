@@ -1,11 +1,12 @@
 """Changes of a running training's ranks in place, on this machine.
 
     python -m benchmarks.regroup [--millions 1,100] [--changes 30] [--base 2] [--companion 2]
+        [--layout init|loop]
 
 Processes with gloo, as esrun starts them; this program stands in for it. Where torch sees GPUs each
 process has one of its own, and NCCL; there set SLURM_ELASTIC_IN_PLACE_NCCL=1 (`make test-gpu`).
 Companions of ranks join and leave in turn. In the same run, a training that nothing disturbs, for
-its losses. Columns:
+its losses. `--layout loop` is a loop of the script's own (`ElasticLoop`). Columns:
 
     pause      end of the last step of one group → begin of the first step of the next, on rank 0
     gap        the same between two steps without a change
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 600.0
 #: Steps between two changes.
 _STEPS = 5
+_BATCH = 16
 _WIDTHS = {1: (512, 512, 3), 100: (5760, 5760, 3)}
 
 
@@ -53,16 +55,19 @@ def main() -> None:
     parser.add_argument("--changes-of-large", type=int, default=6)
     parser.add_argument("--base", type=int, default=2)
     parser.add_argument("--companion", type=int, default=2)
+    parser.add_argument("--layout", choices=("init", "loop"), default="init")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     sizes = [int(n) for n in args.millions.split(",")]
     if args.rank:
-        train(sizes[0], args.rank)
+        TRAININGS[args.layout](sizes[0], args.rank)
         return
     for millions in sizes:
         changes = args.changes if millions == min(sizes) else args.changes_of_large
-        figures = measure(millions, changes, base=args.base, companion=args.companion)
+        figures = measure(
+            millions, changes, base=args.base, companion=args.companion, layout=args.layout
+        )
         if args.json:
             print(json.dumps(figures), flush=True)
         else:
@@ -70,28 +75,17 @@ def main() -> None:
 
 
 def train(millions: int, out: Path) -> None:
-    """Train as one rank, until the process is killed."""
+    """Train by `init` as one rank, until the process is killed."""
     from slurm_elastic.training import init  # noqa: I001, PLC0415
     import torch  # noqa: PLC0415
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    first, width, layers = _WIDTHS[millions]
-    model = torch.nn.Sequential(
-        *[
-            module
-            for i in range(layers)
-            for module in (torch.nn.Linear(first if i == 0 else width, width), torch.nn.Tanh())
-        ]
-    )
-    samples = 256
-    inputs, targets = torch.randn(samples, first), torch.randn(samples, width)
+    model, dataset = _parts(millions)
     job = init(
         model,
         torch.nn.MSELoss(),
         lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
-        torch.utils.data.TensorDataset(inputs, targets),
-        global_batch=16,
+        dataset,
+        global_batch=_BATCH,
         epochs=1_000_000,
         checkpoint_dir=out / "checkpoints",
         checkpoint_every_s=1e9,
@@ -106,11 +100,67 @@ def train(millions: int, out: Path) -> None:
                 steps.write(json.dumps(row) + "\n")
 
 
+def train_in_loop(millions: int, out: Path) -> None:
+    """Train by `ElasticLoop` as one rank, until the process is killed."""
+    from slurm_elastic.training import ElasticLoop  # noqa: I001, PLC0415
+    import torch  # noqa: PLC0415
+
+    model, dataset = _parts(millions)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loop = ElasticLoop(
+        out / "checkpoints",
+        global_batch=_BATCH,
+        checkpoint_every_s=1e9,
+        in_place=True,
+        model=model,
+        optimizer=optimizer,
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    loader = loop.loader(dataset)
+    leads = loop.rank == 0
+    with (out / "steps.jsonl").open("a", buffering=1) as steps:
+        for _ in loop.epochs(1_000_000):
+            for inputs, targets in loader:
+                begun = time.monotonic()
+                loss = torch.nn.functional.mse_loss(wrapped(inputs), targets) * loop.loss_weight
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                mean = loss.detach() / loop.world_size
+                torch.distributed.all_reduce(mean)
+                if leads:
+                    row = {"step": loop.step + 1, "loss": float(mean)}
+                    row |= {"begun": begun, "ended": time.monotonic()}
+                    steps.write(json.dumps(row) + "\n")
+
+
+def _parts(millions: int) -> tuple[Any, Any]:
+    """Return the model and its dataset."""
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    first, width, layers = _WIDTHS[millions]
+    model = torch.nn.Sequential(
+        *[
+            module
+            for i in range(layers)
+            for module in (torch.nn.Linear(first if i == 0 else width, width), torch.nn.Tanh())
+        ]
+    )
+    samples = 256
+    inputs, targets = torch.randn(samples, first), torch.randn(samples, width)
+    return model, torch.utils.data.TensorDataset(inputs, targets)
+
+
+TRAININGS: dict[str, Callable[[int, Path], None]] = {"init": train, "loop": train_in_loop}
+
+
 class LocalRun:
     """Processes of one training, and esrun's end of their connection."""
 
-    def __init__(self, out: Path, millions: int) -> None:
-        self.out, self._millions = out, millions
+    def __init__(self, out: Path, millions: int, layout: str = "init") -> None:
+        self.out, self._millions, self._layout = out, millions, layout
         self._base = 0
         out.mkdir()
         name = f"@slurm-elastic-regroup-{os.getpid()}-{millions}-{out.name}"
@@ -190,7 +240,7 @@ class LocalRun:
         command = [sys.executable, "-m", "benchmarks.regroup", "--rank", str(self.out)]
         with (self.out / "log").open("ab") as log:
             process = subprocess.Popen(
-                [*command, "--millions", str(self._millions)],
+                [*command, "--millions", str(self._millions), "--layout", self._layout],
                 cwd=ROOT,
                 env=self._environment | variables,
                 stderr=log,
@@ -199,10 +249,12 @@ class LocalRun:
         return process
 
 
-def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[str, Any]:
+def measure(
+    millions: int, changes: int, *, base: int, companion: int, layout: str = "init"
+) -> dict[str, Any]:
     """Return the figures of some changes, half of them grows."""
     with tempfile.TemporaryDirectory(prefix="regroup-") as folder:
-        run = LocalRun(Path(folder) / "changed", millions)
+        run = LocalRun(Path(folder) / "changed", millions, layout)
         try:
             rows = _change(run, changes, base=base, companion=companion)
             steps = run.steps()
@@ -212,7 +264,7 @@ def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[s
             raise
         finally:
             run.end()
-        plain = LocalRun(Path(folder) / "undisturbed", millions)
+        plain = LocalRun(Path(folder) / "undisturbed", millions, layout)
         try:
             plain.start_base(base)
             wait(lambda: len(plain.steps()) >= len(steps))
@@ -230,6 +282,7 @@ def measure(millions: int, changes: int, *, base: int, companion: int) -> dict[s
     ]
     return {
         "millions": millions,
+        "layout": layout,
         "base": base,
         "companion": companion,
         "rows": rows,
@@ -275,8 +328,8 @@ def _change(run: LocalRun, changes: int, *, base: int, companion: int) -> list[d
 def show(figures: dict[str, Any]) -> None:
     """Print one model's figures."""
     print(
-        f"{figures['millions']} M parameters, {figures['base']} ranks and a companion of"
-        f" {figures['companion']}: {figures['steps']} steps, {figures['lost_steps']} lost or"
+        f"{figures['layout']}, {figures['millions']} M parameters, {figures['base']} ranks and a"
+        f" companion of {figures['companion']}: {figures['steps']} steps, {figures['lost_steps']} lost or"
         f" repeated; loss differs by at most {figures['loss_difference']:.1e}; step"
         f" {1e3 * figures['step']:.0f} ms, gap {1e3 * figures['gap']:.1f} ms; rank 0 has at the end"
         " {} open files and {} threads".format(*figures["resources"])

@@ -29,6 +29,7 @@ from slurm_elastic.job.companions.companion_channel import (
     CompanionPlace,
     prove_to_esrun,
 )
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.job.slurm_env import COMPANION_VARIABLE, STEP_VARIABLE
 
 #: Seconds in which processes that are killed must have gone.
@@ -102,10 +103,22 @@ def _follow(channel: CompanionChannel, wakeup: socket.socket) -> bool:
 
 
 def wait_for_ranks(mark: str) -> None:
-    """Wait until the ranks end by themselves, as one of them may save what the base has lost."""
+    """Wait until the ranks of a training that they have joined end by themselves.
+
+    One of them may save what the base has not saved. Others are not waited for: they could
+    write where a requeued base reads.
+    """
     end = time.monotonic() + _SAVE_S
-    while marked_processes(mark) and time.monotonic() < end:
+    while any(map(_has_joined, marked_processes(mark))) and time.monotonic() < end:
         time.sleep(10 * _PAUSE_S)
+
+
+def _has_joined(pid: int) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+    return any(entry.startswith(f"{JOIN_VARIABLE}=".encode()) for entry in environment)
 
 
 def kill_ranks(mark: str) -> None:
