@@ -329,9 +329,10 @@ def show(figures: dict[str, Any]) -> None:
     """Print one model's figures."""
     print(
         f"{figures['layout']}, {figures['millions']} M parameters, {figures['base']} ranks and a"
-        f" companion of {figures['companion']}: {figures['steps']} steps, {figures['lost_steps']} lost or"
-        f" repeated; loss differs by at most {figures['loss_difference']:.1e}; step"
-        f" {1e3 * figures['step']:.0f} ms, gap {1e3 * figures['gap']:.1f} ms; rank 0 has at the end"
+        f" companion of {figures['companion']}: {figures['steps']} steps,"
+        f" {figures['lost_steps']} lost or repeated; loss differs by at most"
+        f" {figures['loss_difference']:.1e}; step {1e3 * figures['step']:.0f} ms,"
+        f" gap {1e3 * figures['gap']:.1f} ms; rank 0 has at the end"
         " {} open files and {} threads".format(*figures["resources"])
     )
     for kind in ("grow", "shrink"):

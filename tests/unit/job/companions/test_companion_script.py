@@ -18,6 +18,7 @@ from slurm_elastic.job.companions.companion_channel import (
 )
 from slurm_elastic.job.companions.companion_server import CompanionServer
 from slurm_elastic.job.companions.companion_submission import CompanionShape, CompanionSubmission
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
 from tests.support.companion_slurm import CompanionSlurm, eventually
 
@@ -122,6 +123,23 @@ def test_a_companion_ends_with_its_base(
     server.close()
     assert slurm.ended(5001) == 1
     assert own.wait(30) == -signal.SIGKILL
+
+
+def test_a_rank_that_has_joined_may_save_when_its_base_ends(
+    slurm: CompanionSlurm, server: CompanionServer, news: News, tmp_path: Path
+) -> None:
+    slurm.run(5001)
+    eventually(lambda: news.of("connected"))
+    saving, saved = tmp_path / "saving", tmp_path / "saved"
+    script = f"touch {saving}; while ! [ -e {saved} ]; do sleep 0.1; done"
+    variables = {STEP_VARIABLE: MARK, JOIN_VARIABLE: "5001"}
+    with subprocess.Popen(["sh", "-c", script], env=os.environ | variables) as rank:
+        eventually(saving.exists)
+        server.close()
+        eventually(lambda: news.of("disconnected"))
+        saved.touch()
+        assert rank.wait(30) == 0
+    assert slurm.ended(5001) == 1
 
 
 def test_a_companion_whose_base_is_gone_ends_at_once(
