@@ -31,7 +31,7 @@ class GrowingJob:
         *options: str,
         words: str = "",
         profile: str = "",
-        program: str = f"{PYTHON} program.py",
+        program: str = f"{PYTHON} $PWD/program.py",
     ) -> None:
         self.controller, self.cluster = controller, controller.cluster
         self.home = f"{DIRECTORY}/job{len(self.cluster.jobs)}"
@@ -88,7 +88,7 @@ class GrowingJob:
         busy = " ".join(map(str, [self.job, *self.companions]))
         jobs = f"squeue -h -j {busy.replace(' ', ',')} -o '%A %T'"
         # The pattern does not match the command line that contains it.
-        ranks = f"pgrep -f '{self.home[:-1]}[{self.home[-1]}]/'"
+        ranks = f"pgrep -f '{self.home[:-1]}[{self.home[-1]}]([ /]|$)'"
         nodes = [f"g0{n}" for n in range(1, 7)]
         found = [self.cluster.exec(jobs, check=False).stdout]
         found += [self.cluster.exec(ranks, node=node, check=False).stdout for node in nodes]

@@ -13,8 +13,9 @@ A step adds up numbers that depend on all steps before and on its samples, not o
 have them: a step that is lost, repeated or of other samples changes all that follow. Each member
 writes its samples to OUT/samples-rankMEMBER.jsonl, rank 0 the sums to OUT/losses.jsonl, in the form
 of docs/examples/train_library.py; `run` is different in each attempt. OUT/done is created when all
-steps are done. A rank that joins kills itself before a moment that the file OUT/die names: `hello`
-(it has started), `prepare` (the group is formed), `turn` (it belongs to the group).
+steps are done, or when OUT/finish is there. A rank that joins kills itself before a moment that the
+file OUT/die names: `hello` (it has started), `prepare` (the group is formed), `turn` (it belongs to
+the group).
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Leader(Rank):
         self.run = int(time.time() * 1000)
         self._wait(lambda: set(self._members[1:]) <= self._peers.keys())
         self.terminated.allow_exit(False)
-        begins = True
-        while self.step < self.data.steps:
+        begins, finish = True, self.args.out / "finish"
+        while self.step < self.data.steps and not finish.exists():
             notice, switch = self._reports.notice(), self._requested()
             self._step()
             if begins:
