@@ -30,7 +30,7 @@ class Member(Rank):
         self._die_if_due("hello")
         self._hub.send(hello=self.name)
         message = self._next()
-        while "turn" not in message:  # only ranks that join get others before
+        while "prepare" in message or "refused" in message:  # of a rank that joins
             if "refused" in message:
                 self.log(f"rank {self.name} cannot join: {message['refused']}")
                 os._exit(SEPARATED)

@@ -228,3 +228,10 @@ def test_its_steps_do_not_depend_on_the_ranks(light: LightRuns, tmp_path: Path) 
         launcher.close()
     expected = expected_steps(72, int(OPTIONS["epochs"]), 12)
     assert light.losses() == {n: loss for n, (_, loss) in enumerate(expected, start=1)}
+
+
+def test_it_is_started_again_when_all_its_steps_are_done(light: LightRuns) -> None:
+    for _ in range(2):
+        light.start(2)
+        assert light.join() == [0, 0], light.log()
+    assert sorted(light.losses()) == list(range(1, STEPS + 1))
