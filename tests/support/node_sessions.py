@@ -43,8 +43,9 @@ class _Session:
 
     def _read(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:
-            self._answers.put(line)
+        with self._process.stdout as answers:  # closed when the server has ended
+            for line in answers:
+                self._answers.put(line)
         self._answers.put("")
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
