@@ -3,11 +3,10 @@
     python -m tests.run [lint] [unit] [cluster] [pytest's options]
 
 The image of the container cluster is built, and the first cluster started, while the parts before
-`cluster` run. Each worker of the cluster tests has a cluster of its own: they mostly wait. Those
-that measure times (mark `alone`) come after the others, and after these the trials of each release
-of Slurm (tests/releases), all side by side. As real daemons on a shared machine are late at times,
-a cluster test that fails is tried once more at the end. At most `SECOND_TRIES` may need that; all
-are named. Other tests have one try.
+`cluster` run. Each worker of the cluster tests, and each trial of a release of Slurm, has a cluster
+of its own: they often wait. Tests that measure times (mark `alone`) come after the
+others. As real daemons on a shared machine are late at times, a cluster test that fails is tried
+once more at the end. At most `SECOND_TRIES` may need that; all are named. Other tests have one try.
 
 Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
 """
@@ -31,9 +30,7 @@ NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 5
-#: Small clusters at once, one for each release of Slurm.
-RELEASES_AT_ONCE = 5
+CLUSTERS = 6
 SECOND_TRIES = 3
 SLOWEST = 10
 #: Exit codes of pytest.
@@ -74,11 +71,9 @@ class Run:
         """Run the tests on container clusters; what failed, twice."""
         if not self._is_up():
             return False
-        passed = self._pytest("beside", "-n", str(CLUSTERS), "-m", "not alone", CLUSTER_TESTS)
+        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
+        passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
         passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
-        began = time.monotonic()
-        passed &= self._pytest("releases", "-n", str(RELEASES_AT_ONCE), RELEASE_TESTS)
-        self.times["releases of Slurm"] = time.monotonic() - began
         return passed or self._second_try()
 
     def summary(self) -> None:

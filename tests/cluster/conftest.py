@@ -36,6 +36,8 @@ LONG = (
     "test_standby.py", "test_launchers.py", "test_many.py", "test_guard.py",
     "test_debian_torch.py", "test_training.py", "test_sizes.py",
 )  # fmt: skip
+#: Its tests run beside those of this folder, each on a cluster of its own.
+RELEASES = "test_releases.py"
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
@@ -94,7 +96,8 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the cluster, with a time limit that leaves out the image; long files first."""
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    order = {name: position for position, name in enumerate((*LONG, RELEASES))}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
@@ -108,7 +111,7 @@ class FileScheduling(LoadScopeScheduling):
         path = nodeid.partition("::")[0]
         if path.endswith(MEASURING):
             return MEASURING[0]
-        return nodeid if path.endswith(SINGLE_TESTS) else path
+        return nodeid if path.endswith((RELEASES, *SINGLE_TESTS)) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

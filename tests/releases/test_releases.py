@@ -1,7 +1,7 @@
 """slurm-elastic on each supported release of Slurm, in a small cluster of its own.
 
-Part of `make test`, after the cluster tests, all releases side by side (tests/run.py). Without a
-built tree of a release its test is skipped.
+Part of `make test`, beside the cluster tests (tests/run.py). Without a built tree of a release its
+test is skipped.
 """
 
 import pytest

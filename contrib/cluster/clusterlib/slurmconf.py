@@ -61,6 +61,9 @@ AccountingStorageEnforce=associations,limits,qos
 AccountingStorageTRES=gres/gpu,{typed_tres}
 AccountingStoreFlags=job_comment,job_env,job_script
 
+# A request wakes all of slurmctld's threads for connections: 80 by default, on a host of two cores.
+SlurmctldParameters=conmgr_threads=4
+
 JobSubmitPlugins=lua
 PlugStackConfig=/etc/slurm/plugstack.conf
 

@@ -32,6 +32,7 @@ class Base:
         self.notice: int | None = None
         self.orders_of: dict[int, int] = {}
         self.joins_at: dict[int, float] = {}
+        self.begun = time.monotonic()
 
     def follow(self, listed: dict[int, str]) -> None:
         for job_id, (gpus, state) in list(self.companions.items()):
@@ -93,8 +94,10 @@ class Base:
     def report(self, address: str) -> None:
         rows = [[i, gpus, state] for i, (gpus, state) in self.companions.items()]
         joined = sum(gpus for gpus, state in self.companions.values() if state == "joined")
+        step = round(time.monotonic() - self.begun)  # one a second, each followed by a checkpoint
         body = {
             "job_id": self.job_id, "run": self.run, "phase": "training", "proven": True,
+            "step": step, "checkpoint_step": step,
             "gpus": 1 + joined, "in_place": not self.name.startswith("plain"),
             "not_in_place": "stages" if self.name.startswith("plain") else "",
             "change": self.change, "companions": rows, **self.fields,
@@ -127,6 +130,7 @@ def main(address: str) -> None:
             base.follow(listed)
             with contextlib.suppress(frames.ChannelError):
                 base.report(address)
+        time.sleep(0.5)
 
 
 main(sys.argv[1])

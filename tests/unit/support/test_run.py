@@ -40,7 +40,6 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
-        monkeypatch.setattr(module, "RELEASES_AT_ONCE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
         passed = run.cluster()
