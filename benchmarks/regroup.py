@@ -106,6 +106,9 @@ def train_in_loop(millions: int, out: Path) -> None:
     import torch  # noqa: PLC0415
 
     model, dataset = _parts(millions)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model.cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loop = ElasticLoop(
         out / "checkpoints",
@@ -115,6 +118,7 @@ def train_in_loop(millions: int, out: Path) -> None:
         model=model,
         optimizer=optimizer,
     )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     loader = loop.loader(dataset)
     leads = loop.rank == 0
@@ -122,7 +126,8 @@ def train_in_loop(millions: int, out: Path) -> None:
         for _ in loop.epochs(1_000_000):
             for inputs, targets in loader:
                 begun = time.monotonic()
-                loss = torch.nn.functional.mse_loss(wrapped(inputs), targets) * loop.loss_weight
+                outputs = wrapped(inputs.to(device))
+                loss = torch.nn.functional.mse_loss(outputs, targets.to(device)) * loop.loss_weight
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

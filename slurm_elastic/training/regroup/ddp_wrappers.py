@@ -7,20 +7,38 @@ collective, and the script's own reference stays valid.
 
 from __future__ import annotations
 
-import gc
+import weakref
 from collections.abc import Iterable
 
 import torch
 from torch import distributed
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 #: Attributes that belong to the group.
 _OF_GROUP = ("process_group", "reducer", "logger")
+#: Attribute of a module that `torch.compile` returns.
+_COMPILED_ATTRIBUTE = "_orig_mod"
+
+_wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_compiled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def watch_wrappers() -> None:
+    """Note each wrapper that is made from now on; those made before are of another group."""
+    register_module_module_registration_hook(_note)
+
+
+def _note(module: torch.nn.Module, name: str, submodule: torch.nn.Module | None) -> None:
+    if type(module) is DistributedDataParallel:
+        _wrappers.add(module)
+    elif type(submodule) is DistributedDataParallel and name == _COMPILED_ATTRIBUTE:
+        _compiled.add(module)
 
 
 def all_wrappers() -> list[DistributedDataParallel]:
-    """Return the wrappers of this process."""
-    return [o for o in gc.get_objects() if type(o) is DistributedDataParallel]
+    """Return the wrappers made since `watch_wrappers`."""
+    return list(_wrappers)
 
 
 def follow_group(wrapper: DistributedDataParallel) -> None:
@@ -44,20 +62,12 @@ def wrapper_obstacle(optimizers: Iterable[torch.optim.Optimizer]) -> str:
         # A hook may have the former group in its state.
         "comm-hook": any(getattr(w, "_comm_hooks", None) for w in wrappers),
         "ddp-options": any(map(_has_hooks, wrappers)),
-        "compiled": any(_compiled(o) for o in gc.get_objects() if type(o).__name__ == _COMPILED),
+        "compiled": bool(_compiled),
     }
     return next((code for code, holds in obstacles.items() if holds), "")
-
-
-#: Type of a module that `torch.compile` returns.
-_COMPILED = "OptimizedModule"
 
 
 def _has_hooks(wrapper: DistributedDataParallel) -> bool:
     """Return whether a wrapper has registered hooks that its successor would register again."""
     names = ("mixed_precision", "_delay_all_reduce_params", "_use_python_reducer", "device_mesh")
     return any(getattr(wrapper, name, None) for name in names)
-
-
-def _compiled(module: object) -> bool:
-    return type(getattr(module, "_orig_mod", None)) is DistributedDataParallel

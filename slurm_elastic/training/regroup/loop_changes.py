@@ -19,6 +19,7 @@ from typing import Protocol
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE, RESTART_CODE
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.parallel.control_group import ControlGroup
+from slurm_elastic.training.regroup.ddp_wrappers import watch_wrappers
 from slurm_elastic.training.regroup.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
@@ -76,6 +77,8 @@ class LoopChanges:
                 f"{JOIN_VARIABLE}: {control_group.companion} is invalid: expected a loop whose"
                 " ranks can change; pass in_place=True to ElasticLoop"
             )
+        if enabled:
+            watch_wrappers()
         if enabled and control_group.rank:
             self._regrouping = RegroupMember(control_group, signals=signals)
             if control_group.companion:

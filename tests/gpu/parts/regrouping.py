@@ -46,17 +46,20 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
         for name, (value, unit) in answer["figures"].items():
             rows.measured(name, value, unit)
     os.environ[NCCL_VARIABLE] = "1"
-    for millions in (1,) if setting.small else (1, 100):
-        with rows.trial(f"library, {millions} M parameters"):
-            _join_and_leave(rows, setting, millions)
+    for layout, by in (("init", "library"), ("loop", "ElasticLoop")):
+        for millions in (1,) if setting.small else (1, 100):
+            name = f"{by}, {millions} M parameters"
+            with rows.trial(name):
+                _join_and_leave(rows, setting, millions, name=name, layout=layout)
 
 
-def _join_and_leave(rows: RowWriter, setting: KitSetting, millions: int) -> None:
+def _join_and_leave(
+    rows: RowWriter, setting: KitSetting, millions: int, *, name: str, layout: str
+) -> None:
     """Let half of the ranks join and leave a training of the library."""
-    name = f"library, {millions} M parameters"
     base = setting.ranks // 2
     changes = 2 if setting.small else 10
-    figures = measure(millions, changes, base=base, companion=setting.ranks - base)
+    figures = measure(millions, changes, base=base, companion=setting.ranks - base, layout=layout)
     lost = figures["lost_steps"]
     rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
     off = figures["loss_difference"]
