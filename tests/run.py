@@ -4,9 +4,10 @@
 
 The image of the container cluster is built, and the first cluster started, while the parts before
 `cluster` run. Each worker of the cluster tests, and each trial of a release of Slurm, has a cluster
-of its own: they often wait. Tests that measure times (mark `alone`) come after the
-others. As real daemons on a shared machine are late at times, a cluster test that fails is tried
-once more at the end. At most `SECOND_TRIES` may need that; all are named. Other tests have one try.
+of its own: they often wait. Beside them the packages of one release of Debian are built and tried.
+Tests that measure times (mark `alone`) come after the others. As real daemons on a shared machine
+are late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES`
+may need that; all are named. Other tests have one try.
 
 Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
 """
@@ -18,14 +19,23 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from tests.support.outcomes import Outcome, lacking, read
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
+BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
 CLUSTER_TESTS = "tests/cluster"
 RELEASE_TESTS = "tests/releases"
+#: Packages that are built and tried, those of one release of Debian; the rest: make test-packages.
+PACKAGES = "trixie"
+PACKAGE_TESTS = (
+    "tests/packages/test_packages.py::test_a_site_installs_uses_and_removes_the_packages"
+    f"[{PACKAGES}]"
+)
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
@@ -51,6 +61,7 @@ class Run:
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
         self.broken = False  # pytest itself did not get to its end
+        self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
 
@@ -72,9 +83,26 @@ class Run:
         if not self._is_up():
             return False
         beside = ["-n", str(CLUSTERS), "-m", "not alone"]
-        passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
+        with ThreadPoolExecutor(1) as pool:
+            packages = pool.submit(self._packages)
+            passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
+            passed &= packages.result()
         passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
         return passed or self._second_try()
+
+    def _packages(self) -> bool:
+        """Build packages, and install, use and remove them; print it only if that fails."""
+        began, path = time.monotonic(), self.folder / "packages.log"
+        command, code = [sys.executable, str(BUILD_PACKAGES), PACKAGES], 0
+        with path.open("wb") as log:
+            if self._has_docker:
+                code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+                self.broken |= code != 0
+            passed = code == 0 and self._pytest("packages", PACKAGE_TESTS, log=log)
+        if not passed:
+            print(path.read_text("utf-8", "replace"))
+        self.times["packages"] = time.monotonic() - began
+        return passed
 
     def summary(self) -> None:
         """Print what the parts have in common."""
@@ -110,11 +138,11 @@ class Run:
             o.result == "passed" for o in self.outcomes if o.test in failed
         )
 
-    def _pytest(self, name: str, *words: str) -> bool:
+    def _pytest(self, name: str, *words: str, log: IO[bytes] | None = None) -> bool:
         """Run pytest and keep the outcomes; tell whether all is well."""
         path = self.folder / name
         command = [sys.executable, "-m", "pytest", *words, *self.options, f"--outcomes={path}"]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
         self.outcomes += read(path)
         self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)
         return code in (0, NOTHING_SELECTED)
@@ -126,6 +154,7 @@ class Run:
         assert self._up is not None
         began = time.monotonic()
         code = self._up.wait()
+        self._has_docker = code != NO_DOCKER
         self.times["wait for the image"] = time.monotonic() - began
         if code not in (0, NO_DOCKER):
             print(self._up_log.read_text("utf-8", "replace"))

@@ -2,12 +2,14 @@
 
 import pytest
 
+from tests.support.needs import require
 from tests.support.package_machine import BUILT, QUIET, PackageMachine
 
 
 @pytest.fixture
 def machine(request):
     """A machine with Debian's Slurm, on which the built packages lie in /packages."""
+    require("docker")
     if not (BUILT / request.param).is_dir():
         pytest.skip(f"dist/packages/{request.param} is not there: make packages")
     machine = PackageMachine(request.param)

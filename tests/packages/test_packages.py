@@ -1,6 +1,7 @@
 """Each package installed, used and removed in a fresh container: `make test-packages`.
 
-Not part of `make test`: it needs what `make packages` has built, Docker and Debian's mirror.
+They need Docker, Debian's mirror, and what `make packages` has built. `make test` builds those of
+trixie, and installs, uses and removes them; the rest is tried on demand.
 """
 
 from pathlib import Path

@@ -32,9 +32,13 @@ def test_prompt():
 def cluster_part(tmp_path, monkeypatch, capfd):
     """Runs the part `cluster` on a file of tests: its success, its summary, and the run."""
 
-    def call(text):
+    def call(text, *, build=""):
         (tmp_path / "test_it.py").write_text(text)
         (tmp_path / "test_releases.py").touch()
+        (tmp_path / "test_packages.py").touch()
+        (tmp_path / "build").write_text(build)
+        monkeypatch.setattr(module, "BUILD_PACKAGES", tmp_path / "build")
+        monkeypatch.setattr(module, "PACKAGE_TESTS", "test_packages.py")
         monkeypatch.setattr(module, "ROOT", tmp_path)
         monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
@@ -43,9 +47,9 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
         passed = run.cluster()
-        capfd.readouterr()
+        printed = capfd.readouterr().out
         run.summary()
-        return passed, capfd.readouterr().out, run
+        return passed, printed if build else capfd.readouterr().out, run
 
     return call
 
@@ -76,6 +80,14 @@ def test_more_than_three_fail_the_run(cluster_part):
 def test_a_file_that_cannot_be_imported_is_not_taken_for_a_late_one(cluster_part):
     passed, _, run = cluster_part("import nothing_of_this_name")
     assert not passed
+    assert not run.second_tries
+
+
+def test_packages_that_cannot_be_built_fail_the_run(cluster_part):
+    build = "import sys; sys.exit(f'packaging: {sys.argv[1]} is broken')"
+    passed, printed, run = cluster_part("def test_well(): pass", build=build)
+    assert not passed
+    assert "packaging: trixie is broken" in printed
     assert not run.second_tries
 
 
