@@ -23,6 +23,7 @@ from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.launchers.nested_launch import NestedLaunchWatch
+from slurm_elastic.job.launchers.rendezvous_watch import RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
@@ -76,7 +77,7 @@ class Supervisor:
         )
         self._uses_library = False
         self._companions: ProgramCompanions | None = None
-        self._nested: NestedLaunchWatch | None = None
+        self._watches: list[NestedLaunchWatch | RendezvousWatch] = []
         self._refused = False
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
@@ -139,10 +140,10 @@ class Supervisor:
             log_line(f"slurmctld does not answer srun, which is started again in {pause_s:.0f} s")
             if self._terminated.wait(pause_s):
                 break
-            self._end_nested_watch()
+            self._end_watches()
             self._step = self._supervise(self._launch.start())
             code, pause_s = self._step.wait(), min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._end_nested_watch()
+        self._end_watches()
         if self._companions:
             # Ranks of the library save what the base has not saved.
             failed = code not in (0, RESTART_CODE) and not self._uses_library
@@ -155,9 +156,9 @@ class Supervisor:
             self._script.end_attempt(None if is_ended else code)
         return _REFUSED_CODE if self._refused else code
 
-    def _end_nested_watch(self) -> None:
-        if self._nested:
-            self._nested.end()
+    def _end_watches(self) -> None:
+        while self._watches:
+            self._watches.pop().end()
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
@@ -221,13 +222,24 @@ class Supervisor:
         is_watched = launch.ranks > 1 or launch.options.checkpoint is not None
         if recognise(launch.options.program) is not None:
             is_watched = False  # esrun has started the launcher itself
-        if is_watched and launch.allocation.here in launch.nodes:
-            self._nested = NestedLaunchWatch(
-                child.mark, launch.allocation.run_id, on_nested=self._refuse
-            )
-            self._nested.start()
+        here, run_id = launch.allocation.here, launch.allocation.run_id
+        if is_watched and here in launch.nodes:
+            self._watches.append(NestedLaunchWatch(child.mark, run_id, on_nested=self._refuse))
+        if is_watched and launch.ranks > 1 and here == launch.nodes[0]:
+            port = int(launch.environment["MASTER_PORT"])
+            self._watches.append(RendezvousWatch(port, on_missing=self._warn_of_lone_ranks))
+        for watch in self._watches:
+            watch.start()
         parts, kill = launch.started_parts, lambda: self._ranks.send("KILL")
         return JointStep(child, parts, end_ranks=kill)
+
+    def _warn_of_lone_ranks(self) -> None:
+        if not self._uses_library:
+            log_line(
+                f"no rank listens at MASTER_PORT: unless the {self._launch.ranks} ranks know"
+                " of each other in another way, each trains alone and they overwrite each other's"
+                " checkpoints; a program for one GPU needs --elastic=1-1"
+            )
 
     def _refuse(self, launcher: str) -> None:
         """End a program that has turned out to start a launcher in each rank."""

@@ -1,0 +1,78 @@
+"""Detection of ranks that do not train together.
+
+A program that was written for one process runs under esrun once per GPU: each rank trains alone,
+and all write the same checkpoints. torch.distributed with the ranks' environment makes rank 0
+listen at MASTER_PORT. Programs that meet in another way cannot be told apart, so the result is a
+line in the log and no more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+#: Seconds until the ranks must have met: the import of a framework takes a minute on a slow file
+#: system (our choice).
+_MEET_S = 180.0
+_PAUSE_S = 5.0
+_TABLES = ("tcp", "tcp6")
+#: State of a socket that listens, in the kernel's tables.
+_LISTENS = "0A"
+
+
+def listens(port: int, folder: Path = Path("/proc/net")) -> bool:
+    """Return whether a socket of this host listens at a port; True if that cannot be read."""
+    is_known = False
+    for name in _TABLES:
+        try:
+            lines = (folder / name).read_text("ascii", "replace").splitlines()[1:]
+        except OSError:
+            continue
+        is_known = True
+        for line in lines:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                return True
+    return not is_known
+
+
+class RendezvousWatch:
+    """Watch of one step, of several ranks, in the background.
+
+    Args:
+        port: MASTER_PORT of the step, whose rank 0 runs on this host.
+        on_missing: called once if nothing has listened there in time.
+        meet_s: that time.
+        pause_s: between two looks.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        on_missing: Callable[[], object],
+        *,
+        meet_s: float = _MEET_S,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
+        self._port, self._on_missing = port, on_missing
+        self._meet_s, self._pause_s = meet_s, pause_s
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Start the watch."""
+        threading.Thread(target=self._run, name="rendezvous", daemon=True).start()
+
+    def end(self) -> None:
+        """End the watch: the step has ended."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        end = time.monotonic() + self._meet_s
+        while not self._ended.wait(self._pause_s):
+            if listens(self._port):
+                return
+            if time.monotonic() > end:
+                self._on_missing()
+                return
