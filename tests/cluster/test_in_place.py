@@ -24,7 +24,9 @@ PLACE = "-Ca100&rack2"
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     cluster.exec(
         "sacctmgr -iQ add qos onejob set MaxJobsPerUser=1;"
-        "sacctmgr -iQ modify user alice set qos+=onejob",
+        "sacctmgr -iQ add qos twogpus set MaxTRESPerUser=gres/gpu=2;"
+        "sacctmgr -iQ add qos lowered set MaxTRESPerUser=gres/gpu=4;"
+        "sacctmgr -iQ modify user alice set qos+=onejob,twogpus,lowered",
         check=False,
     )
     with running(cluster, CONFIG, reporters=()) as daemon:
@@ -40,7 +42,8 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         cluster.exec(f"kill {started.stdout.strip()}", user="alice", check=False)
         print(cluster.exec("cat /tmp/companions-alice").stdout)
     cluster.exec(
-        "sacctmgr -iQ modify user alice set qos-=onejob; sacctmgr -iQ delete qos onejob",
+        "sacctmgr -iQ modify user alice set qos-=onejob,twogpus,lowered;"
+        "sacctmgr -iQ delete qos onejob twogpus lowered",
         check=False,
     )
 
@@ -122,6 +125,26 @@ def test_a_limit_on_jobs_leads_to_a_requeue(daemon: Daemon, cluster: SlurmCluste
     assert run_count(cluster, job) == 1
     assert not companions(cluster, job)
     assert "QOSMaxJobsPerUserLimit" in daemon.selastic("history")
+
+
+def test_a_limit_on_gpus_is_kept(daemon: Daemon, cluster: SlurmCluster) -> None:
+    job = submit(cluster, "place", "--qos=twogpus")
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=grow", timeout=90)
+    (companion,) = companions(cluster, job)
+    assert gpus(cluster, job) + gpus(cluster, companion) == 2
+    assert run_count(cluster, job) == 0
+
+
+def test_a_limit_on_gpus_that_is_not_known_yet(daemon: Daemon, cluster: SlurmCluster) -> None:
+    """The companion waits for the limit: it is cancelled, and the job is not stopped for good."""
+    job = submit(cluster, "place", "--qos=lowered")
+    lower = "sacctmgr -iQ modify qos lowered set MaxTRESPerUser=gres/gpu=2"
+    daemon.when(job, "ASK", lower, action="grow")
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=UNDONE Action=grow .*QOSMaxGRESPerUser")
+    assert "QOSMaxGRESPerUser" in daemon.selastic("history")
+    # The limit is read again within a minute; until then the change may be tried by a requeue.
+    until(lambda: gpus(cluster, job) == 2, seconds=120, what=daemon.log)
+    assert not companions(cluster, job)
 
 
 def test_a_training_that_cannot_is_requeued(daemon: Daemon, cluster: SlurmCluster) -> None:
