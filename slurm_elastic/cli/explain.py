@@ -151,7 +151,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Going back", reason_text(answer.get("failed")))
     add("Barred", _barred(answer))
     add("Companions", _companions(answer))
-    add("In place", reason_text(answer.get("not_in_place")))
+    add("In place", _not_in_place(answer))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
@@ -179,6 +179,12 @@ def _not_yet(answer: ExplainAnswer) -> str:
     text = "it is resized once it has written a checkpoint and read it back"
     reason = reason_text(answer.get("unproven"))
     return f"{text}; {reason}" if reason else text
+
+
+def _not_in_place(answer: ExplainAnswer) -> str:
+    """Return why a job is changed by requeues, where that is not just its kind of program."""
+    reason = answer.get("not_in_place")
+    return "" if reason is None or reason["code"] == "in-place-unknown" else reason_text(reason)
 
 
 def _on_trial(answer: ExplainAnswer) -> str:

@@ -28,6 +28,9 @@ _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none
 
 _DOC = "docs/install.md"
 
+#: Associations and QOS that one line names.
+_MOST_NAMED = 3
+
 #: Hosts of addresses that mean the host on which they are used.
 _THIS_HOST = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -415,6 +418,25 @@ def _rights(facts: Facts, report: _Report) -> None:
         )
 
 
+def _companions(facts: Facts, report: _Report) -> None:
+    """Report where jobs cannot get companions, and every change is a requeue."""
+    if (facts.config or Config()).resize.in_place == "never":
+        return
+    for partition in facts.site.closed_partitions:
+        report.info(
+            f"AllocNodes of partition {partition}",
+            "leaves out its own nodes, jobs there get no companions and every change is a requeue",
+            "add the nodes to AllocNodes, or do nothing",
+        )
+    if single := facts.site.single_submits:
+        more = f" and {len(single) - _MOST_NAMED} more" if len(single) > _MOST_NAMED else ""
+        report.info(
+            f"MaxSubmitJobs=1 of {', '.join(single[:_MOST_NAMED])}{more}",
+            "leaves no room for companions, every change of jobs there is a requeue",
+            "allow more jobs, or do nothing",
+        )
+
+
 _LOOKS: tuple[Callable[[Facts, _Report], None], ...] = (
     _reachable,
     _configuration,
@@ -425,6 +447,7 @@ _LOOKS: tuple[Callable[[Facts, _Report], None], ...] = (
     _saving,
     _requeueing,
     _scheduling,
+    _companions,
     _rights,
 )
 _WITHOUT_SLURM = (_reachable, _configuration)

@@ -6,18 +6,22 @@ reason: `selastic check` then still shows the others.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.core.nodelist import expand
 from slurm_elastic.slurm.command_environment import command_environment
 from slurm_elastic.slurm.switches import read_topologies
 
 _SETTING = re.compile(r"^(\w[\w/.]*)\s*=\s?(.*)$")
 _ABSENT = ("(null)", "(null type)", "N/A")
 _INCLUDE_DEPTH = 5
+#: AllocNodes and Nodes that name no list.
+_ALL_NODES = ("ALL", "(null)", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,8 @@ class SlurmSite:
         admin_level: of the controller's account: None, Operator, Administrator, or "" for unknown.
         plugstack: lines that load plugins on this host, includes resolved.
         plugstack_error: why there are none, else "".
+        closed_partitions: partitions to which their own nodes cannot submit.
+        single_submits: associations and QOS that let a user submit one job only.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +47,8 @@ class SlurmSite:
     admin_level: str = ""
     plugstack: tuple[str, ...] = ()
     plugstack_error: str = ""
+    closed_partitions: tuple[str, ...] = ()
+    single_submits: tuple[str, ...] = ()
 
 
 def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
@@ -58,6 +66,11 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
     users, _ = _run(
         ("sacctmgr", "-nP", "show", "user", account, "format=user,adminlevel"), timeout_s
     )
+    partitions, _ = _run(("scontrol", "show", "partition", "-o"), timeout_s)
+    associations, _ = _run(
+        ("sacctmgr", "-nP", "show", "assoc", "format=user,account,maxsubmitjobs"), timeout_s
+    )
+    qos, _ = _run(("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitjobsperuser"), timeout_s)
     plugstack, problem = _plugstack(_plugstack_path(settings))
     return SlurmSite(
         settings=settings,
@@ -66,6 +79,8 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
         admin_level=parse_admin_level(users, account),
         plugstack=plugstack,
         plugstack_error=problem,
+        closed_partitions=closed_partitions(partitions),
+        single_submits=single_submits(associations, qos),
     )
 
 
@@ -87,6 +102,54 @@ def parse_admin_level(text: str, account: str) -> str:
         if user == account:
             return level.strip() or "None"
     return ""
+
+
+def closed_partitions(text: str) -> tuple[str, ...]:
+    """Return the partitions on whose nodes no job can be submitted to them (`AllocNodes`).
+
+    Args:
+        text: output of `scontrol show partition -o`.
+
+    >>> closed_partitions("PartitionName=gpu AllocNodes=login1 Nodes=g[01-02] State=UP")
+    ('gpu',)
+    """
+    closed = []
+    for line in text.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        allowed, nodes = fields.get("AllocNodes", ""), fields.get("Nodes", "")
+        if allowed in _ALL_NODES or nodes in _ALL_NODES:
+            continue
+        with contextlib.suppress(ValueError):
+            if not set(expand(nodes)) <= set(expand(allowed)):
+                closed.append(fields.get("PartitionName", ""))
+    return tuple(closed)
+
+
+def single_submits(associations: str, qos: str) -> tuple[str, ...]:
+    r"""Return the associations and QOS with room for one job of a user only (`MaxSubmitJobs`).
+
+    Args:
+        associations: lines of user, account, MaxSubmitJobs.
+        qos: lines of name, MaxSubmitJobsPerUser.
+
+    >>> single_submits("alice|research|1\nbob|teaching|\n|root|1", "normal|\nsmall|1")
+    ('user alice in account research', 'account root', 'QOS small')
+    """
+    return (*_associations(_limited_to_one(associations, 3)), *_qos(_limited_to_one(qos, 2)))
+
+
+def _limited_to_one(text: str, columns: int) -> Iterable[list[str]]:
+    rows = (line.split("|") for line in text.splitlines())
+    return (row for row in rows if len(row) >= columns and row[columns - 1] == "1")
+
+
+def _associations(rows: Iterable[list[str]]) -> Iterable[str]:
+    for user, account, *_ in rows:
+        yield f"user {user} in account {account}" if user else f"account {account}"
+
+
+def _qos(rows: Iterable[list[str]]) -> Iterable[str]:
+    return (f"QOS {name}" for name, *_ in rows)
 
 
 def seconds(value: str) -> float | None:

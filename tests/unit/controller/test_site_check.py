@@ -265,3 +265,15 @@ def test_a_controller_that_reads_json_says_so():
     (finding,) = check(replace(GOOD, controller=answer))
     assert finding.severity == "info"
     assert "reads slurmctld through json (pyslurm is not installed)" in str(finding)
+
+
+def test_places_where_jobs_get_no_companions_are_named_once_each():
+    site = replace(GOOD.site, closed_partitions=("gpu",), single_submits=("QOS a", "b", "c", "d"))
+    text = '[api]\ncontroller = "ctl1:7321"\n[resize]\nin_place = "auto"\n'
+    texts = [str(finding) for finding in check(replace(GOOD, site=site, config=parse(text)))]
+    assert [text.split(" leaves ")[0] for text in texts] == [
+        "AllocNodes of partition gpu",
+        "MaxSubmitJobs=1 of QOS a, b, c and 1 more",
+    ]
+    never = parse(text.replace("auto", "never"))
+    assert check(replace(GOOD, site=site, config=never)) == ()
