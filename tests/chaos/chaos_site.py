@@ -203,7 +203,8 @@ class ChaosSite:
 
     def clock(self, seconds: int) -> None:
         """Set the error of selasticd's clock."""
-        self.cluster.exec(f"echo {seconds:+d} >{_CLOCK}")
+        # libfaketime ends a process that reads an empty file.
+        self.cluster.exec(f"echo {seconds:+d} >{_CLOCK}.new && mv {_CLOCK}.new {_CLOCK}")
 
     def proxy(self, word: str) -> None:
         """Set the proxy's delay in seconds, or `cut`."""
