@@ -6,12 +6,14 @@ undisturbed run only if every rank has computed its part.
 
 import json
 import re
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
 import pytest
+from clusterlib.lifecycle import container
 
 from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
@@ -247,3 +249,22 @@ def test_a_shape_in_which_it_fails_is_barred(daemon: Daemon, cluster: SlurmClust
     assert [row["gpus"] for row in answer["barred"]] == [4]
     assert script.kinds() == {"restart"}
     script.ends_well(again=50)
+
+
+def test_the_node_of_a_companion_is_lost(daemon: Daemon, cluster: SlurmCluster) -> None:
+    script = Script(daemon, "node-lost", "a100&rack1", directive="1-5")
+    script.changed("grow")
+    script.trains_on(5, steps=50)  # on two nodes, and has a checkpoint
+    base = cluster.exec(f"squeue -h -j {script.job} -o %N").stdout.strip()
+    held = {cluster.exec(f"squeue -h -j {i} -o %N").stdout.strip() for i in script.companions()}
+    (lost,) = held - {base}
+    docker = ["docker", "kill", container(cluster.name, lost)]
+    subprocess.run(docker, check=True, capture_output=True)
+    try:
+        until(lambda: script.rows("steps")[-1]["world"] < 5, seconds=90, what=script.log)
+    finally:
+        docker[1] = "start"
+        subprocess.run(docker, check=True, capture_output=True)
+    idle = f"sinfo -h -n {lost} -o %t"
+    until(lambda: "down" not in cluster.exec(idle).stdout, seconds=90, what=lost)
+    script.ends_well(again=60)
