@@ -22,6 +22,7 @@ def fail_when_grown(how: str) -> None:
     time.sleep(1.0)
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(60)  # it may be handled by another thread
     os._exit(9)
 
 
