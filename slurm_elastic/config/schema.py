@@ -134,8 +134,9 @@ class ResizeSettings:
     )
     in_place: str = key(
         "never",
-        "`auto`: jobs of the training library grow and shrink in place, by companion jobs, where "
-        "that can be done; `never`: every change is a requeue (docs/reliability.md).",
+        "`auto`: jobs grow and shrink by companion jobs where that can be done, those of the "
+        "training library in place, others by a restart of their ranks; `never`: every change is "
+        "a requeue (docs/reliability.md).",
         choices=("auto", "never"),
     )
     extend_time: bool = key(
