@@ -220,6 +220,15 @@ def test_a_narrowed_directive_is_obeyed_whatever_it_costs():
     assert changes(c) == {1: (Action.SHRINK, {"g1": 4})}
 
 
+def test_it_is_obeyed_where_the_faster_type_that_helps_more_is_ruled_out():
+    c = Cluster([node("g1", 8, "v100", features=frozenset({"old"})), node("g2", 8, "a100")])
+    c.add(1, elastic="1-8", on={"g1": 8}, features="old")
+    narrow = dataclasses.replace(c.jobs[0].directive, max_gpus=4)
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=narrow)
+    speeds = Config(speedup=SpeedupSettings(types={"a100": 3.0, "v100": 1.0}))
+    assert changes(c, speeds) == {1: (Action.SHRINK, {"g1": 4})}
+
+
 def test_gpus_of_a_change_under_way_are_not_offered():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 1})
