@@ -114,6 +114,8 @@ def a_companion_gets_sigterm(runs: TrainingRuns, launcher: FakeLauncher) -> None
     (rank,) = runs.start_companion(4711, 1, port=port, **OPTIONS)
     launcher.set_companions({"4711": 1})
     launcher.wait_for_group(generation=1)
+    # Before its first step with the others it would end at once, with another exit code.
+    runs.wait_for_step(max(runs.losses(), default=0) + 3)
     rank.terminate()
     launcher.wait_for_group(lost=["4711"])
 
