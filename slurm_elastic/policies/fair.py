@@ -277,8 +277,8 @@ def _proposal(share: _Share) -> Proposal:
 
     if on is not None and share.at >= 0:
         add(share.gpu_type, share.gpus, _share_reason(share, on))
-        keeps = held and share.directive.allows(held.gpus, held.gpu_type)
-        if share.fallback and (not keeps or share.fallback[1] > held.gpus):
+        kept = held.gpus if held and share.directive.allows(held.gpus, held.gpu_type) else 0
+        if share.fallback and share.fallback[1] > kept:
             add(*share.fallback, Reason("share-on-present-type"))
         floor = on.at(share.held) if share.held else 0
         steps = [2**i for i in range(_STEPS_BETWEEN)]
