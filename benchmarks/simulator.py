@@ -29,7 +29,7 @@ from slurm_elastic.config.schema import Config, ControllerSettings, SiaSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.models import throughput
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.policies.sia import sia as sia_policy
+from slurm_elastic.policies.milp import assignment_milp
 from slurm_elastic.policies.sia.goodput_rows import Goodputs
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.applications import describe
@@ -161,7 +161,7 @@ class _Account:
         self._places: list[tuple[Any, str, str]] = [
             (throughput, "_fit", "fits"),
             (Goodputs, "rows", "goodput matrix"),
-            (sia_policy, "solve", "solver"),
+            (assignment_milp, "solve", "solver"),
             (simulation._Timed, "decide", "policy"),  # noqa: SLF001
             (simulation._Run, "_advance", "jobs"),  # noqa: SLF001
             (SimulatedJob, "hold", "jobs"),

@@ -101,6 +101,11 @@ def _facts() -> Facts:
         settings = client.settings()
     except CliError as error:
         config_error = str(error)
+    solver_error = ""
+    if settings is not None:
+        from slurm_elastic.policies.milp.program_solver import problem  # noqa: PLC0415
+
+        solver_error = problem(settings.sia.solver)
     munge_error = ""
     try:
         munge_auth.unseal(munge_auth.seal(b"", purpose="check", nonce="0"), purpose="check")
@@ -117,6 +122,7 @@ def _facts() -> Facts:
         site=slurm_settings.gather(account),
         config=settings,
         config_error=config_error,
+        solver_error=solver_error,
         policies=tuple(sorted({e.name for e in entry_points(group="slurm_elastic.policies")})),
         munge_error=munge_error,
         controller=answer,

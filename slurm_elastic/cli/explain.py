@@ -85,12 +85,23 @@ def explain(job: str, json_: bool) -> None:
 
 @options.verb
 @click.option("-a", "--all", "all_", is_flag=True, help="Show jobs without a change, too.")
+@click.option(
+    "--export",
+    metavar="FILE.lp",
+    help="Write the integer program of the last round, which the policies sia and icefrog solve, in"
+    " the LP format, and nothing else; - is standard output.",
+)
 @options.as_json
-def plan(all_: bool, json_: bool) -> None:
+def plan(all_: bool, export: str | None, json_: bool) -> None:
     """Show what the next round would do; nothing is done.
 
     Shows the cost and gain of each change, and which jobs GPUs are kept for.
     """
+    if export is not None:
+        from slurm_elastic.cli import program_export  # noqa: PLC0415
+
+        program_export.write(export, exclusive=all_ or json_)
+        return
     answer: Any = client.ask("plan")
     if json_:
         options.put_json(answer)

@@ -208,6 +208,12 @@ class SlurmSettings:
     )
 
 
+def _solver(value: str) -> None:
+    prefix, _, name = value.partition(":")
+    if value != "highs" and not (prefix == "pulp" and name.replace("_", "").isalnum()):
+        raise ValueError("highs, or pulp:NAME of a solver that PuLP can call: pulp:CBC")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiaSettings:
     """Section `[sia]`; defaults as published."""
@@ -223,6 +229,12 @@ class SiaSettings:
         bounds=(0, 1e6),
     )
     max_cost: float = key(3000.0, "Largest cost of a configuration.", bounds=(1, 1e9))
+    solver: str = key(
+        "highs",
+        "Solver of the integer program: `highs` (built in), or `pulp:NAME`, one that the site has:"
+        " CBC, GLPK, SCIP, Gurobi, CPLEX or another that PuLP can call (docs/sia.md).",
+        parse=_solver,
+    )
     time_limit_s: float = key(
         5.0,
         "Seconds for the integer program; then the best solution so far is used.",

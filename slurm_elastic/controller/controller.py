@@ -22,6 +22,7 @@ from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.poll_schedule import PollSchedule
 from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
 from slurm_elastic.controller.report_handler import ReportHandler
+from slurm_elastic.controller.solver_warning import SolverWarning
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.transition import TransitionState
@@ -35,6 +36,7 @@ from slurm_elastic.controller.transitions.transition_engine import TransitionEng
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action, JobRecord, Plan
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.policies.milp.round_program import StatesProgram
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.cluster_reader import ClusterReader
@@ -118,6 +120,7 @@ class Controller:
         #: Another controller that seems to act here, "" for none; asked once a round.
         self.rival: Callable[[], str] = lambda: ""
         self._notes: dict[str, Reason | None] = {}
+        self._solver_warning = SolverWarning(config.sia.solver, log)
         self._advised: dict[int, tuple[Action, Allocation | None, str]] = {}
         self._settings_read = 0.0
 
@@ -326,7 +329,9 @@ class Controller:
             next_round=time.time() + max(0.0, self.pace.until_round()),
             topology=self.config.topology,
             kept_since=self.store.kept_since,
+            program=self.policy.round_program if isinstance(self.policy, StatesProgram) else None,
         )
+        self._note("solver", self._solver_warning.note(state, snapshot.time))
         if self.acts and written:
             self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":

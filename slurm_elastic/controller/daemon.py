@@ -69,6 +69,7 @@ _FIXED = (
     ("controller", "state_dir"),
     ("controller", "policy"),
     ("controller", "takeover_s"),
+    ("sia", "solver"),
     ("slurm", "reader"),
     ("slurm", "reservation_prefix"),
     ("slurm", "timeout_s"),

@@ -56,6 +56,7 @@ class Facts:
         site: Slurm's side.
         config: the site's elastic.toml; None: missing, or it cannot be used.
         config_error: why it cannot be used, "" when it can or is missing.
+        solver_error: why the configured solver cannot be used on this host, "" when it can.
         policies: names of the installed policies; empty: not checked.
         munge_error: why munge does not work on this host, "" when it does.
         controller: its answer, None when it does not answer.
@@ -65,6 +66,7 @@ class Facts:
     site: SlurmSite
     config: Config | None = None
     config_error: str = ""
+    solver_error: str = ""
     policies: tuple[str, ...] = ()
     munge_error: str = ""
     controller: CheckAnswer | None = None
@@ -136,6 +138,15 @@ def _configuration(facts: Facts, report: _Report) -> None:
             f'policy = "{policy}"',
             "is unknown, selasticd will not start",
             f"choose one of {', '.join(facts.policies)}",
+        )
+    if facts.solver_error:
+        # A controller that answers has loaded its solver, maybe on another host.
+        severity = report.error if facts.controller is None else report.warning
+        severity(
+            f'[sia] solver = "{config.sia.solver}"',
+            f"cannot be used on this host ({facts.solver_error}): with the policies sia and"
+            " icefrog selasticd does not start here",
+            'install it where selasticd runs, or write solver = "highs"',
         )
     if config.resize.min_interval_s < 2 * config.resize.restart_s:
         report.warning(

@@ -154,6 +154,10 @@ NOTES = (
     define("slurm-unreachable", "Slurm does not answer.", _ERROR),
     define("ledger-unwritable", "The ledger cannot be written.", _ERROR),
     define("internal-error", "An internal error.", _ERROR),
+    define(
+        "solver-fallback", "The configured solver gave no answer: HiGHS decided the round.",
+        text("solver", "as in elastic.toml"), _ERROR,
+    ),
     define("other-controller", "Another controller seems to act on this cluster.", _ERROR),
     define(
         "text", "A sentence of a site's own policy, or of a ledger of slurm-elastic 0.1.0.",

@@ -62,6 +62,8 @@
     ├── SealError                       rpc.munge_auth
     │   ├── MungeError                  rpc.munge_auth
     │   └── UnsealError                 rpc.munge_auth
+    ├── SolverFailedError               policies.milp.pulp_backend
+    ├── SolverUnavailableError          policies.milp.pulp_backend
     ├── RequestError                    rpc.protocol
     ├── RunError                        simulator.parallel_runs
     ├── AccountingError                 slurm.accounting

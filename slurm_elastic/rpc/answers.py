@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from slurm_elastic.rpc.program_answers import ProgramAnswer
+
 
 class _ReasonAlways(TypedDict):
     code: str
@@ -447,7 +449,10 @@ class ClaimRow(TypedDict):
 
 
 class PlanAnswer(TypedDict):
-    """`selastic plan`; `changes` are decisions to change an allocation, `stays` the others."""
+    """`selastic plan`; `changes` are decisions to change an allocation, `stays` the others.
+
+    `program` is the integer program of the round, if it was asked for, else None.
+    """
 
     time: float
     planned: float | None
@@ -457,3 +462,4 @@ class PlanAnswer(TypedDict):
     stays: list[PlanRow]
     claims: list[ClaimRow]
     notes: list[ReasonRow]
+    program: ProgramAnswer | None

@@ -261,7 +261,12 @@ _ALL = (
     ),
     _question("explain", "answers.ExplainAnswer", _JOBS, since=2),
     _question("history", "answers.HistoryAnswer", _JOBS, since=2),
-    _question("plan", "answers.PlanAnswer", since=2),
+    _question(
+        "plan",
+        "answers.PlanAnswer",
+        Argument("program", _flag, "the integer program of the round, too"),
+        since=2,
+    ),
     _question(
         "usage",
         "usage_answers.UsageAnswer",

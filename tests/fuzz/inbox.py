@@ -61,7 +61,7 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
     {"op": "explain", "jobs": ["4722"]},
     {"op": "history", "jobs": ["4722"]},
     {"op": "history"},
-    {"op": "plan"},
+    {"op": "plan", "program": True},
     {"op": "usage", "user": "bob", "start": 1.7e9, "end": 1.8e9},
     {"op": "topology"},
     {"op": "check"},

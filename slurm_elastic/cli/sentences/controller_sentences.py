@@ -118,6 +118,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "slurm-unreachable": "{error}",
     "ledger-unwritable": "{error}",
     "internal-error": "internal error: {error}",
+    "solver-fallback": "HiGHS decided the last round in place of {solver}: {error}",
     "other-controller": "{error}",
     "text": lambda p: "(not shown)" if p["text"] is None else str(p["text"]),
 }

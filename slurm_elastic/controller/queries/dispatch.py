@@ -95,7 +95,7 @@ def answer(
     if op == "status":
         return dict(job_answers.status(view, viewer, everything=bool(args.get("all"))))
     if op == "plan":
-        return dict(round_answers.plan(view, viewer))
+        return dict(round_answers.plan(view, viewer, with_program=bool(args.get("program"))))
     if op == "history":
         return dict(round_answers.history(view, viewer, history))
     if op == "topology":

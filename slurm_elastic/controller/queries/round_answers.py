@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_elastic.controller.queries.job_answers import JobRows, change
+from slurm_elastic.controller.queries.program_answer import program
 from slurm_elastic.controller.queries.view import HistoryRow, SegmentRow, View, Viewer
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.rpc.answers import (
@@ -15,8 +16,12 @@ from slurm_elastic.rpc.answers import (
 from slurm_elastic.rpc.usage_answers import RunUsage, UsageAnswer, UsageRow, UserUsage
 
 
-def plan(view: View, viewer: Viewer) -> PlanAnswer:
-    """Return what the last round decided."""
+def plan(view: View, viewer: Viewer, *, with_program: bool = False) -> PlanAnswer:
+    """Return what the last round decided, with its integer program on request.
+
+    Raises:
+        NoAnswerError: there is no such program for this viewer.
+    """
     rows = JobRows(view, viewer)
     last_plan = view.plan
     shown = {j.job_id for j in viewer.jobs(view)}
@@ -40,6 +45,7 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
             if c.job_id in shown
         ],
         "notes": rows.notes(),
+        "program": program(view, viewer) if with_program else None,
     }
 
 

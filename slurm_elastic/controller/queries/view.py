@@ -14,6 +14,7 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.rpc.answers import ChangeSeconds
 
 #: Values of PrivateData in slurm.conf that are obeyed; orders go to the job's owner only.
@@ -89,6 +90,7 @@ class View:
         notes: warnings of the controller to show above the status.
         next_round: epoch s.
         topology: configured links of the network.
+        program: integer program of the last round; None: the policy solves none.
     """
 
     snapshot: Snapshot
@@ -104,6 +106,7 @@ class View:
     topology: schema.TopologySettings = field(default_factory=schema.TopologySettings)
     kept_since: float = 0.0
     notes: tuple[Reason, ...] = ()
+    program: RoundProgram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ class ProgramSolution:
         limit_hit: the time limit ended the search: the same seed may give another answer.
         how: what found it: "relaxation", "branch and bound" or "greedy".
         relaxed: jobs whose fixing did not fit the capacity and was lifted.
+        fallback: why the configured solver gave no answer, so that HiGHS did; "": it did.
     """
 
     choice: Ints
@@ -128,6 +129,7 @@ class ProgramSolution:
     limit_hit: bool
     how: str
     relaxed: tuple[int, ...] = ()
+    fallback: str = ""
 
     @property
     def gap(self) -> float:
@@ -170,6 +172,12 @@ def solve(
         how=result.how,
         relaxed=relaxed,
     )
+
+
+def fixings(program: AssignmentProgram) -> tuple[Ints, tuple[int, ...]]:
+    """Return the fixed configuration of each job, as far as they fit, and the jobs lifted."""
+    choice, _, relaxed = _fixed(program)
+    return choice, relaxed
 
 
 def _fixed(program: AssignmentProgram) -> tuple[Ints, Ints, tuple[int, ...]]:

@@ -35,8 +35,9 @@ from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
     ProgramSolution,
-    solve,
 )
+from slurm_elastic.policies.milp.program_solver import from_setting
+from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
@@ -74,7 +75,11 @@ class ProgramInputs:
 
 
 class Sia:
-    """The policy; its state counts rounds that the solver's time limit ended."""
+    """The policy; its state counts rounds that the solver's time limit ended.
+
+    Attributes:
+        round_program: the program of the last round, with all its jobs; None before the first.
+    """
 
     capabilities = Capabilities(binding_proposals=True)
 
@@ -82,6 +87,9 @@ class Sia:
         self._config = config
         self._rules = ArtifactRules.of(config.sia)
         self._goodputs = Goodputs(self._rules)
+        self._solver = from_setting(config.sia.solver)
+        self.round_program: RoundProgram | None = None
+        self._last_snapshot: Snapshot | None = None
 
     def decide(
         self, question: Question, state: Mapping[str, Any]
@@ -183,12 +191,22 @@ class Sia:
                 fixed=fixed,
             )
             draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
-            solution = solve(program, time_limit_s=sia.time_limit_s, seed=draw)
+            solution = self._solver.solve(program, time_limit_s=sia.time_limit_s, seed=draw)
             suspended = stays & (solution.choice < 0)
             if not suspended.any():
                 break
             keep = stays if attempt == _ROUNDS - 1 else suspended
             fixed[keep] = arrays.held[keep]
+        if question.snapshot is not self._last_snapshot:
+            # A round asks first about all jobs, then about those that are left.
+            self._last_snapshot = question.snapshot
+            self.round_program = RoundProgram(
+                program=program,
+                job_ids=tuple(j.job.job_id for j in arrays.candidates),
+                types=columns.types,
+                nodes=columns.nodes,
+                choice=solution.choice,
+            )
         return solution
 
 
@@ -294,6 +312,10 @@ def _noted(
     state: Mapping[str, Any], question: Question, solution: ProgramSolution
 ) -> Mapping[str, Any]:
     """Return the state; rounds that the time limit ended may not repeat exactly."""
+    if solution.fallback:
+        count = int(state.get("solver_fallbacks", 0)) + 1
+        fallback = {"time": question.snapshot.time, "error": solution.fallback}
+        state = {**state, "solver_fallbacks": count, "solver_fallback": fallback}
     if not solution.limit_hit:
         return state
     count = int(state.get("limit_hits", 0)) + 1

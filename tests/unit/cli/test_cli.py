@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import click
+import numpy as np
 import pytest
 
 from slurm_elastic.cli import main
@@ -19,6 +21,8 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.request_dispatcher import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram
+from slurm_elastic.policies.milp.round_program import RoundProgram
 from tests.support import example_round as example
 from tests.support.fake_controller import FakeBackend, FakeLog
 from tests.support.munge_daemon import environment, munged
@@ -429,3 +433,38 @@ def test_when_no_controller_is_active_each_is_named(selastic, two):
     code, _, err = selastic("--controller", f"{standby},127.0.0.1:1", "status")
     assert code == SILENT
     assert f"no controller is active ({standby}: stands by; 127.0.0.1:1: Connection refused)" in err
+
+
+def test_plan_writes_the_integer_program(selastic, controller, monkeypatch, tmp_path):
+    path = tmp_path / "round.lp"
+    code, out, err = selastic("plan", "--export", str(path))
+    assert (code, out) == (1, "")
+    assert err == (
+        "selastic: policy fair has solved no integer program (yet); sia and icefrog solve one\n"
+    )
+    assert not path.exists()
+    program = RoundProgram(
+        program=AssignmentProgram(
+            cost=np.array([[0.9, 0.5]]),
+            valid=np.ones((1, 2), dtype=bool),
+            config_type=np.array([0, 0]),
+            config_gpus=np.array([1, 2]),
+            capacity=np.array([2]),
+            not_running=1.1,
+            fixed=np.array([-1]),
+        ),
+        job_ids=(4711,),
+        types=("a100",),
+        nodes=np.array([1, 1]),
+        choice=np.array([1]),
+    )
+    monkeypatch.setattr(example, "VIEW", replace(example.VIEW, program=program))
+    assert selastic("plan", "--export", str(path)) == (0, f"{path}: 1 jobs, 3 variables\n", "")
+    text = path.read_text()
+    assert text.startswith("\\ slurm-elastic ")
+    assert "\n  + 0.5 j4711_a100_n1_g2\n" in text
+    assert selastic("plan", "--export", "-") == (0, text, "")
+    code, _, err = selastic("plan", "--export", str(tmp_path / "no" / "round.lp"))
+    assert (code, err.endswith("No such file or directory\n")) == (2, True)
+    code, _, err = selastic("plan", "--export", str(path), "--json")
+    assert (code, "leave --all and --json out" in err) == (2, True)

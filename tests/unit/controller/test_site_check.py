@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.config.schema import ApiSettings, Config, parse
+from slurm_elastic.config.schema import ApiSettings, Config, SiaSettings, parse
 from slurm_elastic.controller.site_check import Facts, check, lines
 from slurm_elastic.slurm import slurm_settings
 from slurm_elastic.slurm.slurm_settings import SlurmSite
@@ -277,3 +277,14 @@ def test_places_where_jobs_get_no_companions_are_named_once_each():
     ]
     never = parse(text.replace("auto", "never"))
     assert check(replace(GOOD, site=site, config=never)) == ()
+
+
+@pytest.mark.parametrize(("answers", "severity"), [(True, "warning"), (False, "error")])
+def test_a_solver_that_is_missing_is_found(answers, severity):
+    config = replace(GOOD.config, sia=SiaSettings(solver="pulp:GLPK"))
+    facts = replace(GOOD, config=config, solver_error="PuLP finds no GLPK on this host")
+    (finding,) = check(facts if answers else replace(facts, controller=None))
+    assert finding.severity == severity
+    assert str(finding).startswith(
+        '[sia] solver = "pulp:GLPK" cannot be used on this host (PuLP finds no GLPK on this host)'
+    )

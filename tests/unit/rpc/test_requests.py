@@ -26,6 +26,7 @@ VALUES = {
     "start": (1.7e9, float("inf")),
     "end": (1.8e9, 10**400),
     "runs": (True, "yes"),
+    "program": (True, "yes"),
     "dry_run": (True, "no"),
     "elastic": ("1-8", ["1-8"]),
     "layout": ("auto", 4),

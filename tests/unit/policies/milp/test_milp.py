@@ -1,7 +1,6 @@
 """Integer program of a round: the published instance, and fixings that do not fit."""
 
 import doctest
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from benchmarks import solver
 from slurm_elastic.policies.milp import assignment_milp as module
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
-from slurm_elastic.policies.milp.pulp_reference import export, solve_reference
+from slurm_elastic.policies.milp.pulp_backend import PulpBackend
 from tests.support import published_data
 
 HARD = "hard_instance.json"
@@ -143,7 +142,7 @@ def test_parts_of_it_are_solved_as_by_the_reference(share):
         capacity=(program.capacity * len(part) / 306 * share).astype(np.int64),
     )
     found = solve(smaller, gap=0.0)
-    _, objective = solve_reference(smaller)
+    objective = smaller.objective(PulpBackend("CBC").choose(smaller))
     assert found.objective == pytest.approx(objective, abs=1e-6)
 
 
@@ -154,14 +153,3 @@ def test_invented_rows_need_no_file():
     assert found["proven"]
     assert found["cbc_finished"]
     assert abs(found["better"]) <= 2e-4
-
-
-def test_export(tmp_path):
-    export(simple(), tmp_path / "round.lp")
-    assert "type_1: x_0_2 + x_1_2 + x_2_2 <= 1" in (tmp_path / "round.lp").read_text()
-
-
-def test_without_pulp_the_reference_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pulp", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install"):
-        solve_reference(simple())

@@ -20,9 +20,12 @@ from slurm_elastic.core.application import (
 from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.policies.milp import assignment_milp
 from slurm_elastic.policies.milp.assignment_milp import ProgramSolution
+from slurm_elastic.policies.milp.program_solver import PulpSolver
+from slurm_elastic.policies.milp.pulp_backend import SolverFailedError
 from slurm_elastic.policies.policy_protocol import Question
-from slurm_elastic.policies.sia import sia, sia_configurations
+from slurm_elastic.policies.sia import sia_configurations
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.policies.sia.sia_configurations import configurations, node_counts, shapes
 from slurm_elastic.round import decide_round
@@ -359,13 +362,32 @@ def test_the_time_limit_is_written_down(monkeypatch):
             how="greedy",
         )
 
-    monkeypatch.setattr(sia, "solve", late)
+    monkeypatch.setattr(assignment_milp, "solve", late)
     c = cluster()
     c.add(1, elastic="1-4", record={"learned": Learned(application())})
     proposals, state = Sia(PLAIN).decide(question(c), {"limit_hits": 2})
     assert "time limit" in words(proposals[0].alternatives[0].reason)
     assert json.loads(json.dumps(state))["limit_hits"] == 3
     assert state["limit_hit"]["gap"] == pytest.approx(0.1)
+
+
+def test_a_round_that_the_configured_solver_did_not_decide_is_written_down():
+    class Broken:
+        name = "CBC"
+
+        def choose(self, program, **_):
+            raise SolverFailedError("CBC failed")
+
+    c = cluster()
+    c.add(1, elastic="1-4", record={"learned": Learned(application())})
+    policy = Sia(PLAIN)
+    policy._solver = PulpSolver(Broken())
+    proposals, state = policy.decide(question(c), {"solver_fallbacks": 2})
+    assert proposals[0].alternatives[0].gpus
+    assert json.loads(json.dumps(state)) == {
+        "solver_fallbacks": 3,
+        "solver_fallback": {"time": NOW, "error": "CBC failed"},
+    }
 
 
 def test_a_single_rule_of_the_artifact():
