@@ -129,7 +129,8 @@ def obey(
     reach = _STRETCH * max(present, learned.application.initial_batch)
     # A library that accumulates splits a share that does not fit; others take it at once.
     if learned.observations and not learned.application.accumulation:
-        reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
+        share = max(o.micro_batch for o in learned.observations)
+        reach = min(reach, replicas * learned.application.micro_batches * _STRETCH * share)
     next_batch = max(low, min(batch, high, max(reach, present)))
     even = next_batch - next_batch % replicas
     next_batch = even if even >= low else next_batch
@@ -168,7 +169,7 @@ def _tried(
         )
         if not replicas or float(goodput) <= 0:
             continue
-        pieces = replicas * (1 + int(more))
+        pieces = replicas * application.micro_batches * (1 + int(more))
         within = min(most, limits[1] // pieces)
         size = min(int(micro), within)
         for batch in (pieces * _even(size, within), pieces * size):

@@ -85,9 +85,11 @@ class Report:
         steps_measured: number of steps in that median.
         global_batch: samples per optimisation step.
         micro_batch: samples that a rank computes at once.
-        accumulation: micro-batches of a rank beyond the first in one step.
+        accumulation: micro-batches of a rank beyond the first in one step; 0 with stages.
+        micro_batches: micro-batches of a replica in one pass through its stages, of which
+            `micro_batch` is the sum then; None: no stages, or an older library.
         micro_step_s: one micro-batch without gradient synchronisation (docs/training.md,
-            "What is measured"), in this shape since the last report.
+            "What is measured"), in this shape since the last report; with stages, one pass.
         grad_sqr, grad_var: squared norm of the gradient, and its variance at `initial_batch`.
         initial_batch: global batch that the training was begun with.
         max_micro_batch: most samples that a rank can compute at once.
@@ -148,6 +150,7 @@ class Report:
     global_batch: int | None = None
     micro_batch: int | None = None
     accumulation: int | None = None
+    micro_batches: int | None = None
     micro_step_s: float | None = None
     grad_sqr: float | None = None
     grad_var: float | None = None
@@ -278,6 +281,7 @@ _REPORT_BOUNDS = {
     "global_batch": 2**31,
     "micro_batch": 2**31,
     "accumulation": 2**31,
+    "micro_batches": 2**31,
     "initial_batch": 2**31,
     "max_micro_batch": 2**31,
     "checkpoint_step": 2**62,

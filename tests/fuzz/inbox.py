@@ -36,7 +36,7 @@ _JOBS = ("4722", "4711", "4700", "4711_3", "99999", "0", "4294967295")
 _REPORT = dataclasses.asdict(
     Report(
         job_id=4722, run=0, phase="training", gpus=4, gpu_type="v100", step=7, progress=0.5,
-        step_time_s=0.25, steps_measured=20, global_batch=256, micro_batch=64, accumulation=1,
+        step_time_s=0.25, steps_measured=20, global_batch=256, micro_batch=64, accumulation=1, micro_batches=8,
         micro_step_s=0.1, grad_sqr=1.0, grad_var=2.0, initial_batch=256, max_micro_batch=128,
         application="net", checkpoint_step=5, checkpoint_age_s=3.0, checkpoint_s=1.0, startup_s=4.0,
         restore_s=1.0, resumed_from=0, proven=True, rehearsal="no-room", kept_in="/d", kept_bytes=9, notice=1, layout="4x1", layers=2, frozen=0,

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.observations import Observations, ObservedTime, number
+from slurm_elastic.controller.state.observations import (
+    Observations,
+    ObservedTime,
+    counted_micro_batches,
+    number,
+)
 from slurm_elastic.core.application import Application, JobClass, Learned, Noise, TypeProfile
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
@@ -143,6 +148,7 @@ class ObservationStore:
             shared.keep(dataclasses.replace(point, recent=[]))
         shared.batch, shared.initial_batch = observations.batch, observations.initial_batch
         shared.most, shared.noise = observations.most, observations.noise or shared.noise
+        shared.micro_batches = observations.micro_batches
         self._changed(job, applications, shared)
 
     def adopt(self, job: Job, observations: Observations) -> None:
@@ -276,6 +282,10 @@ class ObservationStore:
         else:
             job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
             initial = min(batch, initial_batch)
+        passed = observations.micro_batches or (shared.micro_batches if shared else 0)
+        micro_batches = counted_micro_batches(passed, batch, _replicas(directive, types))
+        if passed and most:
+            most = span[1] if span else batch  # a pipeline divides its share itself
         application = Application(
             name=(observations.stated or (shared.stated if shared else "")) or job.name,
             job_class=job_class,
@@ -285,13 +295,16 @@ class ObservationStore:
             gpus=directive.min_gpus,
             # Without a largest micro-batch a rank takes its share of an elastic batch at once.
             accumulation=bool(most) or span is None,
+            micro_batches=micro_batches,
             types=tuple(
                 TypeProfile(
                     t,
                     least=1,
                     most=most
                     or (
-                        _micro_batch_limit(points.values(), directive, t, batch) if span else batch
+                        -(-_share_limit(points.values(), directive, t, batch) // micro_batches)
+                        if span
+                        else batch
                     ),
                     single=single[t],
                     rate=rates.get(t),
@@ -304,7 +317,7 @@ class ObservationStore:
         return Learned(
             application,
             tuple(
-                p.observation()
+                p.observation(micro_batches)
                 for p in believed.values()
                 if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
             ),
@@ -331,7 +344,13 @@ def _span(initial_batch: int, directive: Directive) -> tuple[int, int] | None:
     return (max(low, initial_batch), high) if max(low, initial_batch) < high else None
 
 
-def _micro_batch_limit(
+def _replicas(directive: Directive, types: Sequence[str]) -> list[int]:
+    """Return the smallest and the largest legal number of replicas on these types."""
+    sizes = [(directive.sizes(t), directive.unit_for(t)) for t in types]
+    return [min(s[0] // unit for s, unit in sizes), max(s[-1] // unit for s, unit in sizes)]
+
+
+def _share_limit(
     points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int
 ) -> int:
     """Return the samples that a replica is known to take at once, or must with fewest GPUs."""

@@ -4,6 +4,9 @@ A job's times in one configuration (GPU type, nodes, GPUs, micro-batch) are
 kept as first measured, and replaced only when the median of the last reports
 differs by more than `TOLERANCE`: models are cached by their values, so noise would
 otherwise cause a fit in every round.
+
+Of a pipeline a point is one pass of a step's micro-batches through the stages: its
+`micro_batch` is all samples that a replica takes in the pass.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import contextlib
 import dataclasses
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.controller.state.measurement import staged
 from slurm_elastic.core.application import Observation
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
@@ -32,6 +37,11 @@ _MOST_NOISE = 1e9
 _LEAST_S, _MOST_S = 1e-9, 1e6
 #: Times that differ by this factor from those of earlier jobs are of something else.
 _OTHER = 3.0
+#: Reports without the time of a micro-step after which a configuration is taken for one whose
+#: micro-steps are never measured: `ElasticLoop`, older libraries.
+_UNMEASURED = 3
+#: Most micro-batches of a pass that a model counts.
+_MICRO_BATCHES = 1024
 
 
 @dataclass(slots=True)
@@ -41,6 +51,7 @@ class ObservedTime:
     Attributes:
         step_s, micro_step_s: as in `Observation`.
         recent: (step_s, micro_step_s) of the last reports.
+        estimated: the time of a micro-step was not measured; the first one that is replaces all.
     """
 
     gpu_type: str
@@ -50,6 +61,7 @@ class ObservedTime:
     step_s: float
     micro_step_s: float
     recent: list[tuple[float, float]] = field(default_factory=list)
+    estimated: bool = False
 
     @property
     def key(self) -> str:
@@ -66,10 +78,15 @@ class ObservedTime:
         self.step_s, self.micro_step_s = step, micro
         return True
 
-    def observation(self) -> Observation:
-        """Return it in the form that models take."""
+    def observation(self, micro_batches: int = 1) -> Observation:
+        """Return it in the form that models take.
+
+        Args:
+            micro_batches: `Application.micro_batches`, into which a pass is divided.
+        """
+        size = -(-self.micro_batch // micro_batches)
         return Observation(
-            self.gpu_type, self.nodes, self.gpus, self.micro_batch, self.step_s, self.micro_step_s
+            self.gpu_type, self.nodes, self.gpus, size, self.step_s, self.micro_step_s
         )
 
 
@@ -82,6 +99,8 @@ class Observations:
         noise: (squared norm, variance) of the gradient; None: not measured.
         batch, initial_batch: samples; 0: not reported yet.
         most: most samples that a replica may take at once; 0: not stated.
+        micro_batches: fewest micro-batches of a replica in one pass of its pipeline; 0: it has
+            reported none.
         stated: the application that the script states.
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
@@ -93,16 +112,18 @@ class Observations:
     batch: int = 0
     initial_batch: int = 0
     most: int = 0
+    micro_batches: int = 0
     stated: str = ""
     rates: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, Measurement] = field(default_factory=dict)
     version: int = 0
+    _unmeasured: tuple[str, int] = ("", 0)
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
         body = dataclasses.asdict(self)
         body["points"] = list(body["points"].values())
-        body.pop("version")
+        del body["version"], body["_unmeasured"]
         return body
 
     @classmethod
@@ -115,7 +136,7 @@ class Observations:
             point = _point(row)
             if point is not None:
                 observations.points[point.key] = point
-        for name in ("batch", "initial_batch", "most"):
+        for name in ("batch", "initial_batch", "most", "micro_batches"):
             value = body.get(name)
             if type(value) is int and 0 <= value <= 2**31:
                 setattr(observations, name, value)
@@ -177,22 +198,24 @@ class Observations:
         Returns:
             A point whose kept times have changed.
         """
-        old_values = (self.batch, self.initial_batch, self.most, self.stated, self.noise)
+        old_values = self._settings()
         self.batch = report.global_batch or self.batch
         self.initial_batch = report.initial_batch or self.initial_batch or self.batch
         self.most = (report.max_micro_batch or 0) * unit or self.most
         self.stated = report.application or self.stated
+        passes = report.micro_batches or 0
+        self.micro_batches = min(passes or self.micro_batches, self.micro_batches or passes)
         self._hear_noise(report)
         point = self._hear_times(report, held, unit) if held else None
-        if point or old_values != (
-            self.batch,
-            self.initial_batch,
-            self.most,
-            self.stated,
-            self.noise,
-        ):
+        if point or old_values != self._settings():
             self.version += 1
         return point
+
+    def _settings(self) -> tuple[object, ...]:
+        return (
+            *(self.batch, self.initial_batch, self.most, self.micro_batches),
+            *(self.stated, self.noise),
+        )
 
     def _hear_noise(self, report: Report) -> None:
         sqr, var = report.grad_sqr, report.grad_var
@@ -209,26 +232,60 @@ class Observations:
         replicas, remainder = divmod(held.gpus, unit)
         if not step_s or not batch or remainder or not _LEAST_S < step_s < _MOST_S:
             return None
-        steps = 1 + (report.accumulation or 0)
+        pipeline = staged(report) or report.micro_batches is not None
+        steps = 1 if pipeline else 1 + (report.accumulation or 0)
         size = -(-batch // (replicas * steps))
         micro_s = report.micro_step_s
-        known_point = self.points.get(f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}")
+        key = f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}"
+        known_point, estimated = self.points.get(key), micro_s is None
         if known_point and report.frozen:
             return None  # what is believed is what it takes with nothing frozen
         if micro_s is None and known_point:
             micro_s = step_s / steps * min(1.0, known_point.micro_step_s / known_point.step_s)
         elif micro_s is None:
-            if report.micro_batch is not None:
+            if report.micro_batch is not None and not pipeline and self._may_follow(key):
                 return None  # it measures; this time no step was looked into
-            micro_s = step_s / steps  # an older library: as if synchronisation cost nothing
+            micro_s = step_s / steps  # as if synchronisation cost nothing
         micro_s = min(max(micro_s, _LEAST_S), step_s / steps)
         alone_s = step_s - (steps - 1) * micro_s  # without accumulation
         if known_point:
+            if known_point.estimated and not estimated:
+                known_point.recent, known_point.estimated = [], False
             return known_point if known_point.add(alone_s, micro_s) else None
-        point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, alone_s, micro_s)
+        place = held.gpu_type, len(held.nodes), held.gpus
+        point = ObservedTime(*place, size, alone_s, micro_s, estimated=estimated)
         point.add(alone_s, micro_s)
         self.keep(point)
         return point
+
+    def _may_follow(self, key: str) -> bool:
+        """Return whether the time of a micro-step may still come, after another report without."""
+        last, count = self._unmeasured
+        self._unmeasured = key, count + 1 if last == key else 1
+        return self._unmeasured[1] < _UNMEASURED
+
+
+def counted_micro_batches(fewest: int, batch: int, replicas: Sequence[int]) -> int:
+    """Return into how many micro-batches a model is to divide the passes of a pipeline.
+
+    As many as the job has, but so few that whole samples still describe each replica's share
+    within `TOLERANCE`: of a batch of 12 on 1 and 2 replicas 6 at most.
+
+    Args:
+        fewest: of a replica in one pass, as reported; 0: none.
+        batch: samples of a step.
+        replicas: the smallest and the largest legal number.
+    """
+    fewest_replicas, most_replicas = replicas
+    numbers = [most_replicas]
+    while fewest_replicas < most_replicas:
+        numbers.append(fewest_replicas)
+        fewest_replicas *= 2
+    for count in range(min(fewest, batch // most_replicas, _MICRO_BATCHES), 1, -1):
+        pieces = [count * number for number in numbers]
+        if all(-(-batch // p) * p <= (1 + TOLERANCE) * batch for p in pieces):
+            return count
+    return 1
 
 
 def _near(value: float, reference: float) -> bool:
@@ -251,7 +308,9 @@ def _point(row: Any) -> ObservedTime | None:
         return None
     nodes, gpus, micro_batch = (int(str(c)) for c in counts)
     recent = [pair for r in _list(row.get("recent")) if (pair := _pair(r))]
-    return ObservedTime(kind, nodes, gpus, micro_batch, *times, recent=recent[-_RECENT:])
+    point = ObservedTime(kind, nodes, gpus, micro_batch, *times, recent=recent[-_RECENT:])
+    point.estimated = row.get("estimated") is True
+    return point
 
 
 def _pair(value: Any) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.cli import explain
 from slurm_elastic.config import schema
-from slurm_elastic.controller.batch_tuning import MIN_GAIN, BatchChoice, choose, frozen
+from slurm_elastic.controller.batch_tuning import MIN_GAIN, BatchChoice, choose, frozen, obey
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
@@ -100,6 +100,18 @@ def test_micro_batches_at_most_double_what_was_measured():
     known = learned(seen(micro_batch=64), seen(micro_batch=128), accumulation=False)
     assert 240 <= settled(known)[-1] <= 256
     assert settled(known, FOUR, limits=(64, 600))[-1] in range(500, 601, 4)
+
+
+def test_a_pipeline_gets_batches_of_whole_micro_batches():
+    """Eight micro-batches are in each pass: batches are multiples of eight for each replica."""
+    types = tuple(TypeProfile(t, least=1, most=64, unit=2) for t in PER_NODE)
+    known = learned(
+        Observation("a100", 1, 4, 4, 0.9, 0.8), micro_batches=8, types=types, accumulation=False
+    )
+    choice = chosen(known, FOUR)
+    assert choice.batch == 128
+    ordered = obey(known, FOUR, 64, batch=1000, limits=(64, 1024))
+    assert ordered.batch == 128, "twice the share that was measured"
 
 
 def test_without_a_gain_nothing_changes_and_it_says_so():

@@ -88,6 +88,8 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("change_state", 3),
         ("change_problem", "\x1b[2J"),
         ("generation", 0.5),
+        ("micro_batches", 0.5),
+        ("micro_batches", -1),
         ("pause_s", float("nan")),
         ("companions", {"4711": 2}),
         ("companions", [[4711, 2]]),

@@ -14,7 +14,11 @@ from slurm_elastic.controller.state import ledger_schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.observation_store import estimated, measured
-from slurm_elastic.controller.state.observations import Observations, ObservedTime
+from slurm_elastic.controller.state.observations import (
+    Observations,
+    ObservedTime,
+    counted_micro_batches,
+)
 from slurm_elastic.core.application import JobClass, Noise
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.report import Report
@@ -149,6 +153,87 @@ def test_a_report_without_a_step_looked_into_waits_for_the_next(store):
         store.record_report(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
     (seen,) = learned(store, of).observations
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((1.28, 0.64))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_loop_that_measures_whole_steps_only_is_learned_from_after_some_reports(store, steps):
+    of = running()
+    fields = {"micro_step_s": None, "accumulation": steps - 1, "micro_batch": 64 // steps}
+    for _ in range(3):
+        assert learned(store, of) is None or not learned(store, of).observations
+        store.record_report(report(**fields), of, 0.0)
+    (seen,) = learned(store, of).observations
+    assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.64 / steps, 0.64 / steps))
+    # The first measurement counts at once.
+    store.record_report(report(**(fields | {"micro_step_s": 0.1})), of, 0.0)
+    (seen,) = learned(store, of).observations
+    assert seen.micro_step_s == pytest.approx(0.1)
+
+
+# --- pipelines ---
+
+
+def staged(gpus, **fields):
+    """Return a report of replicas of two stages, in passes of eight micro-batches."""
+    share = 2 * 64 // gpus
+    values = {"gpus": gpus, "layout": f"{gpus // 2}x2", "micro_batch": share, "micro_batches": 8,
+              "step_time_s": 0.5, "micro_step_s": 0.4}  # fmt: skip
+    return report(**(values | fields))
+
+
+def test_one_pass_of_a_pipeline_is_observed(store):
+    of = running(gpus=4, directive="2-8,unit=2,parallel=hybrid")
+    store.record_report(staged(4), of, 0.0)
+    known = learned(store, of)
+    assert known.application.micro_batches == 8
+    assert known.application.types[0].unit == 2
+    (seen,) = known.observations
+    assert (seen.gpus, seen.micro_batch, seen.step_s, seen.micro_step_s) == (4, 4, 0.5, 0.4)
+
+
+def test_a_pipeline_of_an_older_library_is_observed_at_once(store):
+    """It reports accumulated micro-batches of each rank, and no time of a pass."""
+    of = running(gpus=4, directive="2-8,unit=2,parallel=hybrid")
+    older = {"micro_batches": None, "micro_step_s": None, "micro_batch": 8, "accumulation": 3}
+    store.record_report(staged(4, **older), of, 0.0)
+    known = learned(store, of)
+    assert known.application.micro_batches == 1
+    (seen,) = known.observations
+    assert (seen.micro_batch, seen.step_s, seen.micro_step_s) == (32, 0.5, 0.5)
+
+
+def test_the_fewest_micro_batches_count_and_survive_a_restart(store, ledger):
+    of = running(gpus=4, directive="2-8,unit=2,parallel=hybrid")
+    for count in (8, 4, 8):
+        store.record_report(staged(4, micro_batches=count, max_micro_batch=8), of, 0.0)
+    store.observe(snapshot(of))
+    again = JobStore(ledger, STATED)
+    for known in (learned(store, of), learned(again, of)):
+        assert known.application.micro_batches == 4
+        assert {t.most for t in known.application.types} == {64}, "it divides its share itself"
+
+
+def test_a_pipeline_with_an_elastic_batch_runs_shares_that_were_measured():
+    store = JobStore(Ledger(":memory:"), STATED)
+    store.learning.adaptive_batches = True
+    of = running(gpus=4, directive="2-8,unit=2,parallel=hybrid,batch=64-512")
+    store.record_report(staged(4), of, 0.0)
+    known = learned(store, of).application
+    assert (known.job_class, known.micro_batches) == (JobClass.ADAPTIVE, 8)
+    assert [t.most for t in known.types] == [8, 8], "64 samples on one replica, in 8 parts"
+    store.record_report(staged(4, max_micro_batch=8), of, 0.0)
+    assert [t.most for t in learned(store, of).application.types] == [512, 512]
+
+
+@given(st.integers(1, 2**31), st.integers(1, 2**31), st.integers(1, 4096), st.integers(1, 4096))
+def test_counted_micro_batches_describe_every_share(fewest, batch, one, other):
+    least, most = sorted((one, other))
+    count = counted_micro_batches(fewest, batch, [least, most])
+    assert 1 <= count <= fewest
+    if count > 1:
+        for replicas in (least, most):
+            share = batch / replicas
+            assert -(-batch // (replicas * count)) * count <= 1.05 * share
 
 
 def test_noise_is_kept_until_it_differs(store):
