@@ -329,7 +329,13 @@ class TrainingJob:
         )
         manifest_values["freezing"] = lambda: restored.get("freezing")
         self._batch_size.log_initial()
-        self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
+        self._report_share()
+
+    def _report_share(self) -> None:
+        """Report how a step's samples are divided."""
+        fields = self._batch_size.report_fields(self._micro_batch)
+        fields |= self._strategy.report_fields(self._batch_size.now)
+        self._reporter.set_fields(**fields)
 
     def _make_freezer(
         self, full_model: torch.nn.Module, freezing: Freezing | None
@@ -357,7 +363,7 @@ class TrainingJob:
         """Apply the agreed batch size and frozen prefix, from the next step on."""
         if self._batch_size.apply(agreed.batch):
             self._reporter.timer.restart()
-            self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
+            self._report_share()
             if self._freezer:
                 self._freezer.set_batch(self._batch_size.now)
         if self._freezer and self._freezer.frozen != (n := round(agreed.frozen)):

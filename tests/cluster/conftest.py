@@ -22,7 +22,7 @@ from tests.support.slurm_cluster import (
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files in which the controller acts on step times that it measures. They run one after the other:
 #: at once, their many ranks would falsify each other's times.
-MEASURING = ("test_near_places.py", "test_hybrid.py")
+MEASURING = ("test_near_places.py", "test_hybrid.py", "test_learning_layouts.py")
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
 #: with one at the end.
 LONG = (

@@ -8,7 +8,7 @@ A step calls, in this order:
     begin, (forward, backward, micro_batch_done) for each micro-batch, reducing, reduced,
     optimizing, end
 
-A step of another kind calls begin, `enter` for each of its parts, `staged`, optimizing, end.
+A step of another kind calls begin, `enter` for each of its parts, `passed`, optimizing, end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from slurm_elastic.training.measure.step_times import Phases, StepParts, StepTim
 from slurm_elastic.training.parallel.process_group import RankGroup
 
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "forward", "backward", "sync", "optimizer"
+#: A backward pass that also reduces gradients, after others that do not.
+REDUCING_BACKWARD = "reducing-backward"
+#: Of a pipeline, after its last pass: the reduction of gradients over replicas.
+REDUCE = "reduce"
 
 
 class StepProfiler:
@@ -56,7 +60,7 @@ class StepProfiler:
         self._rank_group = rank_group
         self._profiler = profiler
         self._sampled = False
-        self._micro_batches, self._staged = 0, False
+        self._micro_batches, self._pipeline = 0, False
         self._phases = Phases(rank_group.device)
         self._pending: tuple[Phases, int, bool] | None = None
         self._zero = torch.zeros((), device=rank_group.device)
@@ -78,7 +82,7 @@ class StepProfiler:
         self.end()
         self._settle()
         self._sampled = self._timer.sampled
-        self._micro_batches, self._staged = 0, False
+        self._micro_batches, self._pipeline = 0, False
         self._small = (self._zero, 0.0)
         if self._sampled:
             self._phases = Phases(self._rank_group.device)
@@ -90,13 +94,16 @@ class StepProfiler:
         if self._sampled:
             self._phases.enter(phase)
 
-    def staged(self, micro_batches: int) -> None:
-        """End the passes of these micro-batches through this rank's part of the model.
+    def passed(self, micro_batches: int, *, pipeline: bool) -> None:
+        """End the passes of these micro-batches, in which other ranks took part, too.
 
-        They are no micro-step: other ranks took part, or it was not the whole model.
+        Args:
+            micro_batches: that went through this rank.
+            pipeline: this rank's part of the model is a stage; one pass of all micro-batches
+                counts as a micro-step.
         """
         self.enter("")
-        self._micro_batches, self._staged = micro_batches, True
+        self._micro_batches, self._pipeline = micro_batches, pipeline
 
     def forward(self, size: int | None = None) -> None:
         """Begin a micro-batch's forward pass; `size` is its samples, None: unknown."""
@@ -157,7 +164,7 @@ class StepProfiler:
         if not self._sampled:
             return
         self.enter("")
-        self._pending = self._phases, self._micro_batches, self._staged
+        self._pending = self._phases, self._micro_batches, self._pipeline
         self._sampled = False
         if self._rank_group.device.type != "cuda":
             self._settle()
@@ -166,16 +173,22 @@ class StepProfiler:
         """Pass on the parts of the last step, as soon as a GPU has finished it."""
         if self._pending is None or not self._pending[0].ready:
             return
-        (phases, micro_batches, staged), self._pending = self._pending, None
+        (phases, micro_batches, pipeline), self._pending = self._pending, None
         seconds = phases.totals()
+        backward_s, reduce_s = seconds.get(BACKWARD, 0.0), seconds.get(REDUCE, 0.0)
+        reducing_s = seconds.get(REDUCING_BACKWARD, 0.0)
+        if reducing_s:
+            plain_s = min(reducing_s, backward_s / max(1, micro_batches - 1))
+            backward_s, reduce_s = backward_s + plain_s, reduce_s + reducing_s - plain_s
+        sync_s = seconds.get(SYNC, 0.0) + reduce_s
         self._timer.parts(
             StepParts(
                 forward_s=seconds.get(FORWARD, 0.0),
-                backward_s=seconds.get(BACKWARD, 0.0),
-                sync_s=0.0 if self._rank_group.size == 1 else seconds.get(SYNC, 0.0),
+                backward_s=backward_s,
+                sync_s=0.0 if self._rank_group.size == 1 else sync_s,
                 optimizer_s=seconds.get(OPTIMIZER),
                 micro_batches=micro_batches,
-                staged=staged,
+                reduce_s=reduce_s if pipeline else None,
             )
         )
 

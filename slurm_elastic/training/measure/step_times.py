@@ -40,6 +40,7 @@ class StepDurations:
         steps: number of steps of that median.
         micro_step_s: one micro-batch without gradient synchronisation: its forward and backward
             pass where a step has several, else the step less the time spent in the all-reduce.
+            In stages the step less the reduction that follows the last pass.
         data_s: waiting for the loader, by the clock, over all steps.
         forward_s: forward passes of all micro-batches, losses and copies to the device included.
         backward_s: their backward passes.
@@ -64,7 +65,8 @@ class StepParts:
 
     Attributes:
         micro_batches: their number.
-        staged: passes were not those of a whole model on one rank, so there is no micro-step.
+        reduce_s: of a pipeline: from the last pass here to the end of the reduction of gradients
+            on all ranks; None: each rank has the whole model.
     """
 
     forward_s: float = 0.0
@@ -72,7 +74,7 @@ class StepParts:
     sync_s: float = 0.0
     optimizer_s: float | None = None
     micro_batches: int = 1
-    staged: bool = False
+    reduce_s: float | None = None
 
 
 class StepTimer:
@@ -146,7 +148,7 @@ class StepTimer:
         result = StepDurations(
             step_s,
             len(self._times),
-            _micro_step_s([p for p in full if not p.staged], step_s),
+            _micro_step_s(full, step_s),
             data_s=_median(self._data),
             forward_s=_median(p.forward_s for p in full),
             backward_s=_median(p.backward_s for p in full),
@@ -237,6 +239,9 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def _micro_step_s(parts: list[StepParts], step_s: float) -> float | None:
+    reduce_s = _median(p.reduce_s for p in parts)
+    if reduce_s is not None:
+        return max(_LEAST_COMPUTE * step_s, step_s - reduce_s)
     several = [(p.forward_s + p.backward_s) / p.micro_batches for p in parts if p.micro_batches > 1]
     if several:
         return min(step_s, statistics.median(several))

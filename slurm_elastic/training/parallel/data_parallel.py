@@ -59,6 +59,11 @@ class DataParallel:
         """See `ParallelStrategy`."""
         return self._reducer.bytes if self._reducer else 0
 
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """See `ParallelStrategy`."""
+        del batch
+        return {}
+
     def join(self, *, fresh: bool) -> None:
         """See `ParallelStrategy`."""
         if fresh:

@@ -20,7 +20,13 @@ import torch
 from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers, layers_of
-from slurm_elastic.training.measure.step_profiler import BACKWARD, FORWARD, SYNC, StepProfiler
+from slurm_elastic.training.measure.step_profiler import (
+    BACKWARD,
+    FORWARD,
+    REDUCING_BACKWARD,
+    SYNC,
+    StepProfiler,
+)
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
@@ -102,6 +108,11 @@ class FullyShardedParallel:
         """See `ParallelStrategy`."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """See `ParallelStrategy`."""
+        del batch
+        return {}
+
     def join(self, *, fresh: bool) -> None:
         """See `ParallelStrategy`."""
 
@@ -117,12 +128,14 @@ class FullyShardedParallel:
         total = torch.zeros((), device=self._rank_group.device)
         with self._signals.tolerate_ending_peers():
             for piece, part in zip(share.slices, batch.parts, strict=True):
-                self.model.set_requires_gradient_sync(piece is share.slices[-1])
+                last = piece is share.slices[-1]
+                self.model.set_requires_gradient_sync(last)
                 self._step_profiler.enter(FORWARD)
                 inputs, targets = pair(moved(part, self._rank_group.device))
                 loss = loss_of(self._loss_fn, self.model(inputs), targets)
                 summed = loss.sum() if loss.dim() else loss * len(piece.span)
-                self._step_profiler.enter(BACKWARD)
+                reduces = last and len(share.slices) > 1
+                self._step_profiler.enter(REDUCING_BACKWARD if reduces else BACKWARD)
                 (summed if piece.counts else summed * 0.0).backward()
                 if piece.counts:
                     total += summed.detach()
@@ -134,7 +147,7 @@ class FullyShardedParallel:
                 # FSDP2 has taken the mean over the ranks, whose shares may be unequal.
                 parameter.grad.to_local().mul_(self._rank_group.size / share.count)
         summed_loss, *agreed = sums.tolist()
-        self._step_profiler.staged(len(share.slices))
+        self._step_profiler.passed(len(share.slices), pipeline=False)
         return summed_loss / share.count, StrategySettings(*agreed)
 
     def clip(self, most: float) -> None:

@@ -65,6 +65,13 @@ class ParallelStrategy(Protocol):
     def reduced_bytes(self) -> int:
         """Bytes that this rank contributes to a step's reduction of gradients; 0 for one rank."""
 
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """Return the fields of a report that differ from those of replicas of a whole model.
+
+        Args:
+            batch: samples of a step.
+        """
+
     def join(self, *, fresh: bool) -> None:
         """Prepare for the first step, when all ranks are connected and restored.
 

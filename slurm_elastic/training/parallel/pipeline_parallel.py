@@ -127,6 +127,16 @@ class PipelineParallel:
         """See `ParallelStrategy`."""
         return self._engine.reduced_bytes if self._engine else 0
 
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """See `ParallelStrategy`."""
+        replicas = max(map(len, self._pipeline.stages))
+        number = len(self._micro_batch_split.spans(batch))
+        return {
+            "micro_batch": -(-batch // replicas),
+            "accumulation": 0,
+            "micro_batches": -(-number // replicas),
+        }
+
     def join(self, *, fresh: bool) -> None:
         """See `ParallelStrategy`."""
         del fresh  # the engine gives replicas the values of the first in any case
@@ -155,7 +165,7 @@ class PipelineParallel:
             agreed = StrategySettings(*engine.total(requested))
         held = self._pipeline.held_by(self._rank_group.rank)
         shares = (self._pipeline.share(stage, self._rank_group.rank, len(sizes)) for stage in held)
-        self._step_profiler.staged(sum(map(len, shares)))
+        self._step_profiler.passed(sum(map(len, shares)), pipeline=True)
         return loss, agreed
 
     def clip(self, most: float) -> None:

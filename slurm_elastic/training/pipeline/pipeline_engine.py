@@ -48,8 +48,8 @@ class PipelineEngine:
             micro-batches, divided by `divisor`.
         ties: sets of names of parameters that are one, in any stages.
         vertical_sync: pipedream's option (weight_stashing.py).
-        enter: called with what begins: "forward", "backward", "optimizer", or "sync" for
-            waiting, sending and reducing.
+        enter: called with what begins: "forward", "backward", "optimizer", "sync" for waiting
+            and sending, or "reduce" for the reduction of gradients.
         device: of modules and data.
         timeout_s: how long a rank waits for another.
 
@@ -158,8 +158,11 @@ class PipelineEngine:
             )
         losses = self._drive(batch, sizes, update=None)
         divisor = float(len(batch)) if divisor is None else divisor
+        self._enter("reduce")
         self._shared.add_up(divisor)
-        return self._groups.total([sum(losses)])[0] / divisor
+        total = self._groups.total([sum(losses)])[0]  # waits for the reductions of all stages
+        self._enter("sync")
+        return total / divisor
 
     def run(
         self,
@@ -300,6 +303,7 @@ class PipelineEngine:
         members = min(replicas, count - action.micro * replicas)
         if self.rank not in self._layout.stages[action.stage][:members]:
             stage.clear()
+        self._enter("reduce")
         self._shared.add_up_stage(action.stage, members)
         self._enter("optimizer")
         update()

@@ -83,6 +83,15 @@ def test_a_micro_step_stays_positive_where_the_all_reduce_takes_longer(now) -> N
     assert micro(timer)[2] == pytest.approx(0.01)
 
 
+def test_the_micro_step_of_a_pipeline_is_a_whole_pass(now) -> None:
+    timer = StepTimer()
+    passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5, "micro_batches": 4}
+    steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes, reduce_s=0.25)
+    assert micro(timer) == (2.0, 3, 1.75)
+    steps(timer, now, [2.0] * 2, **passes, reduce_s=0.0)
+    assert micro(timer) == (2.0, 2, 2.0)
+
+
 def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None:
     timer = StepTimer()
     steps(timer, now, [1.0] * 3, forward_s=1.0, backward_s=2.0, sync_s=3.0, optimizer_s=4.0)
@@ -339,7 +348,10 @@ def test_stages_report_their_times_and_layers(
     assert measured
     for name in ("backward_s", "sync_s", "optimizer_s", "data_s"):
         assert all(r[name] > 0 for r in measured), name
-    # Of one stage only, which is no micro-batch of the model.
-    assert all(r.get("micro_step_s") is None for r in launcher.reports)
+    assert all(0 < r["micro_step_s"] <= r["step_time_s"] for r in measured)
+    for r in measured:
+        # Four times as many micro-batches as the pipeline holds, of the whole batch.
+        assert (r["micro_batch"], r["accumulation"], r["micro_batches"]) == (12, 0, 8)
+        assert Report.from_wire({"job_id": 1, "run": 0} | r).micro_batches == 8
     reports = [r for r in launcher.reports if "profile" in r]
     assert [row[0] for row in reports[0]["profile"]] == ["front", "act", "drop", "back"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.training.parallel import fsdp
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 
@@ -42,3 +42,18 @@ def test_all_ranks_have_equally_many_micro_batches() -> None:
         assert len({len(pieces) for pieces in splits}) == 1
         taken = [i for pieces in splits for piece in pieces if piece.counts for i in piece.span]
         assert sorted(taken) == list(range(count))
+
+
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(None, 0), (3, 1)])
+def test_sharded_ranks_report_their_micro_steps(
+    tmp_path: Path, launcher: FakeLauncher, micro_batch: int | None, accumulation: int
+) -> None:
+    runs = TrainingRuns(tmp_path / "parts")
+    runs.run(2, launcher=launcher, shard=True, micro_batch=micro_batch, step_s=0.01)
+    measured = [r for r in launcher.reports if r.get("micro_step_s")]
+    assert measured
+    for r in measured:
+        assert r["layout"] == "2x1"
+        assert 0 < r["micro_step_s"] * (1 + accumulation) <= r["step_time_s"]
+        assert (r["accumulation"], r.get("micro_batches")) == (accumulation, None)
+        assert r["sync_s"] > 0

@@ -1,0 +1,80 @@
+"""Jobs that are not plainly data parallel grow from MIN under policy sia, and give way.
+
+All nodes but one are taken, so that a job can have four GPUs. Debian's torch has no FSDP2 on CPUs:
+in its place stands a loop of the script's own, whose reports are those of one with `fully_shard`.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.selasticd import Daemon, eager_config, gpus, running
+from tests.support.slurm_cluster import SlurmCluster, until
+
+DRIVER = Path(__file__).parent / "drivers" / "slow_layers.py"
+STAGE = "/shared/home/alice/layouts"
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    with running(cluster, eager_config(policy="sia"), reporters=()) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize(
+    ("kind", "directive", "least", "layouts"),
+    [
+        ("stages", "2-4,unit=2,parallel=hybrid", 2, ["1x2", "2x2", "1x2"]),
+        ("loop", "1-2", 1, ["1x1", "2x1", "1x1"]),
+    ],
+)
+def test_a_job_grows_from_min_and_gives_way(
+    daemon: Daemon, cluster: SlurmCluster, kind: str, directive: str, least: int, layouts: list[str]
+) -> None:
+    out = f"{STAGE}/{kind}"
+    cluster.exec(f"rm -rf {out} {out}.log; mkdir -p {STAGE}", user="alice")
+    cluster.exec(f"cat >{STAGE}/slow_layers.py", stdin=DRIVER.read_text(), user="alice")
+    others = ("-N5", "-wg02,g03,g04,g05,g06", "--ntasks-per-node=1", "--gres=gpu:4")
+    cluster.wait(cluster.sbatch("exec sleep 600", "-o/dev/null", *others, user="bob"), "RUNNING")
+    job = cluster.sbatch(
+        f"export OMP_NUM_THREADS=1\nexec esrun python3 {STAGE}/slow_layers.py {out} {kind}",
+        *(f"--elastic={directive}", f"-J{kind}", "-t30", "--open-mode=append"),
+        f"--output={out}.log",
+    )
+
+    def log() -> str:
+        text = cluster.exec(f"cat {out}.log", check=False).stdout
+        return f"{kind}:\n{text[-3000:]}\n{daemon.log()[-4000:]}"
+
+    cluster.wait(job, "RUNNING")
+    assert gpus(cluster, job) == least
+    until(lambda: gpus(cluster, job) == 2 * least, seconds=60, what=log)
+    until(lambda: layout(cluster, out) == layouts[1], seconds=60, what=log)
+    assert "nothing measured" not in daemon.selastic("explain", str(job))
+
+    rigid = cluster.sbatch("exec sleep 600", f"--gres=gpu:{4 - least}", "-o/dev/null", user="bob")
+    cluster.wait(rigid, "RUNNING")
+    until(lambda: gpus(cluster, job) == least, seconds=60, what=log)
+    until(lambda: layout(cluster, out) == layouts[2], seconds=60, what=log)
+    cluster.cancel()
+
+    lines = steps(cluster, out)
+    assert [b for a, b in pairwise(["", *(line["layout"] for line in lines)]) if a != b] == layouts
+    numbers = [line["step"] for line in lines]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "a step was lost"
+    daemon.check_log()
+
+
+def steps(cluster: SlurmCluster, out: str) -> list[dict]:
+    """Return the records of a job's steps."""
+    text = cluster.exec(f"cat {out}/steps.jsonl 2>/dev/null || true").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def layout(cluster: SlurmCluster, out: str) -> str:
+    """Return the layout of the newest step; "" before the first."""
+    lines = steps(cluster, out)
+    return lines[-1]["layout"] if lines else ""
