@@ -28,6 +28,8 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     ("kind", "directive", "least", "layouts"),
     [
         ("stages", "2-4,unit=2,parallel=hybrid", 2, ["1x2", "2x2", "1x2"]),
+        # The partitioner's choice on so slow links; replicas ("2x1") if it were not asked.
+        ("stages", "1-2,parallel=hybrid", 1, ["1x1", "1x2", "1x1"]),
         ("loop", "1-2", 1, ["1x1", "2x1", "1x1"]),
     ],
 )
@@ -40,7 +42,8 @@ def test_a_job_grows_from_min_and_gives_way(
     others = ("-N5", "-wg02,g03,g04,g05,g06", "--ntasks-per-node=1", "--gres=gpu:4")
     cluster.wait(cluster.sbatch("exec sleep 600", "-o/dev/null", *others, user="bob"), "RUNNING")
     job = cluster.sbatch(
-        f"export OMP_NUM_THREADS=1\nexec esrun python3 {STAGE}/slow_layers.py {out} {kind}",
+        "export OMP_NUM_THREADS=1 SLURM_ELASTIC_BANDWIDTH=1e5,1e5\n"
+        f"exec esrun python3 {STAGE}/slow_layers.py {out} {kind}",
         *(f"--elastic={directive}", f"-J{kind}", "-t30", "--open-mode=append"),
         f"--output={out}.log",
     )
@@ -51,7 +54,7 @@ def test_a_job_grows_from_min_and_gives_way(
 
     cluster.wait(job, "RUNNING")
     assert gpus(cluster, job) == least
-    until(lambda: gpus(cluster, job) == 2 * least, seconds=60, what=log)
+    until(lambda: gpus(cluster, job) == 2 * least, seconds=90, what=log)
     until(lambda: layout(cluster, out) == layouts[1], seconds=60, what=log)
     assert "nothing measured" not in daemon.selastic("explain", str(job))
 

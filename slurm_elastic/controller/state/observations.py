@@ -39,7 +39,7 @@ _LEAST_S, _MOST_S = 1e-9, 1e6
 _OTHER = 3.0
 #: Reports without the time of a micro-step after which a configuration is taken for one whose
 #: micro-steps are never measured: `ElasticLoop`, older libraries.
-_UNMEASURED = 3
+_UNMEASURED = 2
 #: Most micro-batches of a pass that a model counts.
 _MICRO_BATCHES = 1024
 

@@ -23,7 +23,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-LAYERS, WIDTH, BATCH, MICRO_BATCH = 4, 8, 16, 4
+LAYERS, WIDTH, BATCH, MICRO_BATCH = 4, 64, 16, 4
 #: Seconds of a sample in a layer.
 SAMPLE_S = 0.005
 CHECKPOINT_S = 3.0

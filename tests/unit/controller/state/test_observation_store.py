@@ -159,7 +159,7 @@ def test_a_report_without_a_step_looked_into_waits_for_the_next(store):
 def test_a_loop_that_measures_whole_steps_only_is_learned_from_after_some_reports(store, steps):
     of = running()
     fields = {"micro_step_s": None, "accumulation": steps - 1, "micro_batch": 64 // steps}
-    for _ in range(3):
+    for _ in range(2):
         assert learned(store, of) is None or not learned(store, of).observations
         store.record_report(report(**fields), of, 0.0)
     (seen,) = learned(store, of).observations
