@@ -280,6 +280,68 @@ class SiaSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoodputSettings:
+    """Section `[goodput]`; where the defaults come from: docs/goodput.md."""
+
+    p: float = key(
+        0.5,
+        "Power of the gains: below 1 the first GPUs of a job count more than further ones.",
+        bounds=(0.05, 1),
+    )
+    price: float = key(
+        0.02,
+        "Price of a GPU of the slowest type: seconds of one job's life per GPU second.",
+        bounds=(1e-6, 100),
+    )
+    prices: dict[str, float] = key(
+        {},
+        "Prices of single types, e.g. { a100 = 0.08 }; others follow the jobs' speeds on them.",
+        bounds=(1e-6, 100),
+    )
+    charge: float = key(
+        0.0,
+        "Fraction of the price of its GPUs that is taken off a job's profit: above 0 saves GPU"
+        " hours.",
+        bounds=(0, 10),
+    )
+    hysteresis: float = key(
+        0.05, "Fraction by which the gain of every change counts less.", bounds=(0, 0.9)
+    )
+    lengths: bool = key(
+        True, "Weigh jobs that report their progress by the work that they have left."
+    )
+    length_power: float = key(
+        0.15,
+        "How much: a job with n hours left counts n to the power of less this.",
+        bounds=(0, 1),
+    )
+    wait_s: float = key(
+        3600.0,
+        "A job that has waited so long gets its smallest size before all others; 0: never.",
+        bounds=(0, 1e7),
+    )
+    share: bool = key(
+        True, "A new job starts from measurements of earlier jobs of the same application."
+    )
+    residuals: bool = key(
+        True, "Correct the fits of step times by what they leave over (docs/models.md)."
+    )
+    growth: float = key(
+        64.0, "A job grows to at most this multiple of the most GPUs measured.", bounds=(1, 1e6)
+    )
+    whole_nodes: int = key(
+        16,
+        "Whole-node configurations of every count up to this many nodes; above, in growing steps.",
+        bounds=(1, 10000),
+    )
+    time_limit_s: float = key(
+        5.0,
+        "Seconds for the integer program; then the best solution so far is used.",
+        bounds=(0.01, 3600),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElasticBatchSettings:
     """Section `[elastic_batch]`; defaults as published.
 
@@ -451,6 +513,7 @@ class Config:
         SpeedupSettings, "speed that is assumed before a job has reported"
     )
     sia: SiaSettings = section(SiaSettings, "policy `sia` (docs/sia.md); defaults as published")
+    goodput: GoodputSettings = section(GoodputSettings, "policy `goodput` (docs/goodput.md)")
     elastic_batch: ElasticBatchSettings = section(
         ElasticBatchSettings,
         "policy `elastic_batch` (docs/elastic_batch.md); defaults as published",

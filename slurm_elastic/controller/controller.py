@@ -94,6 +94,8 @@ class Controller:
         )
         self._starter = ChangeStarter(self.store, self.engine, self.tuner, config, log)
         self.store.learning.adaptive_batches = chooser != "user"
+        self.store.learning.shares_measurements = capabilities.shares_measurements
+        self.store.learning.residual_models = capabilities.residual_models
         self.report_handler.predicts_frozen_layers = capabilities.predicts_frozen_layers
         self.retired = False
         #: PrivateData of slurm.conf; all of it is taken for private until slurmctld has answered.

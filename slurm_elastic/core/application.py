@@ -184,9 +184,12 @@ class Learned:
         observations: at most one per configuration, in the order of their measurement.
         noise: the latest; None: not measured, the batch's efficiency is unknown.
         prefixes: layers that may be frozen; None: none.
+        residuals: whether models correct their fits by what these leave over
+            (models/step_residuals.py).
     """
 
     application: Application
     observations: tuple[Observation, ...] = ()
     noise: Noise | None = None
     prefixes: Prefixes | None = None
+    residuals: bool = False

@@ -111,6 +111,15 @@ GOODPUT = (
         BECAUSE,
     ),
     define(
+        "waited-longest", "The job waited for so long that its smallest size comes first.",
+        seconds("waited_s", "the wait"), BECAUSE,
+    ),
+    define(
+        "work-left", "The work that is left of the job decides how much its gain counts.",
+        seconds("left_s", "time left on the chosen GPUs"),
+        number("weight", "factor of its gain"),
+    ),
+    define(
         "layers-frozen", "Frozen layers lower what further GPUs would gain.",
         count("frozen", "frozen layers, from the first"), count("layers", "layers of the model"),
         count("held", "GPUs that it held, where it gives some up", "GPUs", optional=True),

@@ -16,7 +16,7 @@ AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
     "All policies": policy_codes.ALL_POLICIES,
     "Policy fair": policy_codes.FAIR,
     "Policies fifo, static, srtf, las and gavel": policy_codes.BASELINES,
-    "Policies sia and icefrog": policy_codes.GOODPUT,
+    "Policies sia, icefrog and goodput": policy_codes.GOODPUT,
     "Policy elastic_batch": policy_codes.ELASTIC_BATCH,
     "Policy dally": policy_codes.DALLY,
     "Changes under way": controller_codes.TRANSITIONS,

@@ -81,6 +81,7 @@ class GoodputModel:
             learned.observations,
             per_node=tuple(sorted(per_node.items())) if per_node else (),
             compat=compat,
+            residuals=learned.residuals and not compat,
         )
         return _model(of, learned.noise)
 

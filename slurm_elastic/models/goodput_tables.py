@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.core.application import Application, JobClass, Observation
-from slurm_elastic.models import bootstrap, throughput
+from slurm_elastic.models import bootstrap, step_residuals, throughput
 from slurm_elastic.models.batch_candidates import BatchCandidates, ConfigurationSet, candidates
+from slurm_elastic.models.step_residuals import CorrectedThroughput
 from slurm_elastic.models.throughput import ThroughputParameters
 
 Floats = NDArray[np.float64]
@@ -50,10 +51,11 @@ class GoodputBasis:
         observations: by type in the application's order; only types with any.
         per_node: GPUs per node, as far as it is known.
         compat: as the artifact does it.
+        residuals: whether predictions correct the fits (step_residuals.py).
         source: the type whose curve others borrow; None: nothing was observed.
     """
 
-    __slots__ = ("application", "compat", "observations", "per_node", "source")
+    __slots__ = ("application", "compat", "observations", "per_node", "residuals", "source")
 
     def __init__(
         self,
@@ -62,10 +64,12 @@ class GoodputBasis:
         *,
         per_node: Mapping[str, int],
         compat: bool,
+        residuals: bool = False,
     ) -> None:
         check(application)
         self.application = application
         self.compat = compat
+        self.residuals = residuals
         self.per_node = dict(per_node)
         self.observations: dict[str, tuple[Observation, ...]] = {}
         for profile in application.types:
@@ -91,6 +95,16 @@ class GoodputBasis:
             compat=self.compat,
         )
 
+    def predictor(self, gpu_type: str) -> ThroughputParameters | CorrectedThroughput:
+        """Return what predicts step times on a type with observations."""
+        if not self.residuals:
+            return self.fit(gpu_type)
+        return step_residuals.corrected(
+            self.observations[gpu_type],
+            unit=self.unit(gpu_type),
+            overlap=not self.pipeline(gpu_type),
+        )
+
     def pipeline(self, gpu_type: str) -> bool:
         """Return whether a replica is a pipeline there: then nothing hides its synchronisation."""
         return self.unit(gpu_type) > 1 or self.application.micro_batches > 1
@@ -109,22 +123,24 @@ def basis(
     *,
     per_node: tuple[tuple[str, int], ...],
     compat: bool,
+    residuals: bool = False,
 ) -> GoodputBasis:
     """Return the basis for these measurements; equal arguments, same object."""
     # Hashing long histories costs more than all else that new noise asks for, and from report
     # to report the same tuples come again. The entry holds them, so their ids stay theirs.
-    key = (id(application), id(observations), per_node, compat)
+    key = (id(application), id(observations), per_node, compat, residuals)
     entry = _RECENT.get(key)
     if entry is None:
         if len(_RECENT) >= _MOST_RECENT:
             _RECENT.clear()
-        entry = (application, observations, _basis(application, observations, per_node, compat))
+        made = _basis(application, observations, per_node, compat, residuals)
+        entry = (application, observations, made)
         _RECENT[key] = entry
     return entry[2]
 
 
 _RECENT: dict[
-    tuple[int, int, tuple[tuple[str, int], ...], bool],
+    tuple[int, int, tuple[tuple[str, int], ...], bool, bool],
     tuple[Application, tuple[Observation, ...], GoodputBasis],
 ] = {}
 _MOST_RECENT = 32768
@@ -136,8 +152,11 @@ def _basis(
     observations: tuple[Observation, ...],
     per_node: tuple[tuple[str, int], ...],
     compat: bool,
+    residuals: bool,
 ) -> GoodputBasis:
-    return GoodputBasis(application, observations, per_node=dict(per_node), compat=compat)
+    return GoodputBasis(
+        application, observations, per_node=dict(per_node), compat=compat, residuals=residuals
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +286,12 @@ def _rates(
         at = names == name
         lender = name if name in of.observations else of.source
         assert lender is not None
-        fit = of.fit(lender).lighter(compute=part.compute, network=part.network)
         m, s = tried.micro_batch[at], tried.accumulation[at]
         if of.compat and of.pipeline(lender):
-            seconds = (s + 1) * fit.accumulation_time(m)  # the artifact forgets the all-reduce
+            fitted = of.fit(lender).lighter(compute=part.compute, network=part.network)
+            seconds = (s + 1) * fitted.accumulation_time(m)  # the artifact forgets the all-reduce
         else:
+            fit = of.predictor(lender).lighter(compute=part.compute, network=part.network)
             seconds = fit.iteration_time(nodes[at], own.replicas[at], m, s)
         ratio = 1.0 if lender == name else of.ratio(name)
         rates[at] = np.where(valid[at], ratio * tried.samples[at] / seconds, 0.0)

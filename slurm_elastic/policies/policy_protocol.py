@@ -123,6 +123,10 @@ class Capabilities:
             jobs always do. None: if proposals are not binding.
         initial_measurements: simulated jobs begin with measured step times, as if analysed before
             submission (`simulator.scalability_analyser`).
+        shares_measurements: new jobs begin with the pool of their application's measurements
+            (`models.application_pool`). False: as `[sia] share` says.
+        residual_models: goodput models correct their fits by what these leave over
+            (`models.step_residuals`).
     """
 
     binding_proposals: bool = False
@@ -131,6 +135,8 @@ class Capabilities:
     predicts_frozen_layers: bool = False
     measured_speeds: bool | None = None
     initial_measurements: bool = False
+    shares_measurements: bool = False
+    residual_models: bool = False
 
     def __post_init__(self) -> None:
         """Check each value.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_elastic.core.application import Application, Noise, Observation
-from slurm_elastic.models import efficiency, throughput
+from slurm_elastic.models import efficiency, step_residuals, throughput
 from slurm_elastic.models.batch_candidates import ConfigurationSet, candidates
 
 
@@ -29,6 +29,7 @@ class BatchSplitter:
         max_batch: int,
         most: int,
         compat: bool,
+        residuals: bool = False,
     ) -> None:
         """Compute the candidates and fit the job's speed.
 
@@ -40,6 +41,7 @@ class BatchSplitter:
             max_batch: largest global batch.
             most: largest micro-batch in this shape.
             compat: fit as Sia's artifact does.
+            residuals: correct the fit by its residuals.
         """
         gpu_type = observations[0].gpu_type
         tried = candidates(
@@ -51,11 +53,12 @@ class BatchSplitter:
             most=most,
         )
         profile = application.on(gpu_type)
-        fit = throughput.fit(
-            observations,
-            unit=profile.unit if profile else 1,
-            compat=compat,
-        )
+        unit = profile.unit if profile else 1
+        fit: throughput.ThroughputParameters | step_residuals.CorrectedThroughput
+        if residuals and not compat:
+            fit = step_residuals.corrected(observations, unit=unit)
+        else:
+            fit = throughput.fit(observations, unit=unit, compat=compat)
         self._micro_batch, self._accumulation = tried.micro_batch[0], tried.accumulation[0]
         seconds = fit.iteration_time(
             nodes, tried.replicas[0], self._micro_batch, self._accumulation

@@ -31,6 +31,7 @@ class JobOptions:
         freezes: freeze the layers of the best effective progress; else all that are allowed.
         belief: assumptions about freezing; None: no job freezes layers.
         resizes: costs of changes without a requeue; None: every change is a requeue.
+        residuals: models correct their fits by what these leave over.
     """
 
     compat: bool = False
@@ -38,6 +39,7 @@ class JobOptions:
     freezes: bool = False
     belief: Belief | None = None
     resizes: ResizeCosts | None = None
+    residuals: bool = False
 
 
 def jobs(
@@ -89,6 +91,7 @@ def jobs(
                 compat=options.compat,
                 adaptive_batch=options.adaptive_batch,
                 layers=layers_of_job,
+                residuals=options.residuals,
             )
         )
     return simulated

@@ -1,15 +1,20 @@
-"""Observations that a new job inherits from earlier jobs of its application (`[sia] share`).
+"""Observations that a new job inherits from earlier jobs of its application.
 
-As in the live controller (controller/state/observation_store.py). On published workloads of five
-applications it gains more than on a site where few jobs are repeated: state that with results.
+Plainly (`[sia] share`), or as the pool of models/application_pool.py with the noise of the first
+epoch, for policies whose capabilities ask for that. As in the live controller
+(controller/state/observation_store.py). On published workloads of five applications it gains more
+than on a site where few jobs are repeated: state that with results.
 """
 
 from __future__ import annotations
 
 from slurm_elastic.core.application import Noise, Observation
+from slurm_elastic.models.application_pool import pooled
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 
 _Key = tuple[str, int, int, int]
+#: Jobs of an application in its pool; older ones are forgotten.
+_MOST_JOBS = 20
 
 
 class SharedObservations:
@@ -34,3 +39,28 @@ class SharedObservations:
         points = self._points.get(name)
         if points:
             job.inherit(tuple(points.values()), self._noise.get(name))
+
+
+class SharedPools:
+    """Pool of each application's jobs, and the noise of its first epoch."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, dict[int, tuple[Observation, ...]]] = {}
+        self._noise: dict[str, Noise] = {}
+
+    def add(self, job: SimulatedJob) -> None:
+        """Keep the observations of a job."""
+        name = job.submitted.application
+        if job.observations:
+            jobs = self._jobs.setdefault(name, {})
+            jobs[job.job_id] = job.observations
+            while len(jobs) > _MOST_JOBS:
+                del jobs[next(iter(jobs))]
+        if job.first_noise is not None:
+            self._noise.setdefault(name, job.first_noise)
+
+    def give_to(self, job: SimulatedJob) -> None:
+        """Give a job that has not run yet the pool of its application."""
+        name = job.submitted.application
+        if name in self._jobs:
+            job.join(pooled(self._jobs[name].values()), self._noise.get(name))

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from slurm_elastic.core.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.core.cluster import Allocation, Companion
+from slurm_elastic.models.application_pool import ApplicationPool, merged
 from slurm_elastic.simulator.applications import DescribedApplication
 from slurm_elastic.simulator.batch_split import BatchSplitter
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
@@ -51,10 +52,14 @@ class SimulatedJob:
         places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,
             racks), as first measured; {} without racks.
         batch: global batch ordered by the policy; None: its own choice.
+        first_noise: gradient noise first measured in the first epoch; None: not measured.
+        residuals: whether its models correct their fits (models/step_residuals.py).
     """
 
     __slots__ = (
+        "_believed",
         "_learned",
+        "_pool",
         "_seen",
         "_tuning",
         "accumulation",
@@ -69,6 +74,7 @@ class SimulatedJob:
         "described",
         "epoch",
         "extra_s",
+        "first_noise",
         "gpu_s",
         "gpu_type",
         "job_id",
@@ -81,6 +87,7 @@ class SimulatedJob:
         "places",
         "progress",
         "racks",
+        "residuals",
         "restart_left_s",
         "restart_s",
         "shape",
@@ -102,6 +109,7 @@ class SimulatedJob:
         compat: bool = False,
         adaptive_batch: bool = True,
         layers: FrozenLayers | None = None,
+        residuals: bool = False,
     ) -> None:
         self.submitted = submitted
         self.truth = truth
@@ -110,6 +118,7 @@ class SimulatedJob:
         self.restart_s = restart_s
         self.compat = compat
         self.layers = layers
+        self.residuals = residuals
         self.adaptive_batch = (
             adaptive_batch and described.application.job_class is JobClass.ADAPTIVE
         )
@@ -137,6 +146,10 @@ class SimulatedJob:
         self.now_s = submitted.time_s
         self.observations: tuple[Observation, ...] = ()
         self.noise: Noise | None = None
+        self.first_noise: Noise | None = None
+        #: Measurements of its application; and own ones with those, as of a number of own ones.
+        self._pool = ApplicationPool()
+        self._believed: tuple[int, tuple[Observation, ...]] = (0, ())
         self._seen: frozenset[tuple[str, int, int, int]] = frozenset()
         self._learned: Learned | None = None
         #: Arguments of the last splitter, and that splitter.
@@ -178,9 +191,10 @@ class SimulatedJob:
         if self._learned is None:
             self._learned = Learned(
                 self.described.application,
-                self.observations,
+                self.believed,
                 self.noise,
                 self.layers.prefixes if self.layers else None,
+                self.residuals,
             )
         return self._learned
 
@@ -189,6 +203,21 @@ class SimulatedJob:
         self.observations, self.noise = observations, noise
         self._seen = frozenset((o.gpu_type, o.nodes, o.gpus, o.micro_batch) for o in observations)
         self._learned = None
+
+    def join(self, pool: ApplicationPool, noise: Noise | None) -> None:
+        """Start with the pool of the application, and the noise of its first epoch."""
+        self._pool, self.noise = pool, noise
+        self._believed = (0, pool.points)
+        self._learned = None
+
+    @property
+    def believed(self) -> tuple[Observation, ...]:
+        """Observations that its models are fitted to; the same tuple until there is a new one."""
+        if not self._pool.points:
+            return self.observations
+        if self._believed[0] != len(self.observations):
+            self._believed = (len(self.observations), merged(self.observations, self._pool))
+        return self._believed[1]
 
     def copy(self) -> SimulatedJob:
         """Return an independent copy; shared parts are immutable or caches."""
@@ -332,6 +361,8 @@ class SimulatedJob:
         if noise is not self.noise:
             self.noise = noise
             self._learned = None
+        if self.first_noise is None and self.epoch == 0:
+            self.first_noise = noise
 
     def _choose_batch(self) -> None:
         """Choose the batch with the best goodput by the job's model; a fixed one if not elastic."""
@@ -355,12 +386,13 @@ class SimulatedJob:
 
     def _batch_splitter(self) -> BatchSplitter | None:
         """Return the splitter for the present shape; None on a type where it never ran."""
-        key = (self.observations, self.gpu_type, self.shape)
+        believed = self.believed
+        key = (believed, self.gpu_type, self.shape)
         if self._tuning is not None and all(
             a is b for a, b in zip(key, self._tuning[0], strict=True)
         ):
             return self._tuning[1]
-        observations = tuple(o for o in self.observations if o.gpu_type == self.gpu_type)
+        observations = tuple(o for o in believed if o.gpu_type == self.gpu_type)
         if not observations:
             return None
         splitter = BatchSplitter(
@@ -371,6 +403,7 @@ class SimulatedJob:
             max_batch=self.truth.largest,
             most=self.truth.most(self.gpu_type, self.shape),
             compat=self.compat,
+            residuals=self.residuals,
         )
         self._tuning = (key, splitter)
         return splitter

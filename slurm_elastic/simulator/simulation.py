@@ -26,7 +26,7 @@ from slurm_elastic.simulator import fairness, job_factory
 from slurm_elastic.simulator.cluster_state import SimulatedCluster
 from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
 from slurm_elastic.simulator.scalability_analyser import analysed
-from slurm_elastic.simulator.shared_observations import SharedObservations
+from slurm_elastic.simulator.shared_observations import SharedObservations, SharedPools
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 from slurm_elastic.simulator.truth.rack_network import Network
@@ -108,6 +108,7 @@ def simulate(
         freezes=capabilities.predicts_frozen_layers,
         belief=BELIEFS[freezing] if freezing is not None else None,
         resizes=resizes,
+        residuals=capabilities.residual_models,
     )
     jobs = job_factory.jobs(
         workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), options
@@ -194,7 +195,7 @@ class _Run:
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
     _idle: int = 0
-    _shared: SharedObservations = field(default_factory=SharedObservations)
+    _shared: SharedObservations | SharedPools | None = None
 
     def __post_init__(self) -> None:
         self.cluster_state = SimulatedCluster(
@@ -203,6 +204,10 @@ class _Run:
             measure=self.policy.capabilities.simulates_measured_speeds or self.network is not None,
             network=self.network,
         )
+        if self.policy.capabilities.shares_measurements:
+            self._shared = SharedPools()
+        elif self.config.sia.share:
+            self._shared = SharedObservations()
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
         resize = self.config.resize
         if self.policy.capabilities.binding_proposals:
@@ -275,7 +280,8 @@ class _Run:
             if job.completion_s is not None:
                 self._ends(job, job.completion_s)
                 self.cluster_state.forget(job.job_id)
-                self._shared.add(job)
+                if self._shared is not None:
+                    self._shared.add(job)
         self.active = [job for job in self.active if job.completion_s is None]
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
             self._arrives(self.jobs[self.arrived], at_s)
@@ -286,7 +292,7 @@ class _Run:
             progress(self.arrived - len(self.active), len(self.jobs), at_s)
 
     def _arrives(self, job: SimulatedJob, at_s: float) -> None:
-        if self.config.sia.share:
+        if self._shared is not None:
             for other in self.active:
                 if other.submitted.application == job.submitted.application:
                     self._shared.add(other)

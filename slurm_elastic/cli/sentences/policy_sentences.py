@@ -144,6 +144,10 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "largest-with-place": "the largest size of its type that finds a place",
     "solver-limit": "{reason} (the solver's time limit was hit: the best answer by then)",
+    "waited-longest": "waited for {waited_s:.0f} s, so its smallest size comes first: {reason}",
+    "work-left": (
+        "about {left_s:.0f} s are left on these GPUs, so its gain counts {weight:.2f} times"
+    ),
     "layers-frozen": _layers_frozen,
     "largest-sum": _largest_sum,
     "min-for-now": "its MIN for now",

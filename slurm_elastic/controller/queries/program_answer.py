@@ -21,7 +21,8 @@ def program(view: View, viewer: Viewer) -> ProgramAnswer:
         raise NoAnswerError("PrivateData hides the cluster's GPUs: ask an operator for the program")
     if view.program is None:
         raise NoAnswerError(
-            f"policy {view.policy} has solved no integer program (yet); sia and icefrog solve one"
+            f"policy {view.policy} has solved no integer program (yet); sia, icefrog and goodput"
+            " solve one"
         )
     stated = view.program
     arrays, (fixed, _) = stated.program, fixings(stated.program)

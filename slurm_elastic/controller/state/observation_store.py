@@ -81,12 +81,15 @@ class ObservationStore:
     Attributes:
         adaptive_batches: whether jobs with `batch=MIN-MAX` run with other batches than their
             users' under the policy in force (`policy_protocol.Capabilities.batch_chosen_by`).
+        shares_measurements, residual_models: capabilities of that policy.
     """
 
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
         self._ledger = ledger
         self.config = config or Config()
         self.adaptive_batches = False
+        self.shares_measurements = False
+        self.residual_models = False
         self._applications: dict[tuple[str, str], dict[str, Observations]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
         self._kept: dict[str, _CachedLearned] = {}
@@ -262,7 +265,8 @@ class ObservationStore:
             return None
         inherited = shared.points if shared else {}
         points = {**inherited, **observations.points}
-        believed = points if self.config.sia.share else observations.points
+        shares = self.config.sia.share or self.shares_measurements
+        believed = points if shares else observations.points
         initial_batch = (
             observations.initial_batch or (shared.initial_batch if shared else 0) or batch
         )
@@ -276,7 +280,7 @@ class ObservationStore:
             earlier=shared.rates if shared else {},
         )
         rates = _rates(points.values(), directive, batch, single) if rigid else {}
-        noise = observations.noise or (shared.noise if shared and self.config.sia.share else None)
+        noise = observations.noise or (shared.noise if shared and shares else None)
         if span:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
         else:
@@ -325,6 +329,7 @@ class ObservationStore:
             Noise(noise[0], noise[1] * (initial_batch / initial if span else 1.0))
             if noise
             else None,
+            residuals=self.residual_models,
         )
 
 

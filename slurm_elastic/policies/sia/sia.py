@@ -99,10 +99,10 @@ class Sia:
         solution = self._solve(question, weighed)
         reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled)
         proposals = tuple(
-            _proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
+            ranked_proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
             for i in range(len(weighed.table.candidates))
         )
-        return proposals, _noted(state, question, solution)
+        return proposals, noted_state(state, question, solution)
 
     def weigh(self, question: Question) -> ProgramInputs:
         """Return the arrays of a question's program."""
@@ -197,17 +197,27 @@ class Sia:
                 break
             keep = stays if attempt == _ROUNDS - 1 else suspended
             fixed[keep] = arrays.held[keep]
+        self._keep(question, arrays, program, solution)
+        return solution
+
+    def _keep(
+        self,
+        question: Question,
+        arrays: RoundArrays,
+        program: AssignmentProgram,
+        solution: ProgramSolution,
+    ) -> None:
+        """Keep the program of a round as its `round_program`."""
         if question.snapshot is not self._last_snapshot:
             # A round asks first about all jobs, then about those that are left.
             self._last_snapshot = question.snapshot
             self.round_program = RoundProgram(
                 program=program,
                 job_ids=tuple(j.job.job_id for j in arrays.candidates),
-                types=columns.types,
-                nodes=columns.nodes,
+                types=arrays.configurations.types,
+                nodes=arrays.configurations.nodes,
                 choice=solution.choice,
             )
-        return solution
 
 
 def reached_in_place(snapshot: Snapshot, arrays: RoundArrays) -> Bools:
@@ -255,7 +265,7 @@ def normalised(arrays: RoundArrays) -> Floats:
     return np.asarray(np.where(arrays.valid, arrays.goodput, 0.0) * (gpus / smallest)[:, None])
 
 
-def _proposal(
+def ranked_proposal(
     weighed: ProgramInputs, reasons: SiaReasons, row: int, choice: int, limit: bool
 ) -> Proposal:
     """Rank the chosen shape, smaller ones of the type, the present shape, and waiting."""
@@ -308,7 +318,7 @@ def _proposal(
     return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
 
 
-def _noted(
+def noted_state(
     state: Mapping[str, Any], question: Question, solution: ProgramSolution
 ) -> Mapping[str, Any]:
     """Return the state; rounds that the time limit ended may not repeat exactly."""

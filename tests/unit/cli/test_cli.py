@@ -440,7 +440,8 @@ def test_plan_writes_the_integer_program(selastic, controller, monkeypatch, tmp_
     code, out, err = selastic("plan", "--export", str(path))
     assert (code, out) == (1, "")
     assert err == (
-        "selastic: policy fair has solved no integer program (yet); sia and icefrog solve one\n"
+        "selastic: policy fair has solved no integer program (yet); sia, icefrog and goodput"
+        " solve one\n"
     )
     assert not path.exists()
     program = RoundProgram(

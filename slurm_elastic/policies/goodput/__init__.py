@@ -1,0 +1,1 @@
+"""Policy `goodput`: GPU type and count by the marginal value of GPUs to each job."""

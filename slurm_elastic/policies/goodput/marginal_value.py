@@ -1,0 +1,244 @@
+"""Policy `goodput`: number and type of GPUs by their marginal value, in one program per round.
+
+Our own policy (docs/goodput.md has its figures), built on Sia's configurations, goodput models and
+solver. Every round:
+
+1. the goodput of every job in every configuration it may have (sia/round_arrays.py);
+2. the gain `u = lambda goodput` per second, from prices of GPUs (type_prices.py, value_terms.py);
+3. everything but what a job holds now multiplied by what a change leaves of it, less `hysteresis`.
+   A job whose length is known (remaining_work.py) is *informed*: a change has to pay back within
+   `[resize] payback_s` or the time it has left, and short jobs count more. Any other is
+   *oblivious*: its factor is Sia's, by age and past restarts, and its weight 1;
+4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type;
+5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
+   solved again for the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config, SiaSettings
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
+from slurm_elastic.policies.goodput import remaining_work, value_terms, wait_bound
+from slurm_elastic.policies.goodput.type_prices import type_prices
+from slurm_elastic.policies.milp.assignment_milp import (
+    AssignmentProgram,
+    Ints,
+    ProgramSolution,
+)
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
+from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
+from slurm_elastic.policies.sia.sia import (
+    ProgramInputs,
+    Sia,
+    noted_state,
+    ranked_proposal,
+    reached_in_place,
+)
+from slurm_elastic.policies.sia.sia_reasons import SiaReasons
+
+#: Most attempts to keep jobs that may not be suspended, one by one.
+_ROUNDS = 3
+#: Least profit of a configuration: running is better than waiting.
+_LEAST_PROFIT = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ValueInputs(ProgramInputs):
+    """Arrays of a round and the inputs of its program.
+
+    Attributes:
+        weight: [J] factor of each job's gains by its length.
+    """
+
+    weight: Floats
+
+
+class MarginalValue(Sia):
+    """The policy; its state is the account of remaining work, and since when jobs wait."""
+
+    def __init__(self, config: Config) -> None:
+        settings = config.goodput
+        super().__init__(
+            dataclasses.replace(
+                config,
+                sia=SiaSettings(
+                    growth=settings.growth,
+                    whole_nodes=settings.whole_nodes,
+                    solver=config.sia.solver,
+                    time_limit_s=settings.time_limit_s,
+                ),
+            )
+        )
+        self._settings = settings
+        self.capabilities = Capabilities(
+            binding_proposals=True,
+            shares_measurements=settings.share,
+            residual_models=settings.residuals,
+        )
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        arrays = table(question, self._config.sia, self._goodputs)
+        remaining, work = remaining_work.account(question, arrays, state.get("work", {}))
+        if not self._settings.lengths:
+            remaining[:] = np.nan
+        weighed = self._terms(question, arrays, remaining)
+        jobs = arrays.candidates
+        waits = wait_bound.waiting_since(question, jobs, state.get("waits", {}))
+        overdue = wait_bound.overdue(question, jobs, waits, self._settings.wait_s)
+        solution, first = self._divide(question, weighed, overdue)
+        reasons = SiaReasons(arrays, weighed.gain, weighed.scaled)
+        proposals = []
+        for row, (job, choice) in enumerate(zip(jobs, solution.choice.tolist(), strict=True)):
+            proposal = ranked_proposal(weighed, reasons, row, choice, solution.limit_hit)
+            further = None
+            if choice >= 0 and not np.isnan(remaining[row]):
+                left_s = remaining[row] / arrays.goodput[row, choice]
+                further = Reason("work-left", left_s=left_s, weight=weighed.weight[row])
+            waits_s = question.snapshot.time - waits[job.job.key] if first[row] else None
+            proposals.append(_explained(proposal, further, waits_s))
+        next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
+        return tuple(proposals), noted_state(next_state, question, solution)
+
+    def weigh(self, question: Question) -> ValueInputs:
+        """Return the arrays of a question's program, as for jobs of unknown length."""
+        arrays = table(question, self._config.sia, self._goodputs)
+        return self._terms(question, arrays, np.full(len(arrays.candidates), np.nan))
+
+    def _terms(self, question: Question, arrays: RoundArrays, remaining: Floats) -> ValueInputs:
+        settings = self._settings
+        prices = type_prices(arrays, settings.price, settings.prices)
+        values = value_terms.unit_values(arrays, prices)
+        gain = value_terms.gains(arrays, values)
+        factor = self._restart_factors(question, arrays)
+        requeued = gain * self._factors(question, arrays, remaining, ResizeKind.REQUEUE)
+        in_place = reached_in_place(question.snapshot, arrays)
+        scaled = requeued
+        if in_place.any():
+            cheap = gain * self._factors(question, arrays, remaining, ResizeKind.IN_PLACE)
+            scaled = np.where(in_place, cheap, requeued)
+        weight = value_terms.weights(values, remaining, settings.length_power)
+        columns = arrays.configurations
+        profit = weight[:, None] * scaled**settings.p / settings.p
+        profit -= settings.charge * (prices[columns.kind] * columns.gpus)[None, :]
+        return ValueInputs(
+            weight=weight,
+            table=arrays,
+            gain=gain,
+            factor=factor,
+            in_place=in_place,
+            scaled=scaled,
+            requeued=requeued,
+            cost=-np.where(arrays.valid, np.maximum(profit, _LEAST_PROFIT), 0.0),
+        )
+
+    def _factors(
+        self, question: Question, arrays: RoundArrays, remaining: Floats, kind: ResizeKind
+    ) -> Floats:
+        """Return [J, C] what is left of the gain after a change of this kind."""
+        jobs = arrays.candidates
+        shape = arrays.valid.shape
+        factors = np.broadcast_to(self._restart_factors(question, arrays, kind)[:, None], shape)
+        informed = ~np.isnan(remaining)
+        if informed.any():
+            change_s = np.array([self._restart_s(job, kind) for job in jobs], dtype=np.float64)
+            paid = value_terms.payback_factors(
+                arrays, remaining, change_s, self._config.resize.payback_s
+            )
+            factors = value_terms.selected(factors, paid, informed)
+        return value_terms.hysteresis(factors, arrays, self._settings.hysteresis)
+
+    def _divide(
+        self, question: Question, weighed: ValueInputs, overdue: list[int]
+    ) -> tuple[ProgramSolution, Bools]:
+        """Solve the program; return also [J] which jobs run only because they are overdue."""
+        arrays, settings = weighed.table, self._settings
+        columns, jobs = arrays.configurations, arrays.candidates
+        capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
+        stays = (arrays.held >= 0) & arrays.valid.any(axis=1)
+        if self._config.controller.queue == "controller":
+            stays &= bool(overdue) & wait_bound.recently_started(question, jobs, settings.wait_s)
+        smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
+        floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
+        fixed: Ints = np.full(len(jobs), -1, dtype=np.int64)
+        for attempt in range(_ROUNDS + 1):
+            program = AssignmentProgram(
+                cost=weighed.cost,
+                valid=arrays.valid,
+                config_type=columns.kind,
+                config_gpus=columns.gpus,
+                capacity=capacity,
+                not_running=0.0,
+                fixed=fixed,
+            )
+            draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
+            solution = self._solver.solve(program, time_limit_s=settings.time_limit_s, seed=draw)
+            missing = stays & (solution.choice < 0)
+            served = stays.copy()
+            left_out = [row for row in overdue if solution.choice[row] < 0]
+            for row in overdue:
+                if solution.choice[row] >= 0:
+                    floor[row] = smallest[row, columns.kind[solution.choice[row]]]
+                    served[row] = True
+            if left_out:
+                room = capacity - _used(arrays, floor, served)
+                for row, column in wait_bound.granted(
+                    arrays, smallest, room, left_out, weighed.gain
+                ).items():
+                    floor[row] = column
+                    missing[row] = served[row] = True
+            if not missing.any():
+                break
+            # At last all of them are kept, which fits by the way in which the room was counted.
+            keep = served if attempt == _ROUNDS - 1 else missing
+            fixed[keep] = floor[keep]
+        self._keep(question, arrays, program, solution)
+        only = np.zeros(len(jobs), dtype=bool)
+        only[[row for row in overdue if fixed[row] >= 0]] = True
+        return solution, only
+
+
+def _floor(arrays: RoundArrays, smallest: Ints) -> Ints:
+    """Return [J] the least that a running job keeps: its smallest size on its present type."""
+    columns = arrays.configurations
+    floor = arrays.held.copy()
+    for row in np.flatnonzero(arrays.held >= 0):
+        column = smallest[row, columns.kind[floor[row]]]
+        if column >= 0 and columns.gpus[column] < columns.gpus[floor[row]]:
+            floor[row] = column
+    return floor
+
+
+def _used(arrays: RoundArrays, chosen: Ints, rows: Bools) -> Ints:
+    """Return the [T] GPUs that these rows take in their chosen columns."""
+    columns = arrays.configurations
+    at = chosen[rows & (chosen >= 0)]
+    used = np.bincount(columns.kind[at], weights=columns.gpus[at], minlength=len(columns.types))
+    return used.astype(np.int64)
+
+
+def _explained(proposal: Proposal, further: Reason | None, waited_s: float | None) -> Proposal:
+    """Add to the first alternative's reason what its length did, and that the job was overdue."""
+    best = proposal.alternatives[0]
+    reason = best.reason
+    if reason is None or not best.gpus:
+        return proposal
+    if waited_s is not None:
+        reason = Reason("waited-longest", waited_s=waited_s, reason=reason)
+    elif further is not None:
+        reason = Reason("several", reasons=[reason, further])
+    else:
+        return proposal
+    first = dataclasses.replace(best, reason=reason)
+    return dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
