@@ -1,0 +1,195 @@
+"""All policies on Sia's published workloads, one table: `python -m benchmarks.policies`.
+
+The workloads of docs/data.md on the 64-GPU cluster of the paper's Table 3, a round a minute
+(gavel: six). A row is a policy, with or without sharing between jobs of an application, with or
+without the lengths that jobs state; each figure is the mean over the workloads of a trace, beside
+it the difference to what Sia's artifact produced for the same files. CPU per round is wall time of
+the policy's calls in this process.
+
+`--traces`, `--workloads` and `--rows` choose a part; progress goes to stderr, the table (Markdown,
+as in docs/goodput.md) to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sia_tables import CLUSTER, INTERVAL_S, available, reference
+from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, SiaSettings
+from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.simulator.results import Result, mean
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from tests.support import published_data
+
+TRACES = ("philly", "saturn", "newtrace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One policy and its settings."""
+
+    label: str
+    policy: str
+    goodput: GoodputSettings = dataclasses.field(default_factory=GoodputSettings)
+    sia: SiaSettings = dataclasses.field(default_factory=SiaSettings)
+
+    @property
+    def config(self) -> Config:
+        """Configuration of its simulations."""
+        return Config(
+            controller=ControllerSettings(policy=self.policy, queue="controller"),
+            goodput=self.goodput,
+            sia=self.sia,
+        )
+
+
+#: Settings of `goodput` with the information that Sia's artifact has.
+_ALONE = {"share": False, "growth": 2.0}
+ROWS = (
+    Row(label="goodput, sharing, lengths", policy="goodput"),
+    Row(
+        label="goodput, sharing",
+        policy="goodput",
+        goodput=GoodputSettings(lengths=False),
+    ),
+    Row(
+        label="goodput, sharing, lengths, charge 0.25",
+        policy="goodput",
+        goodput=GoodputSettings(charge=0.25),
+    ),
+    Row(
+        label="goodput, lengths",
+        policy="goodput",
+        goodput=GoodputSettings(**_ALONE),  # type: ignore[arg-type]
+    ),
+    Row(
+        label="goodput",
+        policy="goodput",
+        goodput=GoodputSettings(lengths=False, **_ALONE),  # type: ignore[arg-type]
+    ),
+    Row(label="sia, sharing", policy="sia", sia=SiaSettings(share=True)),
+    Row(label="sia", policy="sia"),
+    Row(label="icefrog", policy="icefrog"),
+    Row(label="dally", policy="dally"),
+    Row(label="fair", policy="fair"),
+    Row(label="elastic_batch", policy="elastic_batch"),
+    Row(label="srtf", policy="srtf"),
+    Row(label="las", policy="las"),
+    Row(label="gavel", policy="gavel"),
+    Row(label="fifo", policy="fifo"),
+)
+#: Key of a summary, head of the column, digits; the artifact has those of `reference`.
+FIGURES = (
+    ("avg_jct_h", "avg JCT h", 3),
+    ("p99_jct_mean_h", "p99 h", 2),
+    ("gpu_h_per_job", "GPU h/job", 2),
+    ("restarts_per_job", "restarts/job", 2),
+    ("unfair_fraction", "rho > 1", 3),
+    ("policy_ms_p50", "round ms p50", 1),
+    ("cpu_s", "CPU s", 1),
+)
+
+
+def run(row: Row, trace: str, index: int, data: Path) -> Result:
+    """Simulate one workload under one policy."""
+    cluster = cluster_text.parse(CLUSTER)
+    jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
+    result = simulate(
+        jobs,
+        application_profiles.read(data / "traces", jobs.applications, cluster.types),
+        cluster,
+        config=row.config,
+        policy=load(row.config),
+        interval_s=INTERVAL_S.get(row.policy, 60.0),
+    )
+    return dataclasses.replace(result, segments=())
+
+
+def figures(
+    row: Row, trace: str, runs: Sequence[tuple[int, dict[str, Any]]], data: Path
+) -> dict[str, Any]:
+    """Return a row of the table: means over workloads, and differences to the artifact's."""
+    line: dict[str, Any] = {"trace": trace, "row": row.label, "workloads": [i for i, _ in runs]}
+    references = [reference(data, "sia", trace, i) for i, _ in runs]
+    for name, _, _ in FIGURES:
+        line[name] = mean([float(totals[name]) for _, totals in runs])
+        known = [r[name] for r in references if r is not None and name in r]
+        if known and len(known) == len(runs):
+            line[f"{name}_artifact"] = mean(known)
+            line[f"{name}_difference"] = line[name] / mean(known) - 1
+    return line
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the lines as Markdown, the artifact's figures first in each trace."""
+    heads = [head for _, head, _ in FIGURES]
+    out = [f"| trace | policy | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
+    for trace in dict.fromkeys(line["trace"] for line in lines):
+        of_trace = [line for line in lines if line["trace"] == trace]
+        name = f"{trace} {', '.join(map(str, of_trace[0]['workloads']))}"
+        artifact = [
+            f"{of_trace[0][f'{n}_artifact']:.{digits}f}" if f"{n}_artifact" in of_trace[0] else ""
+            for n, _, digits in FIGURES
+        ]
+        if any(artifact):
+            out.append(f"| {name} | *Sia's artifact* | {' | '.join(artifact)} |")
+        for line in of_trace:
+            cells = []
+            for key, _, digits in FIGURES:
+                cell = f"{line[key]:.{digits}f}"
+                if key != "restarts_per_job" and f"{key}_difference" in line:
+                    cell += f" ({line[f'{key}_difference']:+.1%})"
+                cells.append(cell)
+            out.append(f"| {name} | {line['row']} | {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    labels = ", ".join(row.label for row in ROWS)
+    parser.add_argument("--traces", nargs="+", default=list(TRACES), help=", ".join(TRACES))
+    parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
+    parser.add_argument("--rows", nargs="+", help=f"only policies or rows of these names: {labels}")
+    parser.add_argument("--json", action="store_true")
+    published_data.add_option(parser)
+    options = parser.parse_args()
+    folder = published_data.locate_or_exit(parser, options, "sia", "traces", "workloads")
+    published_data.locate_optional(
+        parser, options, "sia", "reference", without="the artifact's figures are left out"
+    )
+    rows = [r for r in ROWS if not options.rows or {r.label, r.policy} & set(options.rows)]
+    if not rows:
+        parser.error(f"--rows {' '.join(options.rows)}: no such row; known: {labels}")
+    began, lines = time.perf_counter(), []
+    for trace in options.traces:
+        numbers = [
+            i for i in available(folder, trace) if not options.workloads or i in options.workloads
+        ]
+        for row in rows if numbers else ():
+            runs = []
+            for index in numbers:
+                result = run(row, trace, index, folder)
+                runs.append((index, result.summary()))
+                elapsed = time.perf_counter() - began
+                print(
+                    f"{elapsed:6.0f} s: {trace}-{index}, {row.label}:"
+                    f" avg JCT {runs[-1][1]['avg_jct_h']:.3f} h",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            lines.append(figures(row, trace, runs, folder))
+    print(json.dumps(lines, indent=1) if options.json else table(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Rows and table of `benchmarks.policies`."""
+
+import pytest
+
+from benchmarks.policies import FIGURES, ROWS, figures, table
+
+REFERENCE = """name,submission_s,completion_s,jct_s,restarts,gpu_seconds,mean_contention
+net-0,0,3600,3600,2,7200,1
+net-1,0,7200,7200,4,14400,1
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "sia-philly-1.csv").write_text(REFERENCE)
+    return tmp_path
+
+
+def totals(jct):
+    return dict.fromkeys((name for name, _, _ in FIGURES), 1.0) | {"avg_jct_h": jct}
+
+
+def test_each_row_has_its_difference_to_the_artifact(data):
+    line = figures(ROWS[0], "philly", [(1, totals(1.2))], data)
+    assert line["avg_jct_h_artifact"] == 1.5
+    assert line["avg_jct_h_difference"] == pytest.approx(-0.2)
+    text = table([line])
+    assert "| philly 1 | *Sia's artifact* | 1.500 | 2.00 | 3.00 | 3.00 |  |  |  |" in text
+    assert f"| philly 1 | {ROWS[0].label} | 1.200 (-20.0%) |" in text
+
+
+def test_without_the_artifacts_figures_rows_have_ours_alone(data):
+    line = figures(ROWS[0], "philly", [(1, totals(1.0)), (2, totals(2.0))], data)
+    assert "avg_jct_h_difference" not in line
+    assert "artifact" not in table([line])
+    assert "| philly 1, 2 |" in table([line])
+
+
+def test_rows_name_each_policy_and_differ(data):
+    assert len({row.label for row in ROWS}) == len(ROWS)
+    assert {"goodput", "sia", "fair", "gavel"} <= {row.policy for row in ROWS}
+    assert len({repr(row.config) for row in ROWS}) == len(ROWS)
