@@ -151,6 +151,7 @@ class ObservationStore:
             shared.keep(dataclasses.replace(point, recent=[]))
         shared.batch, shared.initial_batch = observations.batch, observations.initial_batch
         shared.most, shared.noise = observations.most, observations.noise or shared.noise
+        shared.first_noise = observations.first_noise or shared.first_noise
         shared.micro_batches = observations.micro_batches
         self._changed(job, applications, shared)
 
@@ -280,7 +281,11 @@ class ObservationStore:
             earlier=shared.rates if shared else {},
         )
         rates = _rates(points.values(), directive, batch, single) if rigid else {}
-        noise = observations.noise or (shared.noise if shared and shares else None)
+        noise = observations.noise
+        if noise is None and shared and shares:
+            # The latest noise of another job belongs to a later stage of its training.
+            first = shared.first_noise if self.shares_measurements else None
+            noise = first or shared.noise
         if span:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
         else:

@@ -97,6 +97,7 @@ class Observations:
     Attributes:
         points: by configuration, in the order of their first measurement.
         noise: (squared norm, variance) of the gradient; None: not measured.
+        first_noise: the first that a job measured, at the beginning of its training.
         batch, initial_batch: samples; 0: not reported yet.
         most: most samples that a replica may take at once; 0: not stated.
         micro_batches: fewest micro-batches of a replica in one pass of its pipeline; 0: it has
@@ -109,6 +110,7 @@ class Observations:
 
     points: dict[str, ObservedTime] = field(default_factory=dict)
     noise: tuple[float, float] | None = None
+    first_noise: tuple[float, float] | None = None
     batch: int = 0
     initial_batch: int = 0
     most: int = 0
@@ -140,9 +142,8 @@ class Observations:
             value = body.get(name)
             if type(value) is int and 0 <= value <= 2**31:
                 setattr(observations, name, value)
-        noise = _list(body.get("noise"))
-        if len(noise) == 2 and all(number(v, 0.0, 1e30) for v in noise) and sum(noise) > 0:
-            observations.noise = (float(noise[0]), float(noise[1]))
+        observations.noise = _noise(body.get("noise"))
+        observations.first_noise = _noise(body.get("first_noise"))
         if isinstance(body.get("stated"), str):
             observations.stated = body["stated"]
         rates = body.get("rates")
@@ -226,6 +227,7 @@ class Observations:
             NOISE_TOLERANCE
         ):
             self.noise = (sqr, var)
+            self.first_noise = self.first_noise or self.noise
 
     def _hear_times(self, report: Report, held: Allocation, unit: int) -> ObservedTime | None:
         step_s, batch = report.step_time_s, report.global_batch
@@ -294,6 +296,13 @@ def _near(value: float, reference: float) -> bool:
 
 def _ratio(noise: tuple[float, float]) -> float:
     return max(noise[1] / noise[0], 1e-9) if noise[0] else _MOST_NOISE
+
+
+def _noise(value: Any) -> tuple[float, float] | None:
+    noise = _list(value)
+    if len(noise) == 2 and all(number(v, 0.0, 1e30) for v in noise) and sum(noise) > 0:
+        return float(noise[0]), float(noise[1])
+    return None
 
 
 def _point(row: Any) -> ObservedTime | None:

@@ -47,6 +47,9 @@ from slurm_elastic.policies.sia.sia_reasons import SiaReasons
 
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
+#: Up to so many jobs the program is solved to the least gap; above, to a part of one job's gain:
+#: its relaxation splits one job per GPU type, and more than to round these well takes seconds.
+_FEW_JOBS, _LEAST_GAP, _LOST_JOBS = 64, 1e-4, 0.5
 #: Least profit of a configuration: running is better than waiting.
 _LEAST_PROFIT = 0.01
 
@@ -183,7 +186,9 @@ class MarginalValue(Sia):
                 fixed=fixed,
             )
             draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
-            solution = self._solver.solve(program, time_limit_s=settings.time_limit_s, seed=draw)
+            solution = self._solver.solve(
+                program, time_limit_s=settings.time_limit_s, gap=_gap(len(jobs)), seed=draw
+            )
             missing = stays & (solution.choice < 0)
             served = stays.copy()
             left_out = [row for row in overdue if solution.choice[row] < 0]
@@ -207,6 +212,11 @@ class MarginalValue(Sia):
         only = np.zeros(len(jobs), dtype=bool)
         only[[row for row in overdue if fixed[row] >= 0]] = True
         return solution, only
+
+
+def _gap(jobs: int) -> float:
+    """Return the distance to the optimum, relative to it, that is not worth its solution time."""
+    return _LEAST_GAP if jobs <= _FEW_JOBS else max(_LEAST_GAP, _LOST_JOBS / jobs)
 
 
 def _floor(arrays: RoundArrays, smallest: Ints) -> Ints:

@@ -330,6 +330,25 @@ def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
     assert [o.step_s for o in learned(store, of).observations] == [1.0, 0.64]
 
 
+@pytest.mark.parametrize(("pools", "inherited"), [(True, 10.0), (False, 5000.0)])
+def test_a_new_job_starts_with_the_noise_that_its_application_showed_first(
+    ledger, pools, inherited
+):
+    for name in ("first", "after a restart of the controller"):
+        store = JobStore(ledger, STATED if pools else SHARING)
+        store.learning.shares_measurements = pools
+        store.learning.residual_models = pools
+        if name == "first":
+            for variance in (10.0, 5000.0):
+                told = report(1, grad_sqr=1.0, grad_var=variance)
+                store.record_report(told, running(1), 0.0)
+            store.observe(snapshot(running(1)))
+        known = learned(store, job(job_id=2, name="net"))
+        assert known.noise.var == inherited
+        assert len(known.observations) == 1
+        assert known.residuals is pools
+
+
 def point(kind, micro_batch, rate):
     return ObservedTime(kind, 1, 1, micro_batch, micro_batch / rate, micro_batch / rate)
 
