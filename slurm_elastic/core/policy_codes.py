@@ -76,6 +76,22 @@ BASELINES = (
         GPU_TYPE, fraction("share", "share of the time"),
     ),
     define("left-over", "The job has no share, but GPUs were left over."),
+    define(
+        "speedup-search", "The genetic search found these GPUs for the job.",
+        GPUS, GPU_TYPE, number("fair", "fair share of the job", "GPUs"),
+    ),
+    define("others-speedup-more", "The genetic search gave the GPUs to other jobs."),
+    define(
+        "auction-won", "The job won an auction of GPUs.",
+        number("rho", "its finish-time fairness before it", optional=True),
+    ),
+    define("auction-left-over", "GPUs were left over after the auction."),
+    define("lease-lasts", "The lease of the job lasts.", seconds("left_s", "rest of the lease")),
+    define("others-less-fair", "Other jobs are further from their fair finish time."),
+    define(
+        "window-turn", "The plan gives the job rounds of the window, and there is room.",
+        number("rounds", "rounds that it gets"), count("window", "rounds of the window"),
+    ),
 )  # fmt: skip
 
 GOODPUT = (

@@ -15,7 +15,7 @@ AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
     "Limits of the site": placement_codes.SITE_LIMITS,
     "All policies": policy_codes.ALL_POLICIES,
     "Policy fair": policy_codes.FAIR,
-    "Policies fifo, static, srtf, las and gavel": policy_codes.BASELINES,
+    "Policies fifo, static, srtf, las, gavel, themis, shockwave and pollux": policy_codes.BASELINES,
     "Policies sia, icefrog and goodput": policy_codes.GOODPUT,
     "Policy elastic_batch": policy_codes.ELASTIC_BATCH,
     "Policy dally": policy_codes.DALLY,

@@ -127,6 +127,17 @@ SENTENCES: Mapping[str, Sentence] = {
         f"its share of {p['gpu_type'] or 'GPU'} time is {p['share']:.0%}; its turn"
     ),
     "left-over": "no share, but GPUs were left over",
+    "speedup-search": lambda p: f"the search gave it {shape(p)}; its fair share is {p['fair']:g}",
+    "others-speedup-more": "the search gave the GPUs to others",
+    "auction-won": lambda p: (
+        "new: nothing is known of its finish"
+        if p["rho"] is None
+        else f"won the auction; its finish-time fairness is {p['rho']:.2f}"
+    ),
+    "auction-left-over": "left over after the auction",
+    "lease-lasts": "its lease lasts {left_s:.0f} s more",
+    "others-less-fair": "others are further from their fair finish time",
+    "window-turn": "gets {rounds:.1f} of the next {window} rounds, and there is room",
     "goodput-smallest": lambda p: f"{shape(p)}: its smallest goodput",
     "goodput-chosen": _goodput_chosen,
     "goodput-elsewhere": _goodput_elsewhere,

@@ -36,10 +36,14 @@ _FIGURES = (
     ("MAKESPAN_H", "makespan_h", 2),
     ("GPU_H_PER_JOB", "gpu_h_per_job", 2),
     ("RESTARTS_PER_JOB", "restarts_per_job", 2),
+    ("RHO_MAX", "rho_max", 2),
+    ("UNFAIR", "unfair_fraction", 3),
     ("POLICY_MS_P50", "policy_ms_p50", 1),
 )
 #: Columns beside the accounting; ranges are wide.
-_PAST_FIGURES = tuple(f for f in _FIGURES if f[0] not in ("MAKESPAN_H", "POLICY_MS_P50"))
+_PAST_FIGURES = tuple(
+    f for f in _FIGURES if f[0] not in ("MAKESPAN_H", "RHO_MAX", "UNFAIR", "POLICY_MS_P50")
+)
 #: Figures with a ratio to the first policy.
 _RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
 _AS_IT_WAS = "as it was"

@@ -36,6 +36,7 @@ from slurm_elastic.policies.baselines.rigid import (
     Shape,
     elapsed,
     proposal,
+    rates,
     requests,
     waits,
 )
@@ -133,15 +134,15 @@ class Gavel:
     ) -> Floats:
         """Return [jobs, types] shares of time."""
         per_node = question.snapshot.per_node
-        rates = np.zeros((len(all_requests), len(kinds)))
+        table = np.zeros((len(all_requests), len(kinds)))
         gpus = np.ones((len(all_requests), len(kinds)))
         for i, request in enumerate(all_requests):
-            for (kind, count), rate in _rates(request, question, per_node).items():
+            for (kind, count), rate in rates(request, question, per_node).items():
                 if kind in kinds:
-                    rates[i, kinds.index(kind)] = rate
+                    table[i, kinds.index(kind)] = rate
                     gpus[i, kinds.index(kind)] = count
         room = np.array([float(question.capacity[k]) for k in kinds])
-        return np.clip(np.round(shares(rates, gpus, room), _DIGITS), 0.0, 1.0)
+        return np.clip(np.round(shares(table, gpus, room), _DIGITS), 0.0, 1.0)
 
 
 def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
@@ -194,22 +195,3 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
     if len(values) == count and np.isfinite(values).all():
         x[job, kind] = values
     return x
-
-
-def _rates(
-    request: RigidRequest, question: Question, per_node: Mapping[str, int]
-) -> dict[Shape, float]:
-    """Return the throughput in each shape: measured, else in proportion to the speed model."""
-    model = question.models[request.job.job_id]
-    learned = request.record.learned
-    speeds, measured = {}, {}
-    for kind, gpus in request.shapes:
-        nodes = -(-gpus // per_node.get(kind, gpus))
-        speeds[kind, gpus] = model.speed(kind, gpus, nodes)
-        profile = learned.application.on(kind) if learned else None
-        if profile is not None and profile.rate:
-            measured[kind, gpus] = profile.rate
-    if not measured:
-        return speeds
-    scale = sum(measured[s] / speeds[s] for s in measured) / len(measured)
-    return {s: measured.get(s, scale * speeds[s]) for s in speeds}

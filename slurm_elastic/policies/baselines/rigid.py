@@ -131,6 +131,25 @@ def elapsed(question: Question, since: Any) -> dict[str, float]:
     return seconds
 
 
+def rates(
+    request: RigidRequest, question: Question, per_node: Mapping[str, int]
+) -> dict[Shape, float]:
+    """Return the throughput in each shape: measured, else in proportion to the speed model."""
+    model = question.models[request.job.job_id]
+    learned = request.record.learned
+    speeds, measured = {}, {}
+    for kind, gpus in request.shapes:
+        nodes = -(-gpus // per_node.get(kind, gpus))
+        speeds[kind, gpus] = model.speed(kind, gpus, nodes)
+        profile = learned.application.on(kind) if learned else None
+        if profile is not None and profile.rate:
+            measured[kind, gpus] = profile.rate
+    if not measured:
+        return speeds
+    scale = sum(measured[s] / speeds[s] for s in measured) / len(measured)
+    return {s: measured.get(s, scale * speeds[s]) for s in speeds}
+
+
 def _shapes(
     job: Job, record: JobRecord, directive: Directive, total: Mapping[str, int]
 ) -> Iterator[Shape]:

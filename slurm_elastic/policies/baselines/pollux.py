@@ -1,0 +1,292 @@
+"""Policy `pollux`: GPUs by goodput and a genetic search, blind to GPU types.
+
+Qiao et al., OSDI'21. Each round (section 4.2):
+
+    SPEEDUP_j(A_j) = max_m GOODPUT_j(A_j, m) / max_m GOODPUT_j(a_f, m)
+    FITNESS_p(A)   = (1/J sum_j SPEEDUP_j(A_j)^p)^(1/p),    p = -1
+
+with a_f the GPUs of 1/J of the cluster, and SPEEDUP_j times (T_j - R_j d) / (T_j + d) where A_j
+changes: T_j the job's age, R_j its restarts, d the seconds of one. It is maximised by
+genetic_search.py. A job gets at most twice the GPUs it was measured on (section 4.1).
+
+In Sia's setting (SOSP'23, section 5.1) the cluster has several GPU types, of which Pollux knows
+nothing: all nodes are shown as nodes of the smallest size, one goodput model learns from all types
+together, no job gets more than the smallest type has, and of an allocation that mixes types
+only the most frequent one is used; the other GPUs stay idle.
+
+Simplified: the search is smaller and starts from the present allocation (genetic_search.py); the
+result is a type and a number of GPUs, for which placement chooses the nodes, as for every policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.application import (
+    Application,
+    JobClass,
+    Learned,
+    Observation,
+    TypeProfile,
+)
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.policies.baselines.genetic_search import (
+    Floats,
+    Ints,
+    PlacementProblem,
+    search,
+)
+from slurm_elastic.policies.baselines.rigid import arrival
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
+
+#: All GPUs are of this type to Pollux.
+_ANY = "any"
+_GROWTH = 2
+#: Goodput of distributed jobs is predicted for this many nodes; the model tells one from several.
+_SEVERAL = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _VirtualNodes:
+    """Nodes of equal size that stand for the cluster's.
+
+    Attributes:
+        names, types: [N] node and GPU type of each.
+        capacity: [N] GPUs that jobs of the question may hold.
+        size: GPUs of a full one.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    capacity: Ints
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PolluxJob:
+    """One job to decide on."""
+
+    job: Job
+    record: JobRecord
+    directive: Directive
+    model: SpeedModel
+
+
+class Pollux:
+    """The policy; it has no state."""
+
+    capabilities = Capabilities(binding_proposals=True)
+
+    def __init__(self, config: Config) -> None:
+        self._restart_s = config.resize.restart_s
+        self._curves: dict[int, tuple[object, Floats]] = {}
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Search an allocation of all jobs; see the module."""
+        jobs = [
+            _PolluxJob(job, record, directive, question.models[job.job_id])
+            for job, record, directive in question.elastic()
+        ]
+        nodes = _virtual_nodes(question, jobs)
+        problem, fair = self._problem(question, jobs, nodes)
+        draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
+        found = search(problem, seed=draw)
+        proposals = tuple(
+            _proposal(job, nodes, found[row], float(fair[row])) for row, job in enumerate(jobs)
+        )
+        return proposals, state
+
+    def _problem(
+        self, question: Question, jobs: Sequence[_PolluxJob], nodes: _VirtualNodes
+    ) -> tuple[PlacementProblem, Floats]:
+        """Return the problem, and the GPUs of each job's fair share."""
+        by_type: dict[str, int] = {}
+        for kind, gpus in zip(nodes.types, nodes.capacity.tolist(), strict=True):
+            by_type[kind] = by_type.get(kind, 0) + gpus
+        smallest = max(1, min((g for g in by_type.values() if g), default=1))
+        most = np.array([_most(j, smallest) for j in jobs], dtype=np.int64)
+        width = max(int(most.max(initial=1)), int(nodes.capacity.max(initial=0)))
+        share = max(1, int(nodes.capacity.sum()) // max(1, len(jobs)))
+        fair = np.minimum(np.maximum(share, [_least(j) for j in jobs]), most)
+        speedup = np.zeros((len(jobs), 2, width + 1))
+        curves: dict[int, tuple[object, Floats]] = {}
+        for row, job in enumerate(jobs):
+            curve = self._curve(job, smallest, nodes.size)
+            curves[job.job.job_id] = (job.record.learned or job.model, curve)
+            top = int(most[row])
+            least = min(_least(job), top)
+            gpus = int(fair[row])
+            reference = curve[int(gpus > nodes.size), gpus] or 1.0
+            speedup[row, :, least : top + 1] = curve[:, least : top + 1] / reference
+        self._curves = curves
+        return PlacementProblem(
+            capacity=nodes.capacity,
+            speedup=speedup,
+            least=np.minimum([_least(j) for j in jobs], most).astype(np.int64),
+            most=most,
+            present=_present(jobs, nodes),
+            factor=self._factors(question.snapshot.time, jobs),
+        ), fair.astype(np.float64)
+
+    def _curve(self, job: _PolluxJob, most: int, size: int) -> Floats:
+        """Return [2, G + 1] goodput on one node and on several; kept until something is learned."""
+        knowledge = job.record.learned or job.model
+        cached = self._curves.get(job.job.job_id)
+        if cached is not None and cached[0] is knowledge and cached[1].shape[1] > most:
+            return cached[1]
+        gpus = np.arange(1, most + 1)
+        curve = np.zeros((2, most + 1))
+        learned = job.record.learned
+        if learned is None:
+            kind = next(iter(job.directive.types), job.job.gpu_type)
+            curve[0, 1:] = job.model.speeds(kind, gpus, np.ones_like(gpus))
+            curve[1, 1:] = job.model.speeds(kind, gpus, -(-gpus // size))
+            return curve
+        model = GoodputModel.of(type_blind(learned), per_node={_ANY: size})
+        curve[0, 1:] = model.goodputs(_ANY, np.ones_like(gpus), gpus)
+        curve[1, 2:] = model.goodputs(_ANY, np.full(most - 1, _SEVERAL), gpus[1:])
+        return curve
+
+    def _factors(self, now: float, jobs: Sequence[_PolluxJob]) -> Floats:
+        """Return [J] the factor of a changed allocation; 1 for jobs that hold nothing."""
+        factors = np.ones(len(jobs))
+        for row, job in enumerate(jobs):
+            if job.job.allocation is None:
+                continue
+            restart_s = job.record.change_s(self._restart_s)
+            age_s = max(0.0, now - arrival(job.job))
+            left_s = max(0.0, age_s - job.record.resizes * restart_s)
+            factors[row] = left_s / max(age_s + restart_s, 1e-9)
+        return factors
+
+
+def type_blind(learned: Learned) -> Learned:
+    """Return what was learned, as if all GPUs were of one type; the first value of a shape counts.
+
+    A replica may compute what every type can.
+    """
+    application = learned.application
+    seen: dict[tuple[int, int, int], Observation] = {}
+    for observation in learned.observations:
+        key = (observation.nodes, observation.gpus, observation.micro_batch)
+        seen.setdefault(key, dataclasses.replace(observation, gpu_type=_ANY))
+    return dataclasses.replace(
+        learned, application=_of_one_type(application), observations=tuple(seen.values())
+    )
+
+
+def _of_one_type(application: Application) -> Application:
+    types = application.types
+    if not types:
+        return application
+    least = max(t.least for t in types)
+    any_type = TypeProfile(
+        _ANY,
+        least=least,
+        most=max(least, min(t.most for t in types)),
+        unit=max(t.unit for t in types),
+    )
+    return dataclasses.replace(application, types=(any_type,), profiled=False)
+
+
+def _least(job: _PolluxJob) -> int:
+    """Return the fewest GPUs that the job runs on, on any type."""
+    sizes = [job.directive.sizes(t) for t in job.directive.types or (job.job.gpu_type or "",)]
+    return min((s[0] for s in sizes if len(s)), default=max(1, job.directive.min_gpus))
+
+
+def _most(job: _PolluxJob, smallest: int) -> int:
+    """Return the most GPUs: twice those measured, and no more than the smallest type has."""
+    learned = job.record.learned
+    shapes = learned.observations if learned else job.record.measurements
+    measured = max((s.gpus for s in shapes), default=0)
+    most = max(_least(job), _GROWTH * measured)
+    if learned is not None and learned.application.job_class is JobClass.RIGID:
+        most = job.directive.max_gpus
+    return max(1, min(most, job.directive.max_gpus, smallest))
+
+
+def _virtual_nodes(question: Question, jobs: Sequence[_PolluxJob]) -> _VirtualNodes:
+    """Return the nodes in pieces of the smallest one, with what the question's jobs may hold."""
+    own: dict[str, int] = {}
+    for job in jobs:
+        for name, gpus in job.job.allocation.shares if job.job.allocation else ():
+            own[name] = own.get(name, 0) + gpus
+    members = [n for n in question.snapshot.nodes if n.gpus]
+    size = min((n.gpus for n in members), default=1)
+    left = dict(question.capacity)
+    names: list[str] = []
+    types: list[str] = []
+    capacity: list[int] = []
+    for node in members:
+        idle = max(0, node.gpus - node.used_gpus) if node.available else 0
+        usable = min(idle + own.get(node.name, 0), left.get(node.gpu_type, 0), node.gpus)
+        left[node.gpu_type] = left.get(node.gpu_type, 0) - usable
+        while usable > 0:
+            names.append(node.name)
+            types.append(node.gpu_type)
+            capacity.append(min(size, usable))
+            usable -= size
+    return _VirtualNodes(tuple(names), tuple(types), np.array(capacity, dtype=np.int64), size)
+
+
+def _present(jobs: Sequence[_PolluxJob], nodes: _VirtualNodes) -> Ints:
+    """Return [J, N] the GPUs that each job holds."""
+    left = nodes.capacity.copy()
+    present = np.zeros((len(jobs), len(left)), dtype=np.int64)
+    for row, job in enumerate(jobs):
+        for name, gpus in job.job.allocation.shares if job.job.allocation else ():
+            for at, of_node in enumerate(nodes.names):
+                if of_node == name and gpus:
+                    taken = min(gpus, int(left[at]))
+                    present[row, at] += taken
+                    left[at] -= taken
+                    gpus -= taken  # noqa: PLW2901
+    return present
+
+
+def _proposal(job: _PolluxJob, nodes: _VirtualNodes, row: Ints, fair: float) -> Proposal:
+    """Rank the most frequent type of an allocation, the present shape, and waiting."""
+    held = job.job.allocation
+    present = (held.gpu_type, held.gpus) if held else None
+    counts: dict[str, int] = {}
+    for kind, gpus in zip(nodes.types, row.tolist(), strict=True):
+        if gpus:
+            counts[kind] = counts.get(kind, 0) + gpus
+    ranked: list[Alternative] = []
+    by_count = sorted(counts, key=lambda k: (-counts[k], not held or held.gpu_type != k, k))
+    for kind in by_count:
+        sizes = [s for s in job.directive.sizes(kind) if s <= counts[kind]]
+        if sizes:
+            reason = Reason("speedup-search", gpus=sizes[-1], gpu_type=kind, fair=fair)
+            value = sizes[-1] / max(fair, 1.0)
+            ranked.append(Alternative(gpu_type=kind, gpus=sizes[-1], value=value, reason=reason))
+            break
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=Reason("others-speedup-more"))
+    if not ranked:
+        ranked.append(waits)
+    if present and present not in [(a.gpu_type, a.gpus) for a in ranked]:
+        ranked.append(
+            Alternative(
+                gpu_type=present[0],
+                gpus=present[1],
+                value=0.0,
+                reason=Reason("choice-no-place"),
+            )
+        )
+    if waits not in ranked:
+        ranked.append(waits)
+    return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
