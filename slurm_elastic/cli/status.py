@@ -259,7 +259,10 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     running = answer["running"]
     if running and running["layout"]:
-        rows.append({"Layout": running["layout"], "Ordered": answer["ordered_layout"]})
+        count = running.get("micro_batches")  # a controller of an older release sends none
+        stages = {"MicroBatches": count} if count else {}
+        row = {"Layout": running["layout"], **stages, "Ordered": answer["ordered_layout"]}
+        rows.append(row)
     elif answer["ordered_layout"]:
         rows.append({"Layout": None, "Ordered": answer["ordered_layout"]})
     if answer["ordered_batch"] is not None:

@@ -203,6 +203,12 @@ def test_show_of_a_running_attempt():
     ) in printed
 
 
+def test_show_of_a_pipeline():
+    report = replace(example.REPORTS[4711], layout="4x2", micro_batches=8)
+    answer = ask("show", replace(example.VIEW, reports={4711: report}), job_ids=(4711,))
+    assert "   Layout=4x2 MicroBatches=8 Ordered=-\n" in text(status.details(answer))
+
+
 def test_show_of_an_attempt_that_has_ended():
     report = replace(example.REPORTS[4711], run=3, layout="4x2", forward_s=0.1)
     answer = ask("show", replace(example.VIEW, reports={4711: report}), job_ids=(4711,))
