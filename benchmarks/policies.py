@@ -6,6 +6,9 @@ without the lengths that jobs state; each figure is the mean over the workloads 
 it the difference to what Sia's artifact produced for the same files. CPU per round is wall time of
 the policy's calls in this process.
 
+`--differ 0.4`: every job takes its own multiple of its application's step times, drawn with that
+standard deviation of logarithms; what sharing is worth then.
+
 `--traces`, `--workloads` and `--rows` choose a part; progress goes to stderr, the table (Markdown,
 as in docs/goodput.md) to stdout.
 """
@@ -15,6 +18,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +33,12 @@ from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.results import Result, mean
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfile,
+    MeasuredCurve,
+    Profiles,
+)
+from slurm_elastic.simulator.workloads.workload import Workload
 from tests.support import published_data
 
 TRACES = ("philly", "saturn", "newtrace")
@@ -76,6 +87,12 @@ ROWS = (
         policy="goodput",
         goodput=GoodputSettings(lengths=False, **_ALONE),  # type: ignore[arg-type]
     ),
+    Row(
+        label="goodput, plain sharing, lengths",
+        policy="goodput",
+        goodput=GoodputSettings(share=False),
+        sia=SiaSettings(share=True),
+    ),
     Row(label="sia, sharing", policy="sia", sia=SiaSettings(share=True)),
     Row(label="sia", policy="sia"),
     Row(label="icefrog", policy="icefrog"),
@@ -99,19 +116,62 @@ FIGURES = (
 )
 
 
-def run(row: Row, trace: str, index: int, data: Path) -> Result:
-    """Simulate one workload under one policy."""
+def run(row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0) -> Result:
+    """Simulate one workload under one policy.
+
+    Args:
+        row: the policy.
+        trace: name of its trace.
+        index: number of the workload in it.
+        data: folder of Sia's data.
+        differ: standard deviation between jobs of an application.
+    """
     cluster = cluster_text.parse(CLUSTER)
     jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
+    profiles: Profiles = application_profiles.read(
+        data / "traces", jobs.applications, cluster.types
+    )
+    if differ:
+        jobs, profiles = different_jobs(jobs, profiles, differ, seed=index)
     result = simulate(
         jobs,
-        application_profiles.read(data / "traces", jobs.applications, cluster.types),
+        profiles,
         cluster,
         config=row.config,
         policy=load(row.config),
         interval_s=INTERVAL_S.get(row.policy, 60.0),
     )
     return dataclasses.replace(result, segments=())
+
+
+def different_jobs(
+    jobs: Workload, profiles: Profiles, deviation: float, *, seed: int
+) -> tuple[Workload, Profiles]:
+    """Return the workload with a profile for each job, its step times multiplied by a factor."""
+    rng = random.Random(seed)
+    submitted, own = [], {}
+    for job in jobs.jobs:
+        name = f"{job.application}#{job.name}"
+        own[name] = _slower(profiles[job.application], math.exp(rng.gauss(0.0, deviation)))
+        submitted.append(dataclasses.replace(job, application=name))
+    return Workload.of(jobs.name, submitted), own
+
+
+def _slower(profile: ApplicationProfile, factor: float) -> ApplicationProfile:
+    """Return a profile with all step and synchronisation times multiplied by a factor."""
+    types = {}
+    for name, of_type in profile.types.items():
+        curves = {
+            shape: MeasuredCurve(
+                curve.micro_batches,
+                tuple(factor * s for s in curve.step_s),
+                tuple(factor * s for s in curve.sync_s),
+            )
+            for shape, curve in of_type.curves.items()
+        }
+        rows = tuple((*row[:3], *(factor * s for s in row[3:])) for row in of_type.scalability)
+        types[name] = dataclasses.replace(of_type, curves=curves, scalability=rows)
+    return dataclasses.replace(profile, types=types)
 
 
 def figures(
@@ -160,6 +220,7 @@ def main() -> None:
     parser.add_argument("--traces", nargs="+", default=list(TRACES), help=", ".join(TRACES))
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
     parser.add_argument("--rows", nargs="+", help=f"only policies or rows of these names: {labels}")
+    parser.add_argument("--differ", type=float, default=0.0, help="deviation between jobs")
     parser.add_argument("--json", action="store_true")
     published_data.add_option(parser)
     options = parser.parse_args()
@@ -178,7 +239,7 @@ def main() -> None:
         for row in rows if numbers else ():
             runs = []
             for index in numbers:
-                result = run(row, trace, index, folder)
+                result = run(row, trace, index, folder, differ=options.differ)
                 runs.append((index, result.summary()))
                 elapsed = time.perf_counter() - began
                 print(
@@ -187,7 +248,8 @@ def main() -> None:
                     file=sys.stderr,
                     flush=True,
                 )
-            lines.append(figures(row, trace, runs, folder))
+            compared = folder if not options.differ else folder / "none"
+            lines.append(figures(row, trace, runs, compared))
     print(json.dumps(lines, indent=1) if options.json else table(lines))
 
 

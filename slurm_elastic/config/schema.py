@@ -315,6 +315,11 @@ class GoodputSettings:
         "How much: a job with n hours left counts n to the power of less this.",
         bounds=(0, 1),
     )
+    least_weight: float = key(
+        0.0,
+        "A job counts at least so much, however long it still runs; 1 saves GPU hours.",
+        bounds=(0, 1),
+    )
     wait_s: float = key(
         3600.0,
         "A job that has waited so long gets its smallest size before all others; 0: never.",

@@ -17,6 +17,11 @@ _Key = tuple[str, int, int, int]
 _MOST_JOBS = 20
 
 
+def application_of(job: SimulatedJob) -> str:
+    """Return the application of a job, whose profile may be its own (`name#job`)."""
+    return job.submitted.application.partition("#")[0]
+
+
 class SharedObservations:
     """Observations by application: the first time of equal configurations, the last noise."""
 
@@ -26,7 +31,7 @@ class SharedObservations:
 
     def add(self, job: SimulatedJob) -> None:
         """Keep the observations of a job."""
-        name = job.submitted.application
+        name = application_of(job)
         points = self._points.setdefault(name, {})
         for o in job.observations:
             points.setdefault((o.gpu_type, o.nodes, o.gpus, o.micro_batch), o)
@@ -35,7 +40,7 @@ class SharedObservations:
 
     def give_to(self, job: SimulatedJob) -> None:
         """Give a job that has not run yet the observations of its application."""
-        name = job.submitted.application
+        name = application_of(job)
         points = self._points.get(name)
         if points:
             job.inherit(tuple(points.values()), self._noise.get(name))
@@ -50,7 +55,7 @@ class SharedPools:
 
     def add(self, job: SimulatedJob) -> None:
         """Keep the observations of a job."""
-        name = job.submitted.application
+        name = application_of(job)
         if job.observations:
             jobs = self._jobs.setdefault(name, {})
             jobs[job.job_id] = job.observations
@@ -61,6 +66,6 @@ class SharedPools:
 
     def give_to(self, job: SimulatedJob) -> None:
         """Give a job that has not run yet the pool of its application."""
-        name = job.submitted.application
+        name = application_of(job)
         if name in self._jobs:
             job.join(pooled(self._jobs[name].values()), self._noise.get(name))

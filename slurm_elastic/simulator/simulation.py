@@ -26,7 +26,11 @@ from slurm_elastic.simulator import fairness, job_factory
 from slurm_elastic.simulator.cluster_state import SimulatedCluster
 from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
 from slurm_elastic.simulator.scalability_analyser import analysed
-from slurm_elastic.simulator.shared_observations import SharedObservations, SharedPools
+from slurm_elastic.simulator.shared_observations import (
+    SharedObservations,
+    SharedPools,
+    application_of,
+)
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 from slurm_elastic.simulator.truth.rack_network import Network
@@ -294,7 +298,7 @@ class _Run:
     def _arrives(self, job: SimulatedJob, at_s: float) -> None:
         if self._shared is not None:
             for other in self.active:
-                if other.submitted.application == job.submitted.application:
+                if application_of(other) == application_of(job):
                     self._shared.add(other)
             self._shared.give_to(job)
         job.now_s = at_s

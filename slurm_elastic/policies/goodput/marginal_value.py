@@ -131,7 +131,9 @@ class MarginalValue(Sia):
         if in_place.any():
             cheap = gain * self._factors(question, arrays, remaining, ResizeKind.IN_PLACE)
             scaled = np.where(in_place, cheap, requeued)
-        weight = value_terms.weights(values, remaining, settings.length_power)
+        weight = value_terms.weights(
+            values, remaining, settings.length_power, settings.least_weight
+        )
         columns = arrays.configurations
         profit = weight[:, None] * scaled**settings.p / settings.p
         profit -= settings.charge * (prices[columns.kind] * columns.gpus)[None, :]

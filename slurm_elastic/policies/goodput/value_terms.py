@@ -57,16 +57,18 @@ def payback_factors(
     return np.asarray(horizon / (horizon + change_s[:, None]))
 
 
-def weights(values: Floats, remaining: Floats, power: float) -> Floats:
+def weights(values: Floats, remaining: Floats, power: float, least: float) -> Floats:
     """Return w [J]: above 1 for jobs with less than an hour left, below for longer ones.
 
     Args:
         values: lambda.
         remaining: [J] work left; NaN: unknown, the weight is 1.
         power: how much lengths count; 0: not at all.
+        least: the smallest weight.
     """
     seconds = np.maximum(remaining * values, _FEWEST_S)
-    return np.asarray(np.where(np.isnan(seconds), 1.0, (seconds / _WEIGHT_ONE_S) ** -power))
+    by_length = np.maximum((seconds / _WEIGHT_ONE_S) ** -power, least)
+    return np.asarray(np.where(np.isnan(seconds), 1.0, by_length))
 
 
 def hysteresis(factors: Floats, arrays: RoundArrays, part: float) -> Floats:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.policies import FIGURES, ROWS, figures, table
+from benchmarks.policies import FIGURES, ROWS, different_jobs, figures, table
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.synthetic_applications import synthetic_application
 
 REFERENCE = """name,submission_s,completion_s,jct_s,restarts,gpu_seconds,mean_contention
 net-0,0,3600,3600,2,7200,1
@@ -41,3 +43,22 @@ def test_rows_name_each_policy_and_differ(data):
     assert len({row.label for row in ROWS}) == len(ROWS)
     assert {"goodput", "sia", "fair", "gavel"} <= {row.policy for row in ROWS}
     assert len({repr(row.config) for row in ROWS}) == len(ROWS)
+
+
+def test_jobs_made_to_differ_have_profiles_of_their_own():
+    profiles = {"net": synthetic_application("net", seconds=600.0)}
+    jobs = Workload.of(
+        "w",
+        [
+            SubmittedJob(name=f"net-{i}", time_s=0.0, application="net", gpus=1, batch=16)
+            for i in range(2)
+        ],
+    )
+    changed, own = different_jobs(jobs, profiles, 0.4, seed=1)
+    assert [job.application for job in changed.jobs] == ["net#net-0", "net#net-1"]
+    times = [
+        curve.step_s[0]
+        for profile in own.values()
+        for curve in list(profile.types["t4"].curves.values())[:1]
+    ]
+    assert len(set(times)) == 2
