@@ -8,6 +8,8 @@ than on a site where few jobs are repeated: state that with results.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_elastic.core.application import Noise, Observation
 from slurm_elastic.models.application_pool import pooled
 from slurm_elastic.simulator.simulated_job import SimulatedJob
@@ -38,8 +40,9 @@ class SharedObservations:
         if job.noise is not None:
             self._noise[name] = job.noise
 
-    def give_to(self, job: SimulatedJob) -> None:
-        """Give a job that has not run yet the observations of its application."""
+    def give_to(self, job: SimulatedJob, others: Iterable[SimulatedJob] = ()) -> None:
+        """Give a job that has not run yet the observations of its application; others nothing."""
+        del others
         name = application_of(job)
         points = self._points.get(name)
         if points:
@@ -64,8 +67,16 @@ class SharedPools:
         if job.first_noise is not None:
             self._noise.setdefault(name, job.first_noise)
 
-    def give_to(self, job: SimulatedJob) -> None:
-        """Give a job that has not run yet the pool of its application."""
+    def give_to(self, job: SimulatedJob, others: Iterable[SimulatedJob] = ()) -> None:
+        """Give a job that has not run yet the pool of its application.
+
+        Args:
+            job: that starts with it.
+            others: jobs of the application, which get the pool as it is now.
+        """
         name = application_of(job)
         if name in self._jobs:
-            job.join(pooled(self._jobs[name].values()), self._noise.get(name))
+            pool = pooled(self._jobs[name].values())
+            job.join(pool, self._noise.get(name))
+            for other in others:
+                other.update(pool)

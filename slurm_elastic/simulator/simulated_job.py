@@ -206,8 +206,12 @@ class SimulatedJob:
 
     def join(self, pool: ApplicationPool, noise: Noise | None) -> None:
         """Start with the pool of the application, and the noise of its first epoch."""
-        self._pool, self.noise = pool, noise
-        self._believed = (0, pool.points)
+        self.noise = noise
+        self.update(pool)
+
+    def update(self, pool: ApplicationPool) -> None:
+        """Take the pool of the application as it is now."""
+        self._pool, self._believed = pool, (-1, ())
         self._learned = None
 
     @property

@@ -297,10 +297,10 @@ class _Run:
 
     def _arrives(self, job: SimulatedJob, at_s: float) -> None:
         if self._shared is not None:
-            for other in self.active:
-                if application_of(other) == application_of(job):
-                    self._shared.add(other)
-            self._shared.give_to(job)
+            others = [o for o in self.active if application_of(o) == application_of(job)]
+            for other in others:
+                self._shared.add(other)
+            self._shared.give_to(job, others)
         job.now_s = at_s
         self.active.append(job)
 
