@@ -78,12 +78,12 @@ ROWS = (
         goodput=GoodputSettings(charge=0.25),
     ),
     Row(
-        label="goodput, lengths",
+        label="goodput alone, lengths",
         policy="goodput",
         goodput=GoodputSettings(**_ALONE),  # type: ignore[arg-type]
     ),
     Row(
-        label="goodput",
+        label="goodput alone",
         policy="goodput",
         goodput=GoodputSettings(lengths=False, **_ALONE),  # type: ignore[arg-type]
     ),
