@@ -7,7 +7,8 @@ Controller and simulator both call `decide_round`.
 
 The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
 that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
-with that reason, and gets them in a later round.
+with that reason, and gets them in a later round. Only jobs that exchange GPUs
+(placement/exchanges.py) begin together: all of them, or none.
 """
 
 from __future__ import annotations
@@ -199,7 +200,13 @@ class _PolicyQuestions:
             repacks = capabilities_of(self._policy).allows_repacking
             again = partial(self._ask_all, assignment)
             binding_proposals.carry_out(
-                assignment, job_ids, proposals, self._round_jobs, again, moves=repacks
+                assignment,
+                job_ids,
+                proposals,
+                self._round_jobs,
+                again,
+                ask_alone=partial(again, kept=False),
+                moves=repacks,
             )
             return state
         saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
@@ -218,12 +225,13 @@ class _PolicyQuestions:
         return state
 
     def _ask_all(
-        self, assignment: Assignment, jobs: Sequence[int]
+        self, assignment: Assignment, jobs: Sequence[int], *, kept: bool = True
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         capacity = assignment.idle()
         for job_id in jobs:
             _add(capacity, self._round_jobs[job_id].current)
-        return self._ask(assignment.frame.snapshot, jobs, capacity, assignment.later.capacity())
+        free = assignment.later.capacity()
+        return self._ask(assignment.frame.snapshot, jobs, capacity, free, kept=kept)
 
     def _ask(
         self,
@@ -231,6 +239,8 @@ class _PolicyQuestions:
         jobs: Sequence[int],
         capacity: Mapping[str, int],
         free: FreeCapacity | None = None,
+        *,
+        kept: bool = True,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -242,7 +252,8 @@ class _PolicyQuestions:
             free=free,
         )
         proposals, state = self._policy.decide(question, self._state)
-        self.proposals.update((p.job_id, p) for p in proposals)
+        if kept:
+            self.proposals.update((p.job_id, p) for p in proposals)
         return proposals, state
 
     def _offer_again(self, assignment: Assignment) -> bool:

@@ -47,11 +47,17 @@ class ChangeStarter:
     ) -> set[int]:
         """Begin as many changes of a plan as may be under way; return their jobs."""
         room = self.config.resize.max_in_flight - len(self._engine.live)
+        decisions = plan.changes[: max(0, room)]
+        chosen = {d.job_id for d in decisions}
         changes = []
-        for decision in plan.changes[: max(0, room)]:
+        for decision in decisions:
+            if not chosen.issuperset(decision.exchange):
+                continue  # all jobs of an exchange begin, or none
             job = snapshot.job[decision.job_id]
             record = records.get(job.job_id)
-            kind = record.kind_of(job, decision.target) if record else ResizeKind.REQUEUE
+            kind = ResizeKind.REQUEUE
+            if record and not decision.exchange:
+                kind = record.kind_of(job, decision.target)
             changes.append(self._of_kind(kind, decision, job, snapshot, records))
         return self._begin(changes, snapshot, records) if changes else set()
 

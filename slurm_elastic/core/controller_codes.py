@@ -28,6 +28,7 @@ TRANSITIONS = (
     define("job-changed", "The job changed by itself."),
     define("job-left-gpus", "The job left its GPUs by itself."),
     define("gpus-taken", "The GPUs were taken meanwhile."),
+    define("exchange-given-up", "Another job of an exchange of GPUs keeps what it has."),
     define("held-in-slurm", "The owner of the job or an administrator holds it."),
     define(
         "no-checkpoint", "The job wrote no checkpoint in time.",

@@ -87,6 +87,10 @@ PLACEMENT = (
         "changes-places", "The job exchanges its GPUs with another job, which moves first.",
         JOB, BECAUSE,
     ),
+    define(
+        "exchanges-gpus", "The job and others get GPUs of each other: all are requeued together.",
+        JOBS, USERS, BECAUSE,
+    ),
 )  # fmt: skip
 
 OTHER_JOBS = (

@@ -110,6 +110,7 @@ class Decision:
         waiting_for: what prevents a better allocation at present, or None.
         batch: samples per step with the target, where the policy chooses batches.
         dropped: rejected for good.
+        exchange: jobs with which it exchanges GPUs: these changes begin together, or none does.
     """
 
     job_id: int
@@ -125,6 +126,7 @@ class Decision:
     waiting_for: Reason | None = None
     batch: int | None = None
     dropped: bool = False
+    exchange: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

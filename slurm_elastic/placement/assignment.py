@@ -35,6 +35,7 @@ class JobOutcome:
     Attributes:
         waits: why it waits for a nearer place instead of taking a free one, or None.
         stays: why it does not move to fewer nodes or racks although it could, or None.
+        partners: jobs with which it exchanges GPUs (placement/exchanges.py).
     """
 
     round_job: RoundJob
@@ -45,6 +46,12 @@ class JobOutcome:
     promised: bool = False
     waits: Reason | None = None
     stays: Reason | None = None
+    partners: tuple[int, ...] = ()
+
+    @property
+    def job_id(self) -> int:
+        """Its job."""
+        return self.round_job.job.job_id
 
     @property
     def changed(self) -> bool:

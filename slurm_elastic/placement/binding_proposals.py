@@ -5,16 +5,15 @@ has, and the policy is asked once more, about the other jobs alone, with all GPU
 have. So a refusal leaves no GPUs idle that the policy would give to another job.
 
 Two running jobs that are each to get the other's GPU type could never begin, since no job moves
-into GPUs that are not free yet (round.py). Where the controller starts jobs itself
-(`queue = "controller"`) one of them is suspended: the other moves into its GPUs, and it starts in
-those left by the other, as the policy proposes then. Its restart costs what the move would have
-cost, and it waits for the other's move.
+into GPUs that are not free yet (round.py). Where Slurm starts jobs they are changed together
+(exchanges.py). Where the controller starts jobs itself (`queue = "controller"`) one of them is
+suspended: the other moves into its GPUs, and it starts in those left by the other, as the policy
+proposes then. Its restart costs what the move would have cost, and it waits for the other's move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
@@ -22,12 +21,10 @@ from slurm_elastic.placement import pack
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.eligibility import RoundJob
+from slurm_elastic.placement.exchanges import Ask, exchange
 
 #: Most further questions to the policy after refusals.
 _MOST_OFFERS = 8
-
-#: Asks the policy about these jobs, with all GPUs that are free or theirs; also its new state.
-Ask = Callable[[Sequence[int]], tuple[Sequence[Proposal], Mapping[str, Any]]]
 
 
 def carry_out(
@@ -37,6 +34,7 @@ def carry_out(
     round_jobs: Mapping[int, RoundJob],
     ask: Ask,
     *,
+    ask_alone: Ask,
     moves: bool,
 ) -> None:
     """Give each job the first of its alternatives for which there is room.
@@ -47,6 +45,7 @@ def carry_out(
         proposals: the policy's first answer.
         round_jobs: all elastic jobs.
         ask: for further answers.
+        ask_alone: for answers about an exchange, which replace no others.
         moves: whether other jobs may change nodes to make room.
     """
     saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
@@ -56,7 +55,9 @@ def carry_out(
         else:
             assignment.place(proposals, round_jobs)
             if assignment.config.controller.queue == "controller":
-                _exchange(assignment)
+                _suspend_for_exchange(assignment)
+            else:
+                exchange(assignment, proposals, ask_alone)
         waiting = {j: o for j, o in assignment.outcomes.items() if o.waits and not o.changed}
         for outcome in waiting.values():
             if outcome.target is None:
@@ -78,7 +79,7 @@ def carry_out(
         consolidate(assignment)
 
 
-def _exchange(assignment: Assignment) -> None:
+def _suspend_for_exchange(assignment: Assignment) -> None:
     """Suspend one job of each pair that can only change places; the one that costs less."""
     stuck = [o for o in assignment.outcomes.values() if _is_stuck(o)]
     stuck.sort(key=lambda o: (_cost(o), o.round_job.job.job_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action, Alternative, Decision, Plan, Proposal
@@ -10,7 +10,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.eligibility import RoundJob
 from slurm_elastic.placement.explanation import Explainer, awaits, gives, notes
-from slurm_elastic.placement.free_resources import FreeResources, union
+from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, union
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
 
@@ -41,6 +41,7 @@ def build_plan(
     for each in pending_claims.concessions.values():
         givers.setdefault(each.beneficiary.job_id, []).append(each.round_job.job)
     claims = {claim.job_id: claim for claim in pending_claims.claims}
+    together: dict[frozenset[int], bool] = {}
     decisions = []
     ordered = sorted(
         round_jobs.values(), key=lambda t: _rank(t, pending_claims, assignment.outcomes)
@@ -59,7 +60,15 @@ def build_plan(
             waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
             reason = Reason("waits")
         begins = assignment.at_once or concession is not None or not target or target == current
-        if target and not begins and not _begin(free_now, round_job, target):
+        if outcome is not None and outcome.partners:
+            members = [outcome, *(assignment.outcomes[j] for j in outcome.partners)]
+            job_ids = frozenset(o.job_id for o in members)
+            if job_ids not in together:
+                together[job_ids] = _begin_together(free_now, members)
+            begins = together[job_ids]
+        elif target and not begins:
+            begins = _begin(free_now, round_job, target)
+        if target and not begins:
             waiting = Reason(
                 "gpus-given-up-first",
                 gpus=target.gpus,
@@ -69,6 +78,8 @@ def build_plan(
             target, reason = round_job.current, Reason("keeps-for-now")
         holds = target or round_job.current
         meant = _meant(proposals.get(job_id), target)
+        if outcome is not None and outcome.partners and target != current:
+            meant = outcome.wished
         answers = {}
         if explainer is not None and holds:
             answers = {
@@ -88,6 +99,7 @@ def build_plan(
                 waiting_for=waiting,
                 batch=meant.batch if meant else None,
                 dropped=meant is not None and meant.dropped,
+                exchange=outcome.partners if outcome is not None and target != current else (),
                 **answers,
             )
         )
@@ -126,13 +138,36 @@ def _begin(free_now: FreeResources, round_job: RoundJob, target: Allocation) -> 
     if union(current, target) == current:
         return True
     free_now.give(round_job.need, current)
-    room = free_now.room(round_job.need)
-    shares = free_now.frame.shares(target.shares)
-    fits = all(room[i] >= g for i, g in shares.items()) and not free_now.exceeds_limits(
-        round_job.need, target
-    )
+    fits = _fits(free_now, round_job.need, target)
     free_now.take(round_job.need, union(current, target) if fits else current)
     return fits
+
+
+def _begin_together(free_now: FreeResources, members: Sequence[JobOutcome]) -> bool:
+    """Book an exchange if its changes fit beside all other jobs; return whether they do."""
+    for outcome in members:
+        free_now.give(outcome.round_job.need, outcome.round_job.current)
+    booked: list[JobOutcome] = []
+    for outcome in members:
+        need, target = outcome.round_job.need, outcome.target
+        if target is None or not _fits(free_now, need, target):
+            break
+        free_now.take(need, target)
+        booked.append(outcome)
+    for outcome in booked:
+        free_now.give(outcome.round_job.need, outcome.target)
+    fits = len(booked) == len(members)
+    for outcome in members:
+        current = outcome.round_job.current
+        held = union(current, outcome.target) if fits else current
+        free_now.take(outcome.round_job.need, held)
+    return fits
+
+
+def _fits(free_now: FreeResources, need: ResourceNeed, target: Allocation) -> bool:
+    room, shares = free_now.room(need), free_now.frame.shares(target.shares)
+    enough = all(room[i] >= gpus for i, gpus in shares.items())
+    return enough and not free_now.exceeds_limits(need, target)
 
 
 def _action(current: Allocation | None, target: Allocation | None) -> Action:

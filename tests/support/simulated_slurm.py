@@ -9,7 +9,7 @@ import dataclasses
 import re
 import time
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 
 from slurm_elastic.config.schema import parse
 from slurm_elastic.controller import controller as controller_module
@@ -61,10 +61,16 @@ payback_s = 100000
 
 
 class SimulatedSlurm:
-    """Nodes and jobs; `now` is epoch s. Stands in for `Scontrol` and `Reader`."""
+    """Nodes and jobs; `now` is epoch s. Stands in for `Scontrol` and `Reader`.
 
-    def __init__(self, nodes, *, gpu_type="a100"):
-        self.nodes, self.gpu_type = dict(nodes), gpu_type
+    Args:
+        nodes: their GPUs.
+        gpu_types: their types, a100 where there is none.
+    """
+
+    def __init__(self, nodes, gpu_types=None):
+        self.nodes = dict(nodes)
+        self.types = defaultdict(lambda: "a100", gpu_types or {})
         # A fresh ledger begins now: it deletes rows of earlier times.
         self.now = self.begun = float(int(time.time()) + 1)
         self.listed = {}
@@ -131,6 +137,8 @@ class SimulatedSlurm:
             free.subtract(dict(other.allocation.shares) if other.allocation else {})
         names = [n for n in job.required_nodes or sorted(self.nodes) if free[n] > 0]
         names = [n for n in names if n not in self.lost]
+        kind = job.gpu_type or (self.types[names[0]] if names else "")
+        names = [n for n in names if self.types[n] == kind]
         names.sort(key=lambda name: -free[name])
         chosen, left = {}, job.gpus
         for nodes_left, name in zip(range(job.min_nodes, 0, -1), names, strict=False):
@@ -138,7 +146,7 @@ class SimulatedSlurm:
             left -= chosen[name]
         if left or len(chosen) < job.min_nodes or set(job.required_nodes) - chosen.keys():
             return None
-        return Allocation.of(self.gpu_type, chosen)
+        return Allocation.of(kind, chosen)
 
     def _set(self, job, **fields):
         self.listed[job.job_id] = dataclasses.replace(job, **fields)
@@ -160,12 +168,12 @@ class SimulatedSlurm:
                 values["priority"] = int(text)
             elif name in ("ReservationName", "Comment"):
                 values["reservation" if name == "ReservationName" else "comment"] = text
-        if total := re.search(r":(\d+)$", fields.get("TresPerJob", "")):
-            values["gpus"] = int(total[1])
-        elif each := re.search(r":(\d+)$", fields.get("TresPerNode", "")):
-            values["gpus"] = int(each[1]) * values.get("min_nodes", job.min_nodes)
-        if "gpus" in values:
-            values["gpu_type"] = self.gpu_type
+        shape = re.compile(r":(\w*):?\b(\d+)$")
+        if total := shape.search(fields.get("TresPerJob", "")):
+            values["gpus"], values["gpu_type"] = int(total[2]), total[1]
+        elif each := shape.search(fields.get("TresPerNode", "")):
+            values["gpus"] = int(each[2]) * values.get("min_nodes", job.min_nodes)
+            values["gpu_type"] = each[1]
         self._set(job, **values)
 
     def requeue(self, job):
@@ -219,7 +227,7 @@ class SimulatedSlurm:
         for job in jobs.values():
             used.update(dict(job.allocation.shares) if job.allocation else {})
         nodes = tuple(
-            Node(name=n, gpu_type=self.gpu_type, gpus=g, used_gpus=used[n], cpus=64,
+            Node(name=n, gpu_type=self.types[n], gpus=g, used_gpus=used[n], cpus=64,
                  available=n not in self.lost, state="DOWN" if n in self.lost else "IDLE",
                  memory_mb=1000, partitions=frozenset({"gpu"}))
             for n, g in self.nodes.items()
@@ -231,10 +239,16 @@ class SimulatedSlurm:
 
 
 class SimulatedSite:
-    """A `SimulatedSlurm` with a controller, and its ledger in memory."""
+    """A `SimulatedSlurm` with a controller, and its ledger in memory.
 
-    def __init__(self, monkeypatch, nodes, text=""):
-        self.slurm, self.log = SimulatedSlurm(nodes), Log()
+    Args:
+        text: the configuration.
+        policy: instead of the one that it names.
+    """
+
+    def __init__(self, monkeypatch, nodes, text="", *, gpu_types=None, policy=None):
+        self.slurm, self.log = SimulatedSlurm(nodes, gpu_types), Log()
+        self.policy = policy
         clock = types.SimpleNamespace(
             time=lambda: self.slurm.now,
             monotonic=lambda: self.slurm.now - self.slurm.begun + 1000.0,
@@ -254,7 +268,8 @@ class SimulatedSite:
             self.controller.engine.close()
         self.controller = Controller(
             config=self.config, reader=self.slurm, scontrol=self.slurm, ledger=self.ledger,
-            policy=policy_protocol.load(self.config), account="selastic", log=self.log,
+            policy=self.policy or policy_protocol.load(self.config), account="selastic",
+            log=self.log,
         )  # fmt: skip
 
     def close(self):

@@ -184,7 +184,7 @@ class SimulatedTraining:
         self.next_id += 1
         comment = CompanionComment(base=self.job_id, run=self.run, change=self.change)
         self.site.slurm.submit(
-            self.next_id, gpus=gpus, gpu_type=self.site.slurm.gpu_type, reason="JobHeldUser",
+            self.next_id, gpus=gpus, gpu_type=self.orders.members.gpu_type, reason="JobHeldUser",
             priority=0, comment=str(comment), companion=comment,
             companion_recorded=self.recorded,
         )  # fmt: skip

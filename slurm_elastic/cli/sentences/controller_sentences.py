@@ -68,6 +68,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "job-changed": "the job changed by itself",
     "job-left-gpus": "the job left its GPUs by itself",
     "gpus-taken": "its GPUs were taken meanwhile",
+    "exchange-given-up": "a job with which it was to exchange GPUs keeps what it has",
     "held-in-slurm": "its owner or an administrator holds the job",
     "no-checkpoint": "no checkpoint within {notice_s:g} s",
     "started-by-others": "the job was started by others",

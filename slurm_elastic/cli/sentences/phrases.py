@@ -63,13 +63,17 @@ def numbered(jobs: Sequence[str | None] | None) -> str:
     return _with_others(text if names else "", len(jobs or ()) - len(names))
 
 
-def give_way(p: Parameters) -> str:
-    """Return `bob's 4711 gives way`, for one or several."""
+def jobs_of(p: Parameters) -> str:
+    """Return `bob's 4711 and carol's 4712`."""
     jobs = p["jobs"] or ()
     users = p["users"] or (None,) * len(jobs)
     names = [owned(j, u) for j, u in zip(jobs, users, strict=True) if j is not None]
-    text = _with_others(" and ".join(names), len(jobs) - len(names))
-    return f"{text} {'gives' if len(jobs) <= 1 else 'give'} way"
+    return _with_others(" and ".join(names), len(jobs) - len(names))
+
+
+def give_way(p: Parameters) -> str:
+    """Return `bob's 4711 gives way`, for one or several."""
+    return f"{jobs_of(p)} {'gives' if len(p['jobs'] or ()) <= 1 else 'give'} way"
 
 
 def duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ from slurm_elastic.cli.sentences.phrases import (
     gpus,
     job,
     job_of,
+    jobs_of,
     nodes,
     shape,
 )
@@ -132,6 +133,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "changes-places": lambda p: (
         f"changes places with {job(p)}, which goes first: then {p['reason']}"
     ),
+    "exchanges-gpus": lambda p: f"exchanges GPUs with {jobs_of(p)}: {p['reason']}",
     "waits-for-job": lambda p: f"waits so that {_waiting_job(p)}, of higher priority, can start",
     "gives-gpus": lambda p: f"gives {gpus(p['gpus'])} so that {_waiting_job(p)} can start",
     "moves-for-job": lambda p: (

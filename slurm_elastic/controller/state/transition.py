@@ -19,6 +19,10 @@ which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 It ends DONE, UNDONE (the job is in its old or its MIN shape), ENDED (the job
 finished meanwhile).
 
+Jobs that exchange GPUs leave RESERVE together, NOTIFY when all of them have saved, and DRAIN when
+the GPUs are free that the others had. Before that each has its old shape, so that it starts again
+in it if the others, or the controller, do not go on.
+
 A change in place (docs/adr/0018-in-place-changes.md) leaves the job running:
 
 | state | done on entering | left when |
@@ -137,6 +141,7 @@ class Transition:
             once it has ended.
         leaves: job ids of the companions that are to leave: of a requeue all.
         pause_s: of a change without a requeue: how long training stood still; None: not known.
+        exchange: jobs with which it exchanges GPUs.
     """
 
     id: int
@@ -173,6 +178,7 @@ class Transition:
     joins: list[PlannedCompanion] = field(default_factory=list)
     leaves: tuple[int, ...] = ()
     pause_s: float | None = None
+    exchange: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
@@ -291,6 +297,7 @@ class Transition:
             values["kind"] = ResizeKind(values.get("kind", ResizeKind.REQUEUE))
             values["joins"] = [PlannedCompanion(**join) for join in values.get("joins", ())]
             values["leaves"] = tuple(values.get("leaves", ()))
+            values["exchange"] = tuple(values.get("exchange", ()))
             values["action"], values["state"] = (
                 Action(body["action"]),
                 TransitionState(body["state"]),

@@ -1,7 +1,8 @@
 """Admission of waiting transitions: whose jobs are asked to save now. Pure.
 
 A job is asked only when its target is free, so that it stands still as short
-as possible. Jobs that wait for each other's GPUs in a ring go together.
+as possible. Jobs that wait for each other's GPUs in a ring go together, and those of an exchange
+only together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.exchange_partners import waiting_groups
 from slurm_elastic.core.cluster import Allocation, Job
 
 
@@ -32,6 +34,12 @@ def admitted(
         if t.state is not TransitionState.RESERVE:
             used.update(more(t, jobs))
     chosen = set()
+    for group in waiting_groups(waiting):
+        if _ring_fits(group, used, sizes):
+            chosen |= {t.id for t in group}
+            for t in group:
+                used.update(more(t, jobs))
+    waiting = [t for t in waiting if not t.exchange]
     for t in waiting:
         more_gpus = more(t, jobs)
         if all(used[n] + g <= sizes.get(n, 0) for n, g in more_gpus.items()):

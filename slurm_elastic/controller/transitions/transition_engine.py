@@ -25,6 +25,7 @@ from slurm_elastic.controller.state.transition import (
     TransitionState,
 )
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
+from slurm_elastic.controller.transitions.exchange_partners import EXCHANGE_S
 from slurm_elastic.controller.transitions.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.reservations import Reservations
@@ -211,7 +212,8 @@ class TransitionEngine:
                 continue
             join = next(iter(names), join)
             ready.append(change)
-        return ready, join
+        begun = {c.decision.job_id for c in ready}
+        return [c for c in ready if begun.issuperset(c.decision.exchange)], join
 
     def step(
         self,
@@ -368,13 +370,16 @@ class TransitionEngine:
 
     def _record(self, change: RequestedChange) -> Transition:
         decision, job = change.decision, change.job
+        notice_s = change.notice_s
+        if decision.exchange:  # those that have saved wait for the others
+            notice_s = min(notice_s, EXCHANGE_S)
         transition = Transition.of(
             job,
             action=decision.action,
             reason=decision.reason,
             target=decision.target,
             planned=decision.target,
-            notice_s=change.notice_s,
+            notice_s=notice_s,
             spare_s=change.spare_s,
             budget=change.budget,
             terms=change.terms,
@@ -383,6 +388,7 @@ class TransitionEngine:
             kind=change.kind,
             joins=[PlannedCompanion(node, gpus) for node, gpus in change.joins],
             leaves=change.leaves,
+            exchange=decision.exchange,
             entered={TransitionState.RESERVE.value: time.time()},
         )
         transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())

@@ -14,6 +14,7 @@ from typing import Any
 
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
@@ -87,13 +88,16 @@ class StepInputs:
     def promised(self, transition: Transition, target: Allocation) -> bool:
         """Return whether a target's free GPUs are those that another job is about to get.
 
-        Transitions that wait for admission do not count: they give way.
+        Transitions that wait for admission do not count: they give way. Nor do those of the same
+        exchange that are still in their old shape: they go back, too.
         """
         begun = [
             more(t, self.jobs)
             for t in self.live
             if t.id != transition.id
+            and t.state.live
             and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
+            and not exchange_partners.goes_back_with(transition, t)
         ]
         return any(
             self.gpus_of_others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
@@ -163,6 +167,8 @@ class TransitionSteps:
     def _reserve(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
             return self._left(t, Reason("job-changed"))
+        if exchange_partners.broken(t, site.live):
+            return self._left(t, Reason("exchange-given-up"))
         if t.id not in site.admitted:
             late = t.waited(time.time()) > 3.0
             if late and (t.id in site.hopeless or not site.donors(t)):
@@ -177,14 +183,18 @@ class TransitionSteps:
             return TransitionState.REQUEUE
         return TransitionState.NOTIFY
 
-    def _notify(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+    def _notify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.state is not JobState.RUNNING or job.run != t.run:
             return self._left(t, Reason("job-left-gpus"))
         if job.reason in HELD:
             return self._left(t, Reason("held-in-slurm"))
         if "declined" in t.entered:
             return TransitionState.UNDONE
+        if exchange_partners.broken(t, site.live):
+            return self._left(t, Reason("exchange-given-up"))
         if "saved" in t.entered:
+            if not exchange_partners.all_saved(t, site.live):
+                return None
             self._count_running(t, job)
             return TransitionState.REQUEUE
         if t.waited(time.time()) > t.notice_s:
@@ -205,12 +215,26 @@ class TransitionSteps:
         self._end_companions(t, site)
         if job.state is JobState.PENDING and job.run > t.run:
             t.entered["drained"] = time.time()
+            if t.exchange and not t.given_up:
+                return self._drained_in_exchange(t, job, site)
             return TransitionState.RESHAPE
         if job.state is JobState.RUNNING:
             if job.run > t.run:
                 return self._left(t, Reason("started-by-others"), TransitionState.CLEAR)
             if t.waited(time.time()) > PATIENCE_S:
                 return TransitionState.REQUEUE
+        return None
+
+    def _drained_in_exchange(
+        self, t: Transition, job: Job, site: StepInputs
+    ) -> TransitionState | None:
+        """Wait in the old shape until the others of the exchange have left their GPUs, too."""
+        refused = exchange_partners.refused(t, site.live)
+        if not refused and t.target is not None and site.free(t, t.target):
+            return TransitionState.RESHAPE
+        late = t.waited(time.time()) > exchange_partners.EXCHANGE_S
+        if late or exchange_partners.broken(t, site.live):
+            return self._fall_back(t, job, site, Reason("exchange-given-up"))
         return None
 
     def _end_companions(self, t: Transition, site: StepInputs) -> None:
