@@ -377,9 +377,6 @@ class TrainingJob:
         begins, self._running = not self._running, True
         if begins:
             self._checkpoint_manager.begin()
-            self._reporter.started(
-                startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
-            )
         measured = self._strategy.measured
         if measured is not None and measured is not self._profiled:
             self._profiled = measured
@@ -387,7 +384,7 @@ class TrainingJob:
                 log_line(warning)
         try:
             if begins:
-                self._regrouping.begin()
+                self._begin()
             agreed = self._agreed
             if agreed.stop:
                 self._regrouping.close()
@@ -397,3 +394,15 @@ class TrainingJob:
                 self._regrouping.switch(round(agreed.switch))
         except GroupBrokenError:
             self._regrouping.recover()
+
+    def _begin(self) -> None:
+        """Say whether the members can change, and then that the training has begun.
+
+        In this order: the controller may change a training that has begun, in the way that it can.
+        """
+        try:
+            self._regrouping.begin()
+        finally:
+            self._reporter.started(
+                startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
+            )

@@ -27,8 +27,8 @@ MEASURING = ("test_near_places.py", "test_hybrid.py", "test_learning_layouts.py"
 #: with one at the end.
 LONG = (
     "test_sia_rounds.py", *MEASURING,
-    "test_failed_changes.py", "test_in_place_training.py", "test_frameworks.py", "test_demo.py",
-    "test_life.py",
+    "test_rank_restart.py", "test_failed_changes.py", "test_in_place_training.py",
+    "test_frameworks.py", "test_demo.py", "test_life.py", "test_in_place_trials.py",
     "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
     "test_controller.py", "test_esrun.py", "test_companions.py", "test_companion_faults.py",
     "test_in_place.py",

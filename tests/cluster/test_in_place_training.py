@@ -1,4 +1,8 @@
-"""A training of the library grows and shrinks in place: controller, esrun and ranks together."""
+"""A training of the library grows and shrinks in place: controller, esrun and ranks together.
+
+Where the library itself is not at stake, a light training (tests/support/light_training) says to
+esrun what the library says.
+"""
 
 import json
 import re
@@ -6,10 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import light_trainings
 from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 PROJECT = "/opt/src/slurm-elastic"
+LIGHT = "/shared/scratch/light-in-place"
 SAMPLES, EPOCHS = 1024, 10
 SIZE = f"--samples {SAMPLES} --epochs {EPOCHS} --global-batch 32"
 CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
@@ -27,6 +33,11 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         """,
         check=False,
     )
+
+    def run(script: str, *, stdin: str) -> None:
+        cluster.exec(script, user="alice", stdin=stdin)
+
+    light_trainings.install(run, LIGHT)
     with running(cluster, CONFIG, reporters=()) as daemon:
         yield daemon
     cluster.exec(
@@ -41,7 +52,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 class Training:
     """A job of train_library.py on one GPU that may have four."""
 
-    script = f"train_library.py {SIZE} --rate 40"
+    program = f"{PROJECT}/docs/examples/train_library.py {SIZE} --rate 40"
 
     def __init__(self, daemon: Daemon, name: str, *options: str) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
@@ -50,7 +61,7 @@ class Training:
         self.cluster.exec(f"rm -rf {self.out} {self.out}.log", user="alice")
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
-            f"exec esrun python3 {PROJECT}/docs/examples/{self.script} --out {self.out}",
+            f"export PYTHONPATH={LIGHT}\nexec esrun python3 {self.program} --out {self.out}",
             *("--elastic=1-4", "--gres=gpu:1", "--time=30", "--open-mode=append", PLACE),
             *(f"--output={self.out}.log", *options),
         )
@@ -93,12 +104,35 @@ class Training:
         words = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
         self.cluster.exec(["python3", f"{PROJECT}/docs/examples/check_run.py", self.out, *words])
 
+    def _losses(self, out: str) -> list[dict[str, float]]:
+        text = self.cluster.exec(f"cat {out}/losses.jsonl").stdout
+        return [json.loads(line) for line in text.splitlines()]
+
+
+class LightTraining(Training):
+    """A job of a light training, which `ends_well` ends."""
+
+    steps = 3200, 200, 32  # samples, epochs, samples of a step: more than a test waits for
+    program = "-m {} --samples {} --epochs {} --global-batch {} --step 0.1".format(
+        light_trainings.PROGRAM, *steps
+    )
+
+    def ends_well(self) -> None:
+        self.cluster.exec(f"touch {self.out}/finish", user="alice")
+        super().ends_well()
+
+    def check(self) -> None:
+        rows = self._losses(self.out)
+        expected = light_trainings.expected_steps(*self.steps)[: len(rows)]
+        computed = [(row["step"], row["loss"]) for row in rows]
+        assert computed == [(step, loss) for step, (_, loss) in enumerate(expected, start=1)]
+
 
 class LoopTraining(Training):
     """A job of train_gan.py, which keeps its own loop."""
 
     epochs = 40
-    script = f"train_gan.py --epochs {epochs} --pause 0.1"
+    program = f"{PROJECT}/docs/examples/train_gan.py --epochs {epochs} --pause 0.1"
 
     def check(self) -> None:
         """Compare with an undisturbed run of one rank."""
@@ -114,10 +148,6 @@ class LoopTraining(Training):
         assert [line["step"] for line in losses] == [line["step"] for line in expected]
         for line, other in zip(losses, expected, strict=True):
             assert line == pytest.approx(other, abs=1e-3)
-
-    def _losses(self, out: str) -> list[dict[str, float]]:
-        text = self.cluster.exec(f"cat {out}/losses.jsonl").stdout
-        return [json.loads(line) for line in text.splitlines()]
 
 
 def test_it_grows_and_shrinks_and_loses_no_step(daemon: Daemon, cluster: SlurmCluster) -> None:
@@ -173,7 +203,7 @@ def test_companions_save_what_a_lost_base_has_not_saved(
 
 
 def test_a_companion_is_cancelled_by_its_owner(daemon: Daemon, cluster: SlurmCluster) -> None:
-    training = Training(daemon, "cancelled")
+    training = LightTraining(daemon, "cancelled")
     training.changed("grow")
     (companion,) = training.companions()
     cluster.exec(["scancel", str(companion)], user="alice")
@@ -193,7 +223,7 @@ def test_a_companion_is_cancelled_by_its_owner(daemon: Daemon, cluster: SlurmClu
 def test_where_companions_are_refused_it_is_requeued(
     daemon: Daemon, cluster: SlurmCluster, option: str, problem: str
 ) -> None:
-    training = Training(daemon, "refused", option)
+    training = LightTraining(daemon, "refused", option)
     refused = rf"JobId={training.job} Transition=\d+ State=UNDONE Action=grow .*{problem}"
     daemon.wait_for(refused, after=training.begun, timeout=120)
     until(lambda: gpus(cluster, training.job) == 4, seconds=60, what=training.log)
@@ -206,7 +236,7 @@ def test_where_companions_are_refused_it_is_requeued(
 
 @pytest.mark.parametrize("state", ["ASK", "JOIN"])
 def test_selasticd_is_killed_meanwhile(daemon: Daemon, state: str) -> None:
-    training = Training(daemon, f"killed-{state}")
+    training = LightTraining(daemon, f"killed-{state}")
     daemon.when(training.job, state, daemon.kill_command, action="grow")
     daemon.start()
     training.changed("grow")
@@ -214,7 +244,7 @@ def test_selasticd_is_killed_meanwhile(daemon: Daemon, state: str) -> None:
 
 
 def test_its_base_is_cancelled(daemon: Daemon, cluster: SlurmCluster) -> None:
-    training = Training(daemon, "ended")
+    training = LightTraining(daemon, "ended")
     training.changed("grow")
     assert training.companions()
     cluster.exec(["scancel", str(training.job)], user="alice")

@@ -23,7 +23,7 @@ def test_a_job_that_grows_moves_the_counters(daemon: Daemon, cluster: SlurmClust
     assert first["selastic_active",] == 1
     job = submit_running(cluster, "--gres=gpu:a100:1")
     until(lambda: gpus(cluster, job) == 4)
-    grown = ("selastic_transitions_total", "grow", "done", "requeue")
+    grown = ("selastic_transitions_total", "grow", "requeue", "done")
     until(lambda: daemon.metrics()[grown] == first[grown] + 1)
     until(lambda: daemon.metrics()["selastic_gpus", "a100", "elastic"] == 4)
     last = daemon.metrics()

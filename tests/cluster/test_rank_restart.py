@@ -1,8 +1,4 @@
-"""Programs without the library on a job and its companions: a change starts all ranks again.
-
-The ranks share the samples of a step and add up their gradients, so that its loss is that of an
-undisturbed run only if every rank has computed its part.
-"""
+"""Programs without the library on a job and its companions: a change starts all ranks again."""
 
 import json
 import re
@@ -10,74 +6,21 @@ import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 from clusterlib.lifecycle import container
 
+from tests.support import plain_training
 from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 FOLDER = "/shared/scratch/rank-restart"
-#: As people write it for torchrun. Rank 0 saves at USR2 and now and then, and reads the newest.
-TRAIN = """
-import json, os, signal, sys, time, torch
-signals = []
-signal.signal(signal.SIGUSR2, lambda *_: signals.append(True))
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
-slurm = "SLURM_PROCID SLURM_NTASKS SLURM_NODEID SLURM_NNODES SLURM_JOB_ID"
-row = {name: int(os.environ[name]) for name in [*names.split(), *slurm.split()]}
-row["gpu"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[row["LOCAL_RANK"]]
-row["node"] = os.environ["SLURMD_NODENAME"]
-weights, step = torch.zeros(4, dtype=torch.float64), 0
-if os.path.exists("out/ckpt.pt"):
-    state = torch.load("out/ckpt.pt")
-    weights, step = state["weights"], state["step"]
-row["start"] = f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{step}"
-with open("ranks", "a") as file:
-    file.write(json.dumps(row) + "\\n")
-if os.path.exists("fails-on") and world == int(open("fails-on").read()):
-    sys.exit(3)
-while True:
-    time.sleep(0.25)
-    points = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-    errors = (points[rank::world] @ weights - points[rank::world].sum(1)).requires_grad_()
-    parts = torch.cat([(errors**2).sum()[None], 2 * errors @ points[rank::world]]).detach()
-    stops = torch.tensor([float(os.path.exists("stop")), float(len(signals))])
-    torch.distributed.all_reduce(parts)
-    torch.distributed.all_reduce(stops)
-    weights, step = weights - 0.002 * parts[1:], step + 1
-    if rank == 0:
-        line = {"step": step, "loss": float(parts[0]), "world": world}
-        with open("steps", "a") as file:
-            file.write(json.dumps(line) + "\\n")
-    if stops[1] or stops[0] or step % 40 == 0:
-        signals.clear()
-        if rank == 0:
-            os.makedirs("out", exist_ok=True)
-            torch.save({"step": step, "weights": weights}, "out/new.tmp")
-            os.rename("out/new.tmp", "out/ckpt.pt")
-        torch.distributed.barrier()
-    if stops[0]:
-        break
-torch.distributed.destroy_process_group()
-"""
-#: The loss of each step on one rank that nothing disturbs.
-REFERENCE = """
-import json, sys, torch
-weights = torch.zeros(4, dtype=torch.float64)
-for step in range(int(sys.argv[1])):
-    points = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-    errors = points @ weights - points.sum(1)
-    print(json.dumps(float((errors**2).sum())))
-    weights = weights - 0.004 * errors @ points
-"""
+TRAIN = Path(plain_training.__file__).read_text()
 COMMANDS = {
     "plain": "python3 train.py",
-    "torchrun": "torchrun --standalone --nproc_per_node=gpu train.py",
+    "torchrun": "torchrun --standalone --nproc_per_node=gpu train.py torch",
 }
 CONFIG = (
     eager_config()
@@ -93,7 +36,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 class Script:
-    """A job of TRAIN on one GPU, which may have four."""
+    """A job of `plain_training` on one GPU, which may have four."""
 
     def __init__(
         self,
@@ -106,6 +49,7 @@ class Script:
         directive: str = "1-4,sizes=1:2:4",
     ) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
+        self.has_agents = command == "torchrun"  # which number the nodes as they meet
         self.folder = f"{FOLDER}/{name}"
         self.seen = len(daemon.log())
         begin = f"rm -rf {self.folder}; mkdir -p {self.folder}; cd {self.folder}; cat >train.py"
@@ -113,15 +57,17 @@ class Script:
         self.cluster.exec(begin, user="alice", stdin=TRAIN)
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
-            f"exec esrun --checkpoint out/ckpt.pt --signal USR2 {COMMANDS[command]}",
+            f"exec esrun --checkpoint out/ckpt --signal USR2 {COMMANDS[command]}",
             *(f"--elastic={directive}", "--gres=gpu:1", "--time=30", "--open-mode=append"),
             *(f"-C{place}", f"--chdir={self.folder}", "--output=log", f"--job-name={name}"),
             user="alice",
         )
 
+    def output(self) -> str:
+        return self.cluster.exec(f"cat {self.folder}/log", check=False).stdout
+
     def log(self) -> str:
-        ranks = self.cluster.exec(f"cat {self.folder}/log", check=False).stdout
-        return f"{ranks[-4000:]}\n{self.daemon.log()[-6000:]}"
+        return f"{self.output()[-4000:]}\n{self.daemon.log()[-6000:]}"
 
     def rows(self, name: str) -> list[Any]:
         text = self.cluster.exec(f"cat {self.folder}/{name}", check=False).stdout
@@ -144,6 +90,13 @@ class Script:
             return last == [world] * steps
 
         until(there, seconds=150, what=self.log)
+
+    def has_saved(self) -> None:
+        """Wait until esrun knows of a complete checkpoint since the last start of the program."""
+        saved = re.compile(
+            r"attempt \d+ in place: (?!.*attempt \d+ in place).*esrun: resumed:", re.DOTALL
+        )
+        until(lambda: saved.search(self.output()), seconds=150, what=self.log)
 
     def companions(self) -> list[int]:
         text = self.cluster.exec("squeue -h -o '%A %k' -t PD,R").stdout
@@ -169,11 +122,8 @@ class Script:
         numbers = Counter(row["step"] for row in steps)
         assert set(numbers) == set(range(1, max(numbers) + 1))
         assert len(steps) - len(numbers) <= again
-        reference = self.cluster.exec(
-            ["python3", "-", str(max(numbers))], stdin=REFERENCE, node="g01"
-        ).stdout.split()
-        differences = [abs(row["loss"] - float(reference[row["step"] - 1])) for row in steps]
-        assert max(differences) < 1e-6
+        losses = list(plain_training.undisturbed_losses(max(numbers)))
+        assert max(abs(row["loss"] - losses[row["step"] - 1]) for row in steps) < 1e-6
         self.daemon.check_log()
 
     def check_ranks(self) -> None:
@@ -192,7 +142,7 @@ class Script:
             for members in by_group.values():
                 local = sorted(row["LOCAL_RANK"] for row in members)
                 assert local == list(range(members[0]["LOCAL_WORLD_SIZE"]))
-            if "RANK" in rows[0] and rows[0]["SLURM_NTASKS"] == world:
+            if not self.has_agents:
                 assert all(row["SLURM_NNODES"] == row["GROUP_WORLD_SIZE"] for row in rows)
                 assert all(row["SLURM_NODEID"] == row["GROUP_RANK"] for row in rows)
 
@@ -203,10 +153,12 @@ class Script:
 def test_it_grows_and_shrinks_without_a_requeue(daemon: Daemon, command: str, place: str) -> None:
     script = Script(daemon, command, place, command)
     script.changed("grow")
-    script.trains_on(4, steps=50)  # has saved, so that it is asked by the signal
+    script.trains_on(4)
+    script.has_saved()  # so that it is asked by the signal
     daemon.selastic("update", str(script.job), "--elastic=1-1")
     script.changed("shrink")
-    script.trains_on(1, steps=50)
+    script.trains_on(1)
+    script.has_saved()
     assert not script.companions()
     daemon.selastic("update", str(script.job), "--elastic=1-4,sizes=1:2:4")
     script.changed("grow")
@@ -218,7 +170,8 @@ def test_it_grows_and_shrinks_without_a_requeue(daemon: Daemon, command: str, pl
 def test_ranks_of_a_companion_are_killed(daemon: Daemon, cluster: SlurmCluster) -> None:
     script = Script(daemon, "killed", "a100&rack2")
     script.changed("grow")
-    script.trains_on(4, steps=50)  # and has a checkpoint
+    script.trains_on(4)
+    script.has_saved()
     (companion,) = script.companions()
     cluster.exec(["scancel", "-s", "KILL", f"{companion}.0"], user="alice")
     until(lambda: companion not in script.companions(), what=script.log)
@@ -254,7 +207,8 @@ def test_a_shape_in_which_it_fails_is_barred(daemon: Daemon, cluster: SlurmClust
 def test_the_node_of_a_companion_is_lost(daemon: Daemon, cluster: SlurmCluster) -> None:
     script = Script(daemon, "node-lost", "a100&rack1", directive="1-5")
     script.changed("grow")
-    script.trains_on(5, steps=50)  # on two nodes, and has a checkpoint
+    script.trains_on(5)  # on two nodes
+    script.has_saved()
     base = cluster.exec(f"squeue -h -j {script.job} -o %N").stdout.strip()
     held = {cluster.exec(f"squeue -h -j {i} -o %N").stdout.strip() for i in script.companions()}
     (lost,) = held - {base}

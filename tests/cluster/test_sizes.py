@@ -90,9 +90,9 @@ def test_a_request_without_a_type_gets_one_that_has_the_nodes(
     assert job, said
     cluster.wait(job, "RUNNING")
     record = shown(cluster, job)
-    held = {g.split(":")[1] for g in record["gres_detail"]}
-    assert len(held) == 1
-    assert held <= kinds
+    types = {g.split(":")[1] for g in record["gres_detail"]}
+    assert len(types) == 1
+    assert types <= kinds
     assert len(record["gres_detail"]) == nodes
 
 
@@ -108,17 +108,20 @@ def test_what_no_type_has_is_refused_in_one_line(daemon: Daemon, cluster: SlurmC
 
 
 def test_explain_tells_how_jobs_ended(daemon: Daemon, cluster: SlurmCluster) -> None:
+    until_told = "until [ -e /shared/scratch/end-$SLURM_JOB_ID ]; do sleep 0.2; done"
     scripts = {
-        "COMPLETED": "sleep 3",
-        "FAILED": "sleep 3; exit 3",
+        "COMPLETED": until_told,
+        "FAILED": f"{until_told}; exit 3",
         "CANCELLED": "sleep 600",
     }
     jobs = {
         state: submission(cluster, f"-Jraw-{state}", "--elastic=1-2", script=script)[1]
         for state, script in scripts.items()
     }
-    cluster.wait(jobs["CANCELLED"], "RUNNING")
-    until(lambda: explained(daemon, jobs["CANCELLED"])["job"]["gpus"] == 1)
+    for job in jobs.values():
+        show = ("show", "job", str(job), "--json")
+        until(lambda words=show: '"running": {' in daemon.selastic(*words, check=False))
+        cluster.exec(f"touch /shared/scratch/end-{job}")
     cluster.exec(["scancel", str(jobs["CANCELLED"])])
     for state, job in jobs.items():
         cluster.wait(job, state)

@@ -58,11 +58,18 @@ class Recorder:
 
 
 class Writer(Recorder):
-    """Recorder that writes a file when the run ends."""
+    """Recorder that names each failure at once, and writes a file when the run ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: pytest.Config) -> None:
         super().__init__()
-        self.path = path
+        self.path, self._config = path, config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        super().pytest_runtest_logreport(report)
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line("")
+            terminal.write_line(f"failed: {report.nodeid}: {last_line(report)}", red=True)
 
     def pytest_sessionfinish(self) -> None:
         lines = (json.dumps(asdict(outcome)) for outcome in self.outcomes.values())
@@ -109,4 +116,4 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # the reports of a worker of pytest-xdist come to its controller
     path = config.getoption("--outcomes")
-    config.pluginmanager.register(Writer(path) if path else Printer(), "outcomes")
+    config.pluginmanager.register(Writer(path, config) if path else Printer(), "outcomes")

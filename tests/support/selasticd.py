@@ -182,8 +182,7 @@ class Daemon:
         mark = f"JobId={job} Transition=.* State={state} Action={action}"
         quiet = "</dev/null 2>/dev/null"  # tail ends shortly after the script
         wait = f"grep -q -m1 '{mark}' < <(timeout {WAIT_FACTOR * 100:.0f} {lines} {quiet})"
-        script = f"begun=$(stat -c %s {self.log_path}); {first}; {wait}; seen=$?"
-        script += f"; {command}; exit $seen"
+        script = f"begun=$(stat -c %s {self.log_path}); {first}; {wait} || exit; {command}"
         done = self.cluster.exec(script, user=user, node=self.NODE, timeout=150, check=False)
         assert done.returncode == 0, f"job {job} was not in {state}: {done}\n{self.log()}"
 

@@ -39,6 +39,8 @@ _GONE_S = 5.0
 _FINISH_S = 10.0
 #: Seconds that ranks have to leave when Slurm ends their companion: less than KillWait.
 _TERMINATED_S = 25.0
+#: Seconds that a line about the ability to change waits for the thread, which may be submitting.
+_ABILITY_S = 5.0
 #: Longest wait of the thread.
 _TICK_S = 1.0
 
@@ -91,8 +93,16 @@ class CompanionSet:
         self._state.subscribe(self._on_orders)
 
     def on_group(self, fields: dict[str, Any]) -> None:
-        """Take a line of rank 0 about its group of ranks."""
+        """Take a line of rank 0 about its group of ranks.
+
+        Whether the members can change is known when this returns: the line that the training has
+        begun follows, and is reported with it.
+        """
+        done = threading.Event()
         self._post(lambda: self._handle_group(fields))
+        self._post(done.set)
+        if "can" in fields:
+            done.wait(_ABILITY_S)
 
     def end_attempt(self, *, failed: bool) -> None:
         """End all companions, as the ranks of the base have ended; returns when that is done.

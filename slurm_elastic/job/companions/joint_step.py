@@ -1,6 +1,8 @@
 """The steps of one start of the program: that of the base, and one in each companion.
 
 They end together: when ranks of one fail, those of the others wait for them in vain and are ended.
+Before that they have a moment to end by themselves: ranks that were killed from outside are the
+cause, though others may notice it, and fail, before Slurm has told of it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.job.launch import SrunProcess
@@ -16,6 +19,10 @@ from slurm_elastic.job.step import Step
 
 #: Seconds that sruns have to end after their ranks were killed, before they are killed themselves.
 _SRUN_S = 5.0
+#: Seconds in which Slurm tells of ranks that were killed, after others have failed.
+_OTHERS_S = 2.0
+#: Exit code of ranks that were killed from outside.
+KILLED_CODE = 128 + signal.SIGKILL
 
 
 class JointStep:
@@ -27,7 +34,8 @@ class JointStep:
         end_ranks: kills the ranks of all steps.
 
     Attributes:
-        failed_in: companion whose ranks were the first to fail; None: those of the base, or none.
+        failed_in: companion whose ranks were killed, or else the first to fail; None: those of the
+            base, or none.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class JointStep:
         self._parts = [(job_id, Step(srun)) for job_id, srun in parts]
         self._lock = threading.Lock()
         self._failed: int | None = None
+        self._is_ending = False
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch, args=part, name=f"step of {part[0]}", daemon=True)
@@ -52,7 +61,7 @@ class JointStep:
             thread.start()
 
     def wait(self) -> int:
-        """Wait for the end of all; return the exit code of the first failed rank."""
+        """Wait for the end of all; return the exit code of the ranks that made it fail, or 0."""
         code = self._base.wait()
         self._note(None, code)
         for thread in self._threads:
@@ -76,6 +85,8 @@ class JointStep:
 
     def end(self) -> None:
         """Kill all ranks; sruns that do not notice it, as of a lost node, are killed after that."""
+        with self._lock:
+            self._is_ending = True
         self._end_ranks()
         for step in self._steps:
             if not step.ends_within(_SRUN_S):
@@ -93,7 +104,15 @@ class JointStep:
         """Take the end of one step; the first failure ends the others."""
         with self._lock:
             is_first = bool(code) and self._failed is None
-            if is_first:
+            is_cause = code == KILLED_CODE != self._failed and not self._is_ending
+            if is_first or is_cause:
                 self._failed, self.failed_in = code, job_id
         if is_first and self._parts:
-            threading.Thread(target=self.end, name="end of ranks", daemon=True).start()
+            threading.Thread(target=self._end_others, name="end of ranks", daemon=True).start()
+
+    def _end_others(self) -> None:
+        """Kill the ranks that have not ended a moment after others have failed."""
+        end = time.monotonic() + (0.0 if self._failed == KILLED_CODE else _OTHERS_S)
+        for step in self._steps:
+            step.ends_within(max(0.0, end - time.monotonic()))
+        self.end()

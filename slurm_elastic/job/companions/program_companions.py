@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.job.companions.companion_set import CompanionSet
+from slurm_elastic.job.companions.joint_step import KILLED_CODE
 from slurm_elastic.job.companions.rank_restart import ConnectDeadline, RankRestart
 from slurm_elastic.job.environment.joint_shape import CompanionPart
 
-#: Exit code of ranks that were killed from outside.
-_KILLED_CODE = 137
 #: Longest wait for the thread of the set, which may be submitting companions.
 _THREAD_S = 60.0
 
@@ -48,7 +47,7 @@ class ProgramCompanions(CompanionSet):
         """
         parts = [job.job_id for job in self._parts()]
         if code and parts and self._server is not None and not self.restart.is_due:
-            if failed_in is not None and code == _KILLED_CODE and not on_trial:
+            if failed_in is not None and code == KILLED_CODE and not on_trial:
                 self._post(lambda: self._lose(failed_in, "its ranks were killed"))
             else:
                 self._server.confirm(parts)

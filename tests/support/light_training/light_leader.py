@@ -86,11 +86,11 @@ class Leader(Rank):
 
     def _begin(self, resumed_from: int | None) -> None:
         self._checkpoint.plan()
-        self._reports.started(resumed_from)
         if self._reports.link.companions is not None:
             self._can = True
             port = self._listener.getsockname()[1]
             self._reports.link.send_group({"can": True, "port": port})
+        self._reports.started(resumed_from)
 
     # --- steps ---
 

@@ -1,0 +1,44 @@
+"""Steps of one start of a program: which ranks made it fail."""
+
+import threading
+
+import pytest
+
+from slurm_elastic.job.companions.joint_step import JointStep
+from slurm_elastic.job.launch import SrunProcess
+
+
+def stand_in(script: str) -> SrunProcess:
+    """Start a shell in place of srun."""
+    return SrunProcess(["sh", "-c", script], {"PATH": "/usr/bin:/bin"}, "mark")
+
+
+KILLED = "echo 'srun: error: g02: tasks 0-1: Killed' >&2; exit 137"
+FAILED = "echo 'srun: error: g01: task 0: Exited with exit code 1' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "code", "failed_in"),
+    [
+        (FAILED, f"sleep 0.4; {KILLED}", 137, 7),  # its ranks were killed: others noticed it first
+        (f"sleep 0.4; {FAILED}", KILLED, 137, 7),
+        (FAILED, f"sleep 0.4; {FAILED}", 1, None),
+        (KILLED, f"sleep 0.4; {FAILED}", 137, None),
+        ("exit 0", "exit 0", 0, None),
+    ],
+)
+def test_ranks_that_were_killed_are_the_cause(
+    base: str, part: str, code: int, failed_in: int | None
+) -> None:
+    step = JointStep(stand_in(base), [(7, stand_in(part))])
+    assert step.wait() == code
+    assert step.failed_in == failed_in
+
+
+def test_ranks_that_wait_in_vain_are_killed_and_not_blamed() -> None:
+    killed = threading.Event()
+    waiting = stand_in(f"read -r line <&0; {KILLED}")
+    step = JointStep(stand_in(FAILED), [(7, waiting)], end_ranks=killed.set)
+    assert step.wait() == 1
+    assert killed.is_set()
+    assert step.failed_in is None
