@@ -88,8 +88,8 @@ def explain(job: str, json_: bool) -> None:
 @click.option(
     "--export",
     metavar="FILE.lp",
-    help="Write the integer program of the last round, which the policies sia and icefrog solve, in"
-    " the LP format, and nothing else; - is standard output.",
+    help="Write the integer program of the last round, which the policies sia, icefrog and goodput"
+    " solve, in the LP format, and nothing else; - is standard output.",
 )
 @options.as_json
 def plan(all_: bool, export: str | None, json_: bool) -> None:

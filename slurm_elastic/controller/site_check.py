@@ -144,8 +144,8 @@ def _configuration(facts: Facts, report: _Report) -> None:
         severity = report.error if facts.controller is None else report.warning
         severity(
             f'[sia] solver = "{config.sia.solver}"',
-            f"cannot be used on this host ({facts.solver_error}): with the policies sia and"
-            " icefrog selasticd does not start here",
+            f"cannot be used on this host ({facts.solver_error}): with the policies sia,"
+            " icefrog and goodput selasticd does not start here",
             'install it where selasticd runs, or write solver = "highs"',
         )
     if config.resize.min_interval_s < 2 * config.resize.restart_s:

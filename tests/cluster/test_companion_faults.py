@@ -71,6 +71,15 @@ def docker(*words: str) -> None:
     subprocess.run(["docker", *words], check=True, capture_output=True)
 
 
+def is_idle_again(cluster: SlurmCluster, node: str) -> None:
+    """Wait until Slurm uses a node again that was gone."""
+
+    def there() -> bool:
+        return cluster.exec(f"sinfo -h -n {node} -o %t").stdout.strip() == "idle"
+
+    until(there, what=lambda: cluster.exec(f"scontrol show node {node}; squeue").stdout)
+
+
 @pytest.mark.parametrize(
     "how", ["scancel -s KILL {}.0", "scancel {}", "scancel -s KILL --batch {}"],
     ids=["ranks", "companion", "script"],
@@ -111,7 +120,7 @@ def test_the_node_of_a_companion_is_lost(controller: StandIn, cluster: SlurmClus
         job.grow(1, "g02")
     finally:
         docker("start", container(cluster.name, "g06"))
-    until(lambda: cluster.exec("sinfo -h -n g06 -o %t").stdout.strip() == "idle", what="g06")
+    is_idle_again(cluster, "g06")
     job.ends_well()
 
 
@@ -124,7 +133,7 @@ def test_the_network_of_a_companion_is_cut(controller: StandIn, cluster: SlurmCl
         until(lambda: not cluster.exec(ranks, node="g06").stdout, what="ranks are left on g06")
     job.grow(1, "g02")
     job.ends_well()
-    until(lambda: cluster.exec("sinfo -h -n g06 -o %t").stdout.strip() == "idle", what="g06")
+    is_idle_again(cluster, "g06")
 
 
 @pytest.mark.parametrize("how", ["esrun", "base"])
@@ -150,7 +159,7 @@ def test_the_node_of_the_base_is_lost(controller: StandIn, cluster: SlurmCluster
         cluster.wait(job.job, "NODE_FAIL", timeout=90)
     finally:
         docker("start", container(cluster.name, "g01"))
-    until(lambda: cluster.exec("sinfo -h -n g01 -o %t").stdout.strip() == "idle", what="g01")
+    is_idle_again(cluster, "g01")
     until(lambda: not job.left_behind(), what=job.left_behind)
 
 
