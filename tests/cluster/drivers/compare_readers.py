@@ -55,6 +55,17 @@ def differing_alone(reader):
     return [i for i in kept if reader.some_jobs([i])[i] != jobs[i]]
 
 
+def settled(differing):
+    """Return what differs; the cluster may change between two reads, so that is tried again."""
+    found = []
+    for _ in range(5):
+        found = differing()
+        if not found:
+            break
+        time.sleep(0.5)
+    return found
+
+
 def timed(read, times):
     read()
     began, cpu = time.monotonic(), sum(os.times()[:4])
@@ -79,21 +90,14 @@ def main() -> None:
         }
         print(json.dumps({name: timed(read, times) for name, read in reads.items()}))
         return
-    found = []
-    for _ in range(5):  # the cluster may change between two reads
-        found = list(differences(*(reader.snapshot() for reader in readers)))
-        if not found:
-            break
-        time.sleep(0.5)
-    print(
-        json.dumps(
-            {
-                "jobs": len(readers[1].jobs()),
-                "differences": found,
-                "some": [differing_alone(reader) for reader in readers],
-            }
-        )
-    )
+    found = {
+        "jobs": len(readers[1].jobs()),
+        "differences": settled(
+            lambda: list(differences(*(reader.snapshot() for reader in readers)))
+        ),
+        "some": [settled(lambda r=reader: differing_alone(r)) for reader in readers],
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
