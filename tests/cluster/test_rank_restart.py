@@ -49,7 +49,7 @@ class Script:
         directive: str = "1-4,sizes=1:2:4",
     ) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
-        self.has_agents = command == "torchrun"  # which number the nodes as they meet
+        self.has_agents = command == "torchrun"  # they are numbered as they meet
         self.folder = f"{FOLDER}/{name}"
         self.seen = len(daemon.log())
         begin = f"rm -rf {self.folder}; mkdir -p {self.folder}; cd {self.folder}; cat >train.py"

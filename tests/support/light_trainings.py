@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Protocol
 
@@ -32,3 +33,17 @@ def expected_steps(samples: int, epochs: int, batch: int) -> list[tuple[list[int
     data = Samples(samples, epochs, batch)
     losses = data.losses()
     return [(data.of_step(step)[1], loss) for step, loss in enumerate(losses, start=1)]
+
+
+def check_steps(losses: str, size: tuple[int, int, int]) -> None:
+    """Check that each step was computed once, as in an undisturbed training.
+
+    Args:
+        losses: contents of losses.jsonl.
+        size: samples, epochs, samples of a step.
+    """
+    rows = [json.loads(line) for line in losses.splitlines()]
+    expected = expected_steps(*size)
+    assert [(row["step"], row["loss"]) for row in rows] == [
+        (step, loss) for step, (_, loss) in enumerate(expected[: len(rows)], start=1)
+    ]
