@@ -49,6 +49,9 @@ REHEARSALS = (
 #: again on the GPUs of the job itself. `end`: end with the program's code.
 ON_FAILURE = ("wait", "restart", "end")
 
+#: Fewer steps than this are no measurement of their duration.
+LEAST_STEPS = 3
+
 _MAX_TEXT = 200
 
 #: One layer as it travels: name, forward_s, backward_s, activation_bytes, parameter_bytes.
@@ -81,7 +84,8 @@ class Report:
         gpus, gpu_type, nodes: allocation of this attempt; type "" if the job does not have it.
         step: global optimisation step, or for a script the count of complete checkpoints.
         progress: fraction done, 0-1; None if not known.
-        step_time_s: median seconds per step in this shape since the last report.
+        step_time_s: median seconds per step in this shape since the last report that had one;
+            None: fewer than `LEAST_STEPS` since then.
         steps_measured: number of steps in that median.
         global_batch: samples per optimisation step.
         micro_batch: samples that a rank computes at once.

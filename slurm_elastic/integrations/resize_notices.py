@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slurm_elastic.core.report import LEAST_STEPS
 from slurm_elastic.integrations.batch_share import is_first_rank, log_line
 from slurm_elastic.job.rank_socket import RankSocket
 from slurm_elastic.training.measure.step_times import process_age
@@ -120,9 +121,11 @@ class ResizeNotices:
         if not self._link.connected or now < self._next_report_at:
             return
         self._next_report_at = now + self._link.orders().report_every_s
+        measured: dict[str, Any] = {"step": step}
         steps, seconds = step - self._timed_from[0], now - self._timed_from[1]
-        self._timed_from = (step, now)
-        measured = {"step": step, "step_time_s": seconds / steps, "steps_measured": steps}
+        if steps >= LEAST_STEPS:  # fewer count with the next ones
+            self._timed_from = (step, now)
+            measured |= {"step_time_s": seconds / steps, "steps_measured": steps}
         known = {} if progress is None else {"progress": min(1.0, max(0.0, progress))}
         self.report(measured | known | fields)
 

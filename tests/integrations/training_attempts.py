@@ -57,9 +57,9 @@ def run_until_saved(script: ModuleType, out: Path, *words: str, ranks: int) -> F
         esrun=esrun,
         log=out.with_suffix(".log"),
     )
-    esrun.wait_for("step", 3)
+    esrun.wait_for("step", 4)
     esrun.order("notice", 5)
-    esrun.wait_for("checkpoint_step", 3)
+    esrun.wait_for("checkpoint_step", 4)
     saved = max(r["checkpoint_step"] for r in esrun.reports if "checkpoint_step" in r)
     world.kill()
     assert list(steps_of(out)) == list(range(1, saved + 1)), "it trained on after its save"

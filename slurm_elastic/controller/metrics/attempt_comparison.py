@@ -21,10 +21,7 @@ from slurm_elastic.controller.metrics import metric_definitions  # noqa: F401 - 
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Decision
-from slurm_elastic.core.report import Report
-
-#: Fewer steps than this are no measurement of a speed.
-_MIN_STEPS = 3
+from slurm_elastic.core.report import LEAST_STEPS, Report
 
 
 @dataclass(slots=True)
@@ -105,7 +102,7 @@ class AttemptComparison:
         attempt.step = max(report.step, attempt.step or 0)
 
     def _compare_speeds(self, attempt: _Attempt, report: Report, held: Allocation | None) -> None:
-        enough = report.steps_measured >= _MIN_STEPS
+        enough = report.steps_measured >= LEAST_STEPS
         if not enough or not report.step_time_s or not report.global_batch:
             return
         attempt.rate = report.global_batch / report.step_time_s

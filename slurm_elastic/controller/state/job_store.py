@@ -32,13 +32,11 @@ from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, JobRecord
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import Report
+from slurm_elastic.core.report import LEAST_STEPS, Report
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.shape import rounded_off_s
 from slurm_elastic.topology import Topology
 
-#: Fewer steps than this are no measurement.
-_MIN_STEPS = 3
 #: A job that has not reported for this many seconds is left alone.
 _SILENT_S = 180.0
 #: Words in the state of a node on which no program can run.
@@ -143,7 +141,7 @@ class JobStore:
                 held
                 and job.run == report.run
                 and held.gpus == report.gpus
-                and report.steps_measured >= _MIN_STEPS
+                and report.steps_measured >= LEAST_STEPS
             ):
                 held = None
             self._profiles.add_report(report, job)

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from slurm_elastic.core.report import LEAST_STEPS
+
 #: The first steps of an attempt allocate, connect and import; they are not measured.
 WARM_UP = 2
 #: The parts of the first `CLOSELY` steps are measured, then those of every `EVERY`th step, after
@@ -31,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StepDurations:
-    """Medians over the steps since the last report, in seconds.
+    """Medians over the steps since the last report that had any, in seconds.
 
     Those of the parts are over the steps whose parts were measured; None: there were none.
 
@@ -140,8 +142,12 @@ class StepTimer:
         self._last = now
 
     def take(self) -> StepDurations | None:
-        """Return the durations of the steps since the last call; None without a step."""
-        if not self._times:
+        """Return the durations of the steps since the last result.
+
+        None: there are fewer than `LEAST_STEPS`, which count with the next ones. So steps that take
+        longer than the time between two reports are measured, too.
+        """
+        if len(self._times) < LEAST_STEPS:
             return None
         step_s = statistics.median(self._times)
         full = [p for p in self._parts if p.micro_batches]

@@ -71,15 +71,15 @@ def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -
     passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5}
     steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes)
     assert micro(timer) == (2.0, 3, 1.5)
-    steps(timer, now, [2.0, 2.0], **passes, micro_batches=4)
-    assert micro(timer) == (2.0, 2, pytest.approx(0.45))
-    steps(timer, now, [2.0])
-    assert timer.take() == StepDurations(2.0, 1, None)
+    steps(timer, now, [2.0] * 3, **passes, micro_batches=4)
+    assert micro(timer) == (2.0, 3, pytest.approx(0.45))
+    steps(timer, now, [2.0] * 3)
+    assert timer.take() == StepDurations(2.0, 3, None)
 
 
 def test_a_micro_step_stays_positive_where_the_all_reduce_takes_longer(now) -> None:
     timer = StepTimer()
-    steps(timer, now, [1.0] * 4, forward_s=0.1, sync_s=5.0)
+    steps(timer, now, [1.0] * 5, forward_s=0.1, sync_s=5.0)
     assert micro(timer)[2] == pytest.approx(0.01)
 
 
@@ -88,8 +88,8 @@ def test_the_micro_step_of_a_pipeline_is_a_whole_pass(now) -> None:
     passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5, "micro_batches": 4}
     steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes, reduce_s=0.25)
     assert micro(timer) == (2.0, 3, 1.75)
-    steps(timer, now, [2.0] * 2, **passes, reduce_s=0.0)
-    assert micro(timer) == (2.0, 2, 2.0)
+    steps(timer, now, [2.0] * 3, **passes, reduce_s=0.0)
+    assert micro(timer) == (2.0, 3, 2.0)
 
 
 def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None:
@@ -101,8 +101,19 @@ def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None
     assert taken is not None
     found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
     assert found == (1.0, 2.0, 5.0, 4.0)
-    steps(timer, now, [1.0])
-    assert timer.take() == StepDurations(1.0, 1, None)
+    steps(timer, now, [1.0] * 3)
+    assert timer.take() == StepDurations(1.0, 3, None)
+
+
+def test_steps_longer_than_the_time_between_reports_are_measured_over_several(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [9.0, 9.0])
+    for _ in range(2):
+        for _ in range(2):
+            steps(timer, now, [60.0], forward_s=20.0, backward_s=30.0, sync_s=10.0)
+            assert timer.take() is None
+        steps(timer, now, [60.0], forward_s=20.0, backward_s=30.0, sync_s=10.0)
+        assert micro(timer) == (60.0, 3, 50.0)
 
 
 def test_waiting_for_the_loader_is_timed(now) -> None:
