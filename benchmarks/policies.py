@@ -1,15 +1,16 @@
 """All policies on Sia's published workloads, one table: `python -m benchmarks.policies`.
 
-The workloads of docs/data.md on the 64-GPU cluster of the paper's Table 3, a round a minute
-(gavel: six). A row is a policy, with or without sharing between jobs of an application, with or
-without the lengths that jobs state; each figure is the mean over the workloads of a trace, beside
-it the difference to what Sia's artifact produced for the same files. CPU per round is wall time of
-the policy's calls in this process.
+The workloads of docs/data.md on the 64-GPU cluster of the paper's Table 3, a round a minute (gavel,
+themis and shockwave: six). A row is a policy, with or without sharing between jobs of an
+application, with or without the lengths that jobs state; each figure is the mean over the workloads
+of a trace, beside it the difference to what Sia's artifact produced for the same files. CPU per
+round is wall time of the policy's calls in this process.
 
 `--differ 0.4`: every job takes its own multiple of its application's step times, drawn with that
 standard deviation of logarithms; what sharing is worth then.
 
-`--traces`, `--workloads` and `--rows` choose a part; progress goes to stderr, the table (Markdown,
+`--all` adds all other policies, as in docs/policies.md. `--traces`, `--workloads` and `--rows`
+choose a part; progress goes to stderr, the table (Markdown,
 as in docs/goodput.md) to stdout.
 """
 
@@ -27,8 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sia_tables import CLUSTER, INTERVAL_S, available, reference
+from benchmarks.sia_tables import CLUSTER, available, reference
 from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, SiaSettings
+from slurm_elastic.core.application import JobClass
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.results import Result, mean
 from slurm_elastic.simulator.simulation import simulate
@@ -46,10 +48,15 @@ TRACES = ("philly", "saturn", "newtrace")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One policy and its settings."""
+    """One policy and its settings.
+
+    Attributes:
+        job_class: class of all jobs; None: their batches may change.
+    """
 
     label: str
     policy: str
+    job_class: JobClass | None = None
     goodput: GoodputSettings = dataclasses.field(default_factory=GoodputSettings)
     sia: SiaSettings = dataclasses.field(default_factory=SiaSettings)
 
@@ -95,15 +102,18 @@ ROWS = (
     ),
     Row(label="sia, sharing", policy="sia", sia=SiaSettings(share=True)),
     Row(label="sia", policy="sia"),
-    Row(label="icefrog", policy="icefrog"),
-    Row(label="dally", policy="dally"),
-    Row(label="fair", policy="fair"),
-    Row(label="elastic_batch", policy="elastic_batch"),
-    Row(label="srtf", policy="srtf"),
-    Row(label="las", policy="las"),
-    Row(label="gavel", policy="gavel"),
-    Row(label="fifo", policy="fifo"),
 )
+#: The other policies: those that choose sizes, and those that start jobs at the sizes of the
+#: workloads, whose batches do not change either, as in the published comparisons.
+OTHER_ROWS = (
+    *(Row(label=p, policy=p) for p in ("icefrog", "fair", "elastic_batch", "dally", "pollux")),
+    *(
+        Row(label=f"{policy}, rigid jobs", policy=policy, job_class=JobClass.RIGID)
+        for policy in ("srtf", "las", "themis", "gavel", "shockwave", "static", "fifo")
+    ),
+)
+#: Seconds of a round of policies whose publications have longer ones than a minute.
+_ROUND_S = dict.fromkeys(("gavel", "themis", "shockwave"), 360.0)
 #: Key of a summary, head of the column, digits; the artifact has those of `reference`.
 FIGURES = (
     ("avg_jct_h", "avg JCT h", 3),
@@ -139,7 +149,8 @@ def run(row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0) ->
         cluster,
         config=row.config,
         policy=load(row.config),
-        interval_s=INTERVAL_S.get(row.policy, 60.0),
+        interval_s=_ROUND_S.get(row.policy, 60.0),
+        job_class=row.job_class,
     )
     return dataclasses.replace(result, segments=())
 
@@ -216,10 +227,11 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    labels = ", ".join(row.label for row in ROWS)
+    labels = ", ".join(row.label for row in (*ROWS, *OTHER_ROWS))
     parser.add_argument("--traces", nargs="+", default=list(TRACES), help=", ".join(TRACES))
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
     parser.add_argument("--rows", nargs="+", help=f"only policies or rows of these names: {labels}")
+    parser.add_argument("--all", action="store_true", help="all policies, not goodput and sia only")
     parser.add_argument("--differ", type=float, default=0.0, help="deviation between jobs")
     parser.add_argument("--json", action="store_true")
     published_data.add_option(parser)
@@ -228,7 +240,9 @@ def main() -> None:
     published_data.locate_optional(
         parser, options, "sia", "reference", without="the artifact's figures are left out"
     )
-    rows = [r for r in ROWS if not options.rows or {r.label, r.policy} & set(options.rows)]
+    chosen = set(options.rows or ())
+    known = (*ROWS, *OTHER_ROWS) if options.all or chosen else ROWS
+    rows = [r for r in known if not chosen or {r.label, r.policy} & chosen]
     if not rows:
         parser.error(f"--rows {' '.join(options.rows)}: no such row; known: {labels}")
     began, lines = time.perf_counter(), []

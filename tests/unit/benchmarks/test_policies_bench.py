@@ -1,8 +1,10 @@
 """Rows and table of `benchmarks.policies`."""
 
+from importlib.metadata import entry_points
+
 import pytest
 
-from benchmarks.policies import FIGURES, ROWS, different_jobs, figures, table
+from benchmarks.policies import FIGURES, OTHER_ROWS, ROWS, different_jobs, figures, table
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support.synthetic_applications import synthetic_application
 
@@ -40,9 +42,14 @@ def test_without_the_artifacts_figures_rows_have_ours_alone(data):
 
 
 def test_rows_name_each_policy_and_differ(data):
-    assert len({row.label for row in ROWS}) == len(ROWS)
-    assert {"goodput", "sia", "fair", "gavel"} <= {row.policy for row in ROWS}
-    assert len({repr(row.config) for row in ROWS}) == len(ROWS)
+    rows = (*ROWS, *OTHER_ROWS)
+    assert len({row.label for row in rows}) == len(rows)
+    assert len({repr(row.config) for row in rows}) == len(rows)
+
+
+def test_together_they_have_all_policies_of_the_project():
+    known = {entry.name for entry in entry_points(group="slurm_elastic.policies")}
+    assert {row.policy for row in (*ROWS, *OTHER_ROWS)} == known
 
 
 def test_jobs_made_to_differ_have_profiles_of_their_own():
