@@ -7,8 +7,9 @@ Controller and simulator both call `decide_round`.
 
 The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
 that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
-with that reason, and gets them in a later round. Only jobs that exchange GPUs
-(placement/exchanges.py) begin together: all of them, or none.
+with that reason, and gets them in a later round. There are two exceptions. Jobs that exchange GPUs
+(placement/exchanges.py) begin together: all of them, or none. A job that grows in place may begin
+with the jobs that leave its GPUs in place (placement/beginnings.py).
 """
 
 from __future__ import annotations

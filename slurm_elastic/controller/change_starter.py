@@ -51,8 +51,8 @@ class ChangeStarter:
         chosen = {d.job_id for d in decisions}
         changes = []
         for decision in decisions:
-            if not chosen.issuperset(decision.exchange):
-                continue  # all jobs of an exchange begin, or none
+            if not chosen.issuperset(decision.requires):
+                continue
             job = snapshot.job[decision.job_id]
             record = records.get(job.job_id)
             kind = ResizeKind.REQUEUE

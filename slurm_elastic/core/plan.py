@@ -111,6 +111,8 @@ class Decision:
         batch: samples per step with the target, where the policy chooses batches.
         dropped: rejected for good.
         exchange: jobs with which it exchanges GPUs: these changes begin together, or none does.
+        givers: jobs that give up companions in the same plan, whose GPUs its own companions get:
+            it begins only with them.
     """
 
     job_id: int
@@ -127,6 +129,12 @@ class Decision:
     batch: int | None = None
     dropped: bool = False
     exchange: tuple[int, ...] = ()
+    givers: tuple[int, ...] = ()
+
+    @property
+    def requires(self) -> tuple[int, ...]:
+        """Jobs without whose changes this one does not begin."""
+        return self.exchange + self.givers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action, Alternative, Decision, Plan, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
+from slurm_elastic.placement.beginnings import Beginnings, beginnings
 from slurm_elastic.placement.eligibility import RoundJob
 from slurm_elastic.placement.explanation import Explainer, awaits, gives, notes
-from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, union
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
 
@@ -34,18 +34,18 @@ def build_plan(
     explain: bool,
 ) -> Plan:
     """Turn targets into decisions, as far as they can be begun now, with their reasons."""
-    frame, free_now = assignment.frame, assignment.now
+    frame = assignment.frame
     snapshot = frame.snapshot
     explainer = Explainer(frame, assignment.idle(), pending_claims.claims) if explain else None
     givers: dict[int, list[Job]] = {}
     for each in pending_claims.concessions.values():
         givers.setdefault(each.beneficiary.job_id, []).append(each.round_job.job)
     claims = {claim.job_id: claim for claim in pending_claims.claims}
-    together: dict[frozenset[int], bool] = {}
     decisions = []
     ordered = sorted(
         round_jobs.values(), key=lambda t: _rank(t, pending_claims, assignment.outcomes)
     )
+    begun = _begun(ordered, pending_claims, assignment)
     for round_job in ordered:
         job_id, current = round_job.job.job_id, round_job.current
         outcome = assignment.outcomes.get(job_id)
@@ -59,16 +59,8 @@ def build_plan(
         elif round_job.current is None:
             waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
             reason = Reason("waits")
-        begins = assignment.at_once or concession is not None or not target or target == current
-        if outcome is not None and outcome.partners:
-            members = [outcome, *(assignment.outcomes[j] for j in outcome.partners)]
-            job_ids = frozenset(o.job_id for o in members)
-            if job_ids not in together:
-                together[job_ids] = _begin_together(free_now, members)
-            begins = together[job_ids]
-        elif target and not begins:
-            begins = _begin(free_now, round_job, target)
-        if target and not begins:
+        waits = concession is None and outcome is not None and job_id not in begun.jobs
+        if target and waits:
             waiting = Reason(
                 "gpus-given-up-first",
                 gpus=target.gpus,
@@ -100,6 +92,7 @@ def build_plan(
                 batch=meant.batch if meant else None,
                 dropped=meant is not None and meant.dropped,
                 exchange=outcome.partners if outcome is not None and target != current else (),
+                givers=begun.givers.get(job_id, ()),
                 **answers,
             )
         )
@@ -111,6 +104,21 @@ def build_plan(
         notes=notes(snapshot, pending_claims.claims, givers),
         wake=assignment.gate.wake(d.job_id for d in decisions if d.action is Action.KEEP),
     )
+
+
+def _begun(
+    ordered: Sequence[RoundJob], pending_claims: PendingClaims, assignment: Assignment
+) -> Beginnings:
+    """Return the changes that begin; concessions always do."""
+    targets = [
+        outcome
+        for t in ordered
+        if t.job.job_id not in pending_claims.concessions
+        and (outcome := assignment.outcomes.get(t.job.job_id)) is not None
+    ]
+    if assignment.at_once:
+        return Beginnings({o.job_id for o in targets})
+    return beginnings(assignment.now, targets, assignment.outcomes)
 
 
 def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative | None:
@@ -130,44 +138,6 @@ def _rank(
     if outcome is None or not outcome.changed:
         return 4
     return 1 if round_job.current is None else 2
-
-
-def _begin(free_now: FreeResources, round_job: RoundJob, target: Allocation) -> bool:
-    """Book a change if it fits beside all present allocations; return whether it does."""
-    current = round_job.current
-    if union(current, target) == current:
-        return True
-    free_now.give(round_job.need, current)
-    fits = _fits(free_now, round_job.need, target)
-    free_now.take(round_job.need, union(current, target) if fits else current)
-    return fits
-
-
-def _begin_together(free_now: FreeResources, members: Sequence[JobOutcome]) -> bool:
-    """Book an exchange if its changes fit beside all other jobs; return whether they do."""
-    for outcome in members:
-        free_now.give(outcome.round_job.need, outcome.round_job.current)
-    booked: list[JobOutcome] = []
-    for outcome in members:
-        need, target = outcome.round_job.need, outcome.target
-        if target is None or not _fits(free_now, need, target):
-            break
-        free_now.take(need, target)
-        booked.append(outcome)
-    for outcome in booked:
-        free_now.give(outcome.round_job.need, outcome.target)
-    fits = len(booked) == len(members)
-    for outcome in members:
-        current = outcome.round_job.current
-        held = union(current, outcome.target) if fits else current
-        free_now.take(outcome.round_job.need, held)
-    return fits
-
-
-def _fits(free_now: FreeResources, need: ResourceNeed, target: Allocation) -> bool:
-    room, shares = free_now.room(need), free_now.frame.shares(target.shares)
-    enough = all(room[i] >= gpus for i, gpus in shares.items())
-    return enough and not free_now.exceeds_limits(need, target)
 
 
 def _action(current: Allocation | None, target: Allocation | None) -> Action:

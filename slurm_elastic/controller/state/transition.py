@@ -27,7 +27,7 @@ A change in place (docs/adr/0018-in-place-changes.md) leaves the job running:
 
 | state | done on entering | left when |
 |---|---|---|
-| RESERVE | the nodes of new companions are reserved | their GPUs are free |
+| RESERVE | the nodes of new companions are reserved | their GPUs are free, or about to be |
 | ASK | esrun is asked for new companions | it has submitted them, held |
 | PIN | each is read back, and gets its node | Slurm shows that |
 | START | each is released, first in the queue | all run as planned |
@@ -36,6 +36,9 @@ A change in place (docs/adr/0018-in-place-changes.md) leaves the job running:
 | LEAVE | esrun is told which companions leave | their jobs have ended |
 | FREE | - | their GPUs are free |
 | CANCEL | esrun is told to give up, companions are cancelled | they are gone; then UNDONE |
+
+A job that only gives up companions leaves RESERVE when the new companions of the job that gets
+their GPUs have been released (transitions/handovers.py).
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class Transition:
         entered: when each state was last entered; `saving`, `saved`, `unanswered` (no such word
             came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
             `cleared`, `switched` (members have joined or left), `over` (new companions have
-            ended) as well.
+            ended), `given` (others have left the GPUs of new companions) as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.
@@ -142,6 +145,7 @@ class Transition:
         leaves: job ids of the companions that are to leave: of a requeue all.
         pause_s: of a change without a requeue: how long training stood still; None: not known.
         exchange: jobs with which it exchanges GPUs.
+        givers: jobs whose companions leave in the same plan, for its own new ones.
     """
 
     id: int
@@ -179,6 +183,7 @@ class Transition:
     leaves: tuple[int, ...] = ()
     pause_s: float | None = None
     exchange: tuple[int, ...] = ()
+    givers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
@@ -296,8 +301,8 @@ class Transition:
             values["terms"] = ExtensionTerms.from_body(values.get("terms"))
             values["kind"] = ResizeKind(values.get("kind", ResizeKind.REQUEUE))
             values["joins"] = [PlannedCompanion(**join) for join in values.get("joins", ())]
-            values["leaves"] = tuple(values.get("leaves", ()))
-            values["exchange"] = tuple(values.get("exchange", ()))
+            for name in ("leaves", "exchange", "givers"):
+                values[name] = tuple(values.get(name, ()))
             values["action"], values["state"] = (
                 Action(body["action"]),
                 TransitionState(body["state"]),

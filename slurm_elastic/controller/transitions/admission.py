@@ -2,7 +2,7 @@
 
 A job is asked only when its target is free, so that it stands still as short
 as possible. Jobs that wait for each other's GPUs in a ring go together, and those of an exchange
-only together.
+only together. Growing in place, which asks for no stop, begins while others still leave its GPUs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.exchange_partners import waiting_groups
+from slurm_elastic.controller.transitions.handovers import given
 from slurm_elastic.core.cluster import Allocation, Job
 
 
@@ -41,8 +42,8 @@ def admitted(
                 used.update(more(t, jobs))
     waiting = [t for t in waiting if not t.exchange]
     for t in waiting:
-        more_gpus = more(t, jobs)
-        if all(used[n] + g <= sizes.get(n, 0) for n, g in more_gpus.items()):
+        more_gpus, soon_free = more(t, jobs), given(t, live, jobs)
+        if all(used[n] + g - soon_free[n] <= sizes.get(n, 0) for n, g in more_gpus.items()):
             chosen.add(t.id)
             used.update(more_gpus)
     if not chosen:

@@ -20,6 +20,7 @@ from slurm_elastic.controller.state.transition import (
     Transition,
     TransitionState,
 )
+from slurm_elastic.controller.transitions import handovers
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.transition_steps import (
     GIVE_UP_S,
@@ -47,6 +48,8 @@ _GRACE_S = 15.0
 _AGAIN_S = 10.0
 #: A companion that is ending may be held up by an epilog: it is not waited for any longer.
 _EPILOG_S = 300.0
+#: Seconds after which others have left the GPUs of new companions, or are taken to stay.
+_HANDED_OVER_S = LEAVE_S + _GRACE_S + GIVE_UP_S
 #: Seconds that a change waits for GPUs that another job is about to leave.
 _RESERVE_S = 60.0
 #: Times that Slurm may refuse the same thing.
@@ -120,6 +123,9 @@ class InPlaceSteps:
         if job.state is not JobState.RUNNING or job.allocation != t.old:
             return self._given_up(t, Reason("job-changed"))
         if not t.joins:
+            waits = handovers.takers_unready(t, site.live)
+            if waits and t.waited(time.time()) < handovers.HANDOVER_S:
+                return None
             return self._members_due(t)
         if t.id in site.admitted:
             return TransitionState.ASK
@@ -196,13 +202,19 @@ class InPlaceSteps:
     def _waits(
         self, t: Transition, waiting: list[tuple[PlannedCompanion, Job]], site: StepInputs
     ) -> TransitionState | None:
-        """Release companions, and give up where they cannot start."""
-        waited = t.waited(time.time())
+        """Release companions, and give up where they cannot start.
+
+        Until others have left their GPUs, they wait without a limit of their own: those are told to
+        leave when these are released.
+        """
+        waited, could_start = t.waited(time.time()), self._could_start(t, site)
+        if could_start > _PASSES_S and t.givers and t.target and not site.free(t, t.target):
+            return self._given_up(t, Reason("gpus-taken"))
         for join, companion in waiting:
             if obstacle := site.obstacle(companion, _place(t, join)):
                 return self._given_up(t, obstacle)
-            stuck = companion.reason not in (*_WAITS_FOR_GPUS, *HELD) and waited > _PASSES_S
-            if stuck or waited > GIVE_UP_S:
+            stuck = companion.reason not in (*_WAITS_FOR_GPUS, *HELD) and could_start > _PASSES_S
+            if stuck or could_start > GIVE_UP_S:
                 reason = Reason("companion-waits", slurm_reason=companion.reason)
                 return self._given_up(t, reason)
         if t.tries and waited < _PASSES_S * t.tries:
@@ -214,6 +226,19 @@ class InPlaceSteps:
             if companion.priority != int(shape.FIRST):
                 self._scontrol.update(companion, {"Priority": shape.FIRST})
         return None
+
+    @staticmethod
+    def _could_start(t: Transition, site: StepInputs) -> float:
+        """Return the seconds in which released companions could have started."""
+        now = time.time()
+        waited = t.waited(now)
+        if not t.givers or waited > _HANDED_OVER_S:
+            return waited
+        if handovers.givers(t, site.live):
+            t.entered.pop("given", None)
+            return 0.0
+        t.entered.setdefault("given", now)
+        return min(waited, t.waited(now, "given"))
 
     def _started(self, t: Transition, companions: list[Job]) -> TransitionState | None:
         """Give back reservation and priority, whose end could kill what names them."""

@@ -213,7 +213,7 @@ class TransitionEngine:
             join = next(iter(names), join)
             ready.append(change)
         begun = {c.decision.job_id for c in ready}
-        return [c for c in ready if begun.issuperset(c.decision.exchange)], join
+        return [c for c in ready if begun.issuperset(c.decision.requires)], join
 
     def step(
         self,
@@ -389,6 +389,7 @@ class TransitionEngine:
             joins=[PlannedCompanion(node, gpus) for node, gpus in change.joins],
             leaves=change.leaves,
             exchange=decision.exchange,
+            givers=decision.givers,
             entered={TransitionState.RESERVE.value: time.time()},
         )
         transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())

@@ -8,13 +8,14 @@ a user or administrator made to the job meanwhile wins: the transition ends.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions import exchange_partners
+from slurm_elastic.controller.transitions import exchange_partners, handovers
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
@@ -92,15 +93,19 @@ class StepInputs:
         exchange that are still in their old shape: they go back, too.
         """
         begun = [
-            more(t, self.jobs)
+            t
             for t in self.live
             if t.id != transition.id
             and t.state.live
             and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
             and not exchange_partners.goes_back_with(transition, t)
         ]
+        taken = Counter[str]()
+        for t in begun:
+            soon_free = handovers.given(t, self.live, self.jobs)
+            taken.update({n: g - soon_free[n] for n, g in more(t, self.jobs).items()})
         return any(
-            self.gpus_of_others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
+            self.gpus_of_others(node, transition.job_id) + gpus + taken[node]
             > self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
