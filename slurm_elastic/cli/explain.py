@@ -144,6 +144,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Held back", reason_text(decision["waiting_for"]))
     add("Learned", _goodput(answer["model"]))
     add("Batch", _batch(answer))
+    add("Exchange", _exchange(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", _not_yet(answer))
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
@@ -184,6 +185,18 @@ def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
         for label, text in details
         if text
     ]
+
+
+def _exchange(answer: ExplainAnswer) -> str:
+    """Return how gradients are exchanged, where a job has a choice."""
+    row = answer.get("exchange")  # a controller of an older release sends none
+    if row is None:
+        return ""
+    way = f"gradients are sent by schedule {row['schedule']}"
+    if row["exposed"] is None:
+        return way
+    share = f"{row['exposed']:.0%} of the time that the exchange takes alone"
+    return f"{way}, which lengthens a step by {share}"
 
 
 def _not_yet(answer: ExplainAnswer) -> str:

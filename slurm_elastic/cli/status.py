@@ -288,6 +288,11 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
                 "Optimizer": _step(running["optimizer_s"]),
             }
         )
+    exchange = answer.get("exchange")  # a controller of an older release sends none
+    if exchange:
+        exposed = exchange["exposed"]
+        share = None if exposed is None else f"{exposed:.0%}"
+        rows.append({"Exchange": exchange["schedule"], "Exposed": share})
     peak = running["peak_memory_bytes"] if running else None
     if peak is not None or answer["profile_layers"]:
         rows.append(

@@ -124,6 +124,10 @@ class Report:
             `certified` layers.
         data_s, forward_s, backward_s, sync_s, optimizer_s: a step's parts, medians in seconds:
             waiting for data, the passes, waiting for other ranks, the optimizer.
+        exchange: name of the schedule by which gradients are exchanged
+            (`slurm_elastic.training.exchange`); "": as of old, after the backward pass.
+        exposed: the part of the exchange that lengthens a step, above 1 where ranks also wait for
+            slower ones; None: not measured.
         peak_memory_bytes: largest memory use of a rank.
         profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
             order of the model; () if not measured. Sent once per attempt.
@@ -186,6 +190,8 @@ class Report:
     backward_s: float | None = None
     sync_s: float | None = None
     optimizer_s: float | None = None
+    exchange: str = ""
+    exposed: float | None = None
     peak_memory_bytes: int | None = None
     profile: tuple[ProfileRow, ...] = ()
     profile_batch: int | None = None
@@ -314,6 +320,7 @@ _REPORT_BOUNDS = {
     "backward_s": 1e6,
     "sync_s": 1e6,
     "optimizer_s": 1e6,
+    "exposed": 1e6,
     "peak_memory_bytes": 2**50,
     "profile_batch": 2**31,
     "change": 2**62,

@@ -342,9 +342,17 @@ class CompanionPlaceRow(TypedDict):
     where: list[Place]
 
 
+class ExchangeRow(TypedDict):
+    """How the replicas of a job exchange gradients; see `core.report`."""
+
+    schedule: str
+    exposed: float | None
+
+
 class ExplainAnswer(TypedDict):
     """`selastic explain`. `ended`: null for a job that has not ended.
 
+    `exchange`: null where nothing but the exchange after the backward pass is chosen.
     `on_trial`: since when the attempt lacks a checkpoint newer than the last change; null: it has
     one. `failed`: why the job goes back to where it worked.
     """
@@ -369,6 +377,7 @@ class ExplainAnswer(TypedDict):
     decision: DecisionRow | None
     model: ModelRow | None
     batch: BatchRow | None
+    exchange: ExchangeRow | None
     next_round: float | None
     last: ChangeRow | None
     ended: EndingRow | None

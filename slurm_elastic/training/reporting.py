@@ -129,7 +129,8 @@ class Reporter:
         times = self.timer.take()
         if times is None:
             return {}
-        return {
+        exchange = {"exchange": self.timer.exchange, "exposed": self.timer.exposed}
+        return (exchange if self.timer.exchange else {}) | {
             "step_time_s": times.step_s,
             "steps_measured": times.steps,
             "micro_step_s": times.micro_step_s,

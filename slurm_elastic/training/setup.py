@@ -16,6 +16,7 @@ from slurm_elastic.training.checkpoint import training_state as states
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
 from slurm_elastic.training.env_directive import read_directive
+from slurm_elastic.training.exchange.exchange_schedule import check_overlap
 from slurm_elastic.training.freezing.freezer import Freezing, freezing_settings
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Loader
@@ -67,6 +68,7 @@ def init(
     batch_rule: str = DEFAULT_RULE,
     schedule: str = "1f1b",
     shard: bool = False,
+    overlap: str = "none",
 ) -> TrainingJob:
     """Make a job from a model, an optimizer and a dataset, and restore its newest checkpoint.
 
@@ -102,6 +104,8 @@ def init(
             update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
         shard: without stages, each rank holds a part of every parameter, of its gradient and
             optimizer state (FSDP2); whole parameters if this torch does not support it.
+        overlap: without stages and `shard`: exchange gradients after the backward pass, "none"; in
+            "buckets" during it; or "auto": measure in the first steps which of them is faster.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -114,6 +118,7 @@ def init(
     directive = read_directive()
     freezing, remark = freezing_settings(freeze)
     _check_options(schedule, clip_norm)
+    check_overlap(overlap)
     profile = profile_request.asked()
     if profile is not None:
         # A profile measures plain replicas: no directive, nothing frozen.
@@ -209,6 +214,8 @@ def init(
             rank_group=rank_group,
             signals=signals,
             step_profiler=step_profiler,
+            overlap="none" if profile else overlap,
+            log=log_line,
         )
     state = states.TrainingState(
         model=strategy.model,

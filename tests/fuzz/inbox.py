@@ -41,7 +41,7 @@ _REPORT = dataclasses.asdict(
         application="net", checkpoint_step=5, checkpoint_age_s=3.0, checkpoint_s=1.0, startup_s=4.0,
         restore_s=1.0, resumed_from=0, proven=True, rehearsal="no-room", kept_in="/d", kept_bytes=9, notice=1, layout="4x1", layers=2, frozen=0,
         certified=1, penalty=0.0, certified_penalty=0.001, data_s=0.01, forward_s=0.1, backward_s=0.1,
-        sync_s=0.02, optimizer_s=0.01, peak_memory_bytes=10**9,
+        sync_s=0.02, optimizer_s=0.01, exchange="flat", exposed=0.5, peak_memory_bytes=10**9,
         profile=(("conv", 0.1, 0.2, 100, 400), ("fc", 0.1, 0.2, 10, 4000)), profile_batch=64,
         in_place=True, not_in_place="", change=3, change_state="joining", change_problem="",
         companions=((4723, 2, "starting"), (4724, 1, "joined")), generation=2, pause_s=0.02,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.controller.batch_tuning import BatchChoice
-from slurm_elastic.controller.queries.model_answers import model_row
+from slurm_elastic.controller.queries.model_answers import exchange_row, model_row
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
     NoAnswerError,
@@ -263,6 +263,7 @@ def explain(
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
         "batch": None if ended else _batch(rows, view.batches.get(job_id)),
+        "exchange": None if ended else exchange_row(job, view.reports.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, of_job[-1]) if of_job else None,
         "ended": _ending(rows, ended) if ended else None,

@@ -1,10 +1,11 @@
-"""Goodput model of a job, for `explain` and `show`."""
+"""Goodput model and exchange of gradients of a job, for `explain` and `show`."""
 
 from __future__ import annotations
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, Snapshot
-from slurm_elastic.rpc.answers import ModelRow, TypeRow
+from slurm_elastic.core.report import Report
+from slurm_elastic.rpc.answers import ExchangeRow, ModelRow, TypeRow
 
 
 def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow | None:
@@ -53,3 +54,10 @@ def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow
         "observed": len(learned.observations),
         "types": rows,
     }
+
+
+def exchange_row(job: Job, report: Report | None) -> ExchangeRow | None:
+    """Return how the replicas of a running job exchange gradients, where they have a choice."""
+    if report is None or report.run != job.run or job.allocation is None or not report.exchange:
+        return None
+    return {"schedule": report.exchange, "exposed": report.exposed}

@@ -155,6 +155,14 @@ class StepProfiler:
                 large_batch=count,
             )
 
+    def schedule_changed(self) -> None:
+        """Discard what is not reported yet, as gradients are exchanged in another way now."""
+        self._timer.restart()
+
+    def exchanged(self, name: str, exposed: float | None) -> None:
+        """Set the schedule of the exchange, and the part of it that lengthens a step, if known."""
+        self._timer.exchange, self._timer.exposed = name, exposed
+
     def optimizing(self) -> None:
         """Begin clipping, optimizer and schedule."""
         self.enter(OPTIMIZER)

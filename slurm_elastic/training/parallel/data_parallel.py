@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
 from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import RankGroup, Reducer
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
 
@@ -26,6 +27,9 @@ class DataParallel:
         rank_group: all ranks.
         signals: distinguish a broken connection from the end of the job.
         step_profiler: measures steps and layers.
+        overlap: whether gradients are exchanged during the backward pass
+            (`exchange_schedule.OVERLAPS`).
+        log: takes one line for the job's log, on rank 0.
     """
 
     writers: tuple[int, ...] = (0,)
@@ -40,6 +44,8 @@ class DataParallel:
         rank_group: RankGroup,
         signals: Signals,
         step_profiler: StepProfiler,
+        overlap: str = "none",
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.model = model
         self._rank_group, self._micro_batch = rank_group, micro_batch
@@ -47,7 +53,8 @@ class DataParallel:
         self._loss_fn = loss_fn
         self._signals = signals
         self._step_profiler = step_profiler
-        self._reducer: Reducer | None = None
+        self._overlap, self._log = overlap, log
+        self._exchange: GradientExchange | None = None
 
     @property
     def measured(self) -> MeasuredLayers | None:
@@ -57,7 +64,7 @@ class DataParallel:
     @property
     def reduced_bytes(self) -> int:
         """See `ParallelStrategy`."""
-        return self._reducer.bytes if self._reducer else 0
+        return self._exchange.bytes if self._exchange else 0
 
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
@@ -69,15 +76,19 @@ class DataParallel:
         if fresh:
             # Without a seed in the script, each rank would begin with other parameters.
             self._rank_group.broadcast(self.model.state_dict().values())
-        self._reducer = Reducer(self.model.parameters(), self._rank_group)
+        self._exchange = GradientExchange(
+            self.model.parameters(), self._rank_group, overlap=self._overlap, log=self._log
+        )
 
     def step(
         self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
         """See `ParallelStrategy`."""
         del update
-        reducer = self._joined()
-        reducer.clear()
+        exchange = self._joined()
+        with self._signals.tolerate_ending_peers():
+            if exchange.begin():
+                self._step_profiler.schedule_changed()
         self._step_profiler.begin()
         total = torch.zeros((), device=self._rank_group.device)
         for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
@@ -87,16 +98,22 @@ class DataParallel:
             loss = loss_of(self._loss_fn, self.model(inputs), targets)
             summed = loss.sum() if loss.dim() else loss * samples
             self._step_profiler.backward()
+            if micro_batch is batch.share.slices[-1]:
+                exchange.begin_last_pass()
             summed.backward()
             self._step_profiler.micro_batch_done(samples)
             total += summed.detach()
         small, inverse = self._step_profiler.reducing()
+        requested = requested._replace(exchange=exchange.requested)
         shared_values = total.new_tensor([inverse, *requested]).unbind()
         count = batch.share.count
         with self._signals.tolerate_ending_peers():
-            sums = reducer.reduce(torch.stack([total, small, *shared_values]), count)
+            sums = exchange.reduce(torch.stack([total, small, *shared_values]), count)
         self._step_profiler.reduced(sums[1:3], count)
-        return sums[0] / count, StrategySettings(*sums[3:])
+        self._step_profiler.exchanged(exchange.name, exchange.exposed)
+        agreed = StrategySettings(*sums[3:])
+        exchange.agree(agreed.exchange)
+        return sums[0] / count, agreed
 
     def clip(self, most: float) -> None:
         """See `ParallelStrategy`."""
@@ -107,8 +124,7 @@ class DataParallel:
         # Buffers follow each rank's own samples; a frozen layer must be the same on all ranks.
         with self._signals.tolerate_ending_peers():
             self._rank_group.broadcast(changed)
-        self._joined().clear()
-        self._reducer = Reducer(self.model.parameters(), self._rank_group)
+        self._joined().rebuild()
 
     def regroup(self, *, fresh: bool) -> None:
         """Adapt to a changed group of ranks, between two steps.
@@ -117,10 +133,7 @@ class DataParallel:
             fresh: do not use the memory of former reductions again.
         """
         self._divide()
-        reducer = self._joined()
-        reducer.clear()
-        if fresh or not reducer.fits:
-            self._reducer = Reducer(self.model.parameters(), self._rank_group)
+        self._joined().regroup(fresh=fresh)
 
     def _divide(self) -> None:
         rank, size = self._rank_group.rank, self._rank_group.size
@@ -130,7 +143,7 @@ class DataParallel:
     def close(self) -> None:
         """See `ParallelStrategy`."""
 
-    def _joined(self) -> Reducer:
-        if self._reducer is None:
+    def _joined(self) -> GradientExchange:
+        if self._exchange is None:
             raise RuntimeError("DataParallel: step before join is invalid; call join first")
-        return self._reducer
+        return self._exchange

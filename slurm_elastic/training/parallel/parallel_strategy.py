@@ -27,6 +27,7 @@ class StrategySettings(NamedTuple):
         batch: samples of the following steps.
         gain: AdaScale's gain of this step (scaling_rules.py).
         switch: number of the generation of ranks to continue in, or 0.
+        exchange: number of the schedule by which the next step's gradients are exchanged.
     """
 
     notice: float = 0.0
@@ -37,6 +38,7 @@ class StrategySettings(NamedTuple):
     batch: float = 0.0
     gain: float = 0.0
     switch: float = 0.0
+    exchange: float = 0.0
 
 
 class ParallelStrategy(Protocol):

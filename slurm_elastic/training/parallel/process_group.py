@@ -26,7 +26,7 @@ from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
 from slurm_elastic.training.parallel.torch_compat import settle_collectives
 from slurm_elastic.training.regroup import group_forming
-from slurm_elastic.training.regroup.group_guard import GroupGuard
+from slurm_elastic.training.regroup.group_guard import GroupGuard, StartedCollective
 
 #: How long ranks wait for each other to connect: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
@@ -203,8 +203,15 @@ class RankGroup:
             GroupBrokenError: another rank is lost, and the others may go on.
         """
         for tensor in tensors:
-            begin = partial(torch.distributed.all_reduce, tensor, async_op=True)
-            self.guard.run(begin, tensor, operation)
+            self.guard.wait(self.start_sum(tensor, operation))
+
+    def start_sum(self, tensor: torch.Tensor, operation: str) -> StartedCollective:
+        """Start to replace a tensor of every rank by its sum; `guard.wait` must follow.
+
+        All ranks start their sums in the same order.
+        """
+        begin = partial(torch.distributed.all_reduce, tensor, async_op=True)
+        return self.guard.start(begin, tensor, operation)
 
     def replace(self, world: Any, *, rank: int, size: int, control: Any = None) -> None:
         """Use another process group from now on, which has been formed beside the present one.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,23 @@ _POLL_S = 0.0005
 
 class GroupBrokenError(SlurmElasticError):
     """A collective or message of a group that has lost a member; the survivors form another."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCollective:
+    """A collective under way, or the error with which it could not be started.
+
+    Attributes:
+        work: its handle.
+        tensor: what it changes.
+        operation: for the message of an error.
+        error: None: it was started.
+    """
+
+    work: Any
+    tensor: torch.Tensor
+    operation: str
+    error: RuntimeError | None = None
 
 
 class GroupGuard:
@@ -66,18 +84,41 @@ class GroupGuard:
             GroupBrokenError: it has failed or is abandoned.
             LinkError: it has failed in a group that cannot lose members.
         """
+        self.wait(self.start(begin, tensor, operation), given_up=given_up)
+
+    def start(
+        self, begin: Callable[[], Any], tensor: torch.Tensor, operation: str
+    ) -> StartedCollective:
+        """Start a collective, which `wait` must follow; a failure is raised by that.
+
+        Args: as of `run`.
+        """
+        try:
+            return StartedCollective(begin(), tensor, operation)
+        except RuntimeError as error:
+            return StartedCollective(None, tensor, operation, error)
+
+    def wait(
+        self, started: StartedCollective, *, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait for the end of a collective; arguments and errors as of `run`."""
+        work, operation, error = started.work, started.operation, started.error
         if not self.on:
             with link_errors(operation):
-                begin().wait()
+                if error is not None:
+                    raise error
+                work.wait()
             return
-        try:
-            work = begin()
-        except RuntimeError as error:
+        if error is not None:
             raise self._broken(operation, error) from error
-        while not self._ended(work, operation, gpu=tensor.device.type == "cuda"):
+        while not self._ended(work, operation, gpu=started.tensor.device.type == "cuda"):
             if self.alarm.is_set() or given_up():
-                self._abandoned.append((work, tensor))
+                self.abandon([started])
                 raise GroupBrokenError(f"{operation} is given up, as a member is lost")
+
+    def abandon(self, started: Iterable[StartedCollective]) -> None:
+        """Keep collectives that may run for ever, and their memory, until the process ends."""
+        self._abandoned += started
 
     def _ended(self, work: Any, operation: str, *, gpu: bool) -> bool:
         if gpu and not work.is_completed():

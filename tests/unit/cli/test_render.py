@@ -181,6 +181,24 @@ def test_show():
     )
 
 
+def test_explain_and_show_the_exchange_of_gradients():
+    report = replace(example.REPORTS[4711], exchange="buckets-1MiB", exposed=0.184)
+    view = replace(example.PLANNED, reports={4711: report})
+    assert (
+        "  Exchange:       gradients are sent by schedule buckets-1MiB, which lengthens a step by"
+        " 18% of the time that the exchange takes alone.\n"
+    ) in explained(4711, view)
+    shown = text(status.details(ask("show", view, job_ids=(4711,))))
+    assert "   Exchange=buckets-1MiB Exposed=18%\n" in shown
+    report = replace(report, exposed=None)
+    view = replace(view, reports={4711: report})
+    assert "  Exchange:       gradients are sent by schedule buckets-1MiB.\n" in explained(
+        4711, view
+    )
+    view = replace(view, reports={4711: replace(report, exchange="")})
+    assert "Exchange" not in explained(4711, view)
+
+
 def test_show_of_a_running_attempt():
     report = replace(
         example.REPORTS[4711], layout="4x2", layers=12, frozen=3, penalty=0.0012, certified=5,

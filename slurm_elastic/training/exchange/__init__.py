@@ -1,0 +1,1 @@
+"""Exchange of gradients between replicas, while the backward pass still computes."""
