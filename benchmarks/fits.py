@@ -12,7 +12,9 @@ every fit of the four published workloads replayed under policy `sia` (docs/data
 
 With Sia's published profiles both searches are also asked what they were not
 shown: fitted to two batches in each of the 2 to 5 smallest shapes, `same` is the mean
-error of |log step time| at the other batches there, `next` in the next larger shape.
+error of |log step time| at the other batches there, `next` in the next larger shape, `far` in
+one at least eight times as large. `sure` is that of the models of policy `goodput`, with the part
+of their errors that is within once and twice the deviation of models/model_uncertainty.py.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from numpy.typing import NDArray
 
 from benchmarks import sia_tables
 from slurm_elastic.core.application import Observation
-from slurm_elastic.models import fitting, throughput
+from slurm_elastic.models import fitting, model_uncertainty, step_residuals, throughput
 from slurm_elastic.models.fitting import FitPoint
 from slurm_elastic.models.optimiser import Bounds, minimize
 from slurm_elastic.models.throughput import ThroughputParameters
@@ -137,6 +139,7 @@ def held_out(profiles: Path, *, seed: int) -> dict[str, float]:
     """Return mean errors at configurations that a fit was not shown, by search."""
     rng = random.Random(seed)
     errors: dict[str, list[float]] = {}
+    sure: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(profiles.glob("*/placements-*.csv")):
         rows = _measured(path)
         if (1, 1) not in rows:
@@ -144,6 +147,7 @@ def held_out(profiles: Path, *, seed: int) -> dict[str, float]:
         shapes = sorted(rows, key=lambda shape: (shape[1], shape[0]))
         for count in sorted([*range(2, min(len(shapes), 6))] * DRAWS):
             shown = [o for s in shapes[:count] for o in rng.sample(rows[s], min(2, len(rows[s])))]
+            _add_deviations(sure, rows, shapes, count=count, shown=shown)
             for name, compat in (("published", True), ("ours", False)):
                 model = throughput.fit(shown, compat=compat)
                 for index, shape in enumerate(shapes[: count + 1]):
@@ -152,7 +156,36 @@ def held_out(profiles: Path, *, seed: int) -> dict[str, float]:
                         if o not in shown:
                             predicted = float(model.step_time(o.nodes, o.gpus, o.micro_batch))
                             where.append(abs(math.log(predicted / o.step_s)))
-    return {f"{name}_error": float(np.mean(found)) for name, found in sorted(errors.items())}
+    figures = {f"{name}_error": float(np.mean(found)) for name, found in sorted(errors.items())}
+    for name, pairs in sorted(sure.items()):
+        error, deviation = np.array(pairs).T
+        figures[f"sure_{name}_error"] = float(error.mean())
+        figures[f"sure_{name}_within_1"] = float((error <= deviation).mean())
+        figures[f"sure_{name}_within_2"] = float((error <= 2 * deviation).mean())
+    return figures
+
+
+def _add_deviations(
+    sure: dict[str, list[tuple[float, float]]],
+    rows: dict[tuple[int, int], list[Observation]],
+    shapes: Sequence[tuple[int, int]],
+    *,
+    count: int,
+    shown: Sequence[Observation],
+) -> None:
+    """Add (error, deviation) of all that was not shown, by the distance of its shape."""
+    model = step_residuals.corrected(shown)
+    most = max(o.gpus for o in shown)
+    for index, shape in enumerate(shapes):
+        far = shape[1] >= 8 * most
+        name = "same" if index < count else "next" if index == count else "far" if far else ""
+        for o in rows[shape] if name else ():
+            if o in shown:
+                continue
+            place = {"nodes": o.nodes, "replicas": o.gpus, "micro_batch": o.micro_batch}
+            predicted = float(model.iteration_time(*place.values()))
+            deviation = model_uncertainty.step_deviation(shown, **place)
+            sure.setdefault(name, []).append((abs(math.log(predicted / o.step_s)), deviation))
 
 
 def _measured(path: Path) -> dict[tuple[int, int], list[Observation]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ModelRow,
         PlanAnswer,
         PlanRow,
+        TypeRow,
     )
 
 _VERBS = {
@@ -143,6 +144,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
             add("Why", reason_text(decision["reason"]))
         add("Held back", reason_text(decision["waiting_for"]))
     add("Learned", _goodput(answer["model"]))
+    add("Next sizes", _next_sizes(answer["model"]))
     add("Batch", _batch(answer))
     add("Exchange", _exchange(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
@@ -320,12 +322,26 @@ def _goodput(model: ModelRow | None) -> str:
         return "nothing measured yet; expected ratio of types " + " : ".join(ratios)
     parts = [
         f"{formatting.gpus(t['gpus'], t['gpu_type'])}:"
-        f" {formatting.digits(t['goodput'] or 0.0)} samples/s "
-        + ("(measured there)" if t["observed"] else "(estimated)")
+        f" {_rate(t)} " + ("(measured there)" if t["observed"] else "(estimated)")
         for t in shown
     ]
     count = model["observed"]
     return ", ".join(parts) + f"; fitted to {count} shape{'s' if count > 1 else ''}"
+
+
+def _rate(row: TypeRow) -> str:
+    """Return `160 samples/s ±12%`: goodput and its relative standard deviation."""
+    uncertainty = row.get("uncertainty")  # a controller of an older release sends none
+    margin = f" ±{uncertainty:.0%}" if uncertainty is not None else ""
+    return f"{formatting.digits(row['goodput'] or 0.0)} samples/s{margin}"
+
+
+def _next_sizes(model: ModelRow | None) -> str:
+    """Return the expected goodput of the sizes next to the present one; "" if nothing is known."""
+    rows = (model.get("sizes") or []) if model and model["observed"] else []
+    return ", ".join(
+        f"{formatting.gpus(t['gpus'], t['gpu_type'])}: {_rate(t)}" for t in rows if t["goodput"]
+    )
 
 
 def _batch(answer: ExplainAnswer) -> str:

@@ -248,8 +248,9 @@ def details(answer: ShowAnswer) -> list[str]:
                 Type=t["gpu_type"],
                 Nodes=t["nodes"],
                 Observed=t["observed"],
+                Uncertainty=_share(t.get("uncertainty")),
             )
-            for t in model["types"]
+            for t in (*model["types"], *(model.get("sizes") or []))
         ]
     return out
 

@@ -186,6 +186,8 @@ class Learned:
         prefixes: layers that may be frozen; None: none.
         residuals: whether models correct their fits by what these leave over
             (models/step_residuals.py).
+        deviation: of times that are not the job's own, the standard deviation of the job's
+            deviation from its application, in logarithms of seconds (models/application_pool.py).
     """
 
     application: Application
@@ -193,3 +195,4 @@ class Learned:
     noise: Noise | None = None
     prefixes: Prefixes | None = None
     residuals: bool = False
+    deviation: float = 0.0

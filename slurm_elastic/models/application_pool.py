@@ -105,6 +105,21 @@ def merged(own: Sequence[Observation], pool: ApplicationPool) -> tuple[Observati
     return tuple(points.values())
 
 
+def own_deviation(own: Iterable[Observation], pool: ApplicationPool) -> float:
+    """Return the standard deviation of what is not known of a job's deviation in steps.
+
+    That of the jobs of the application, as long as the job is not measured in a shape of theirs.
+    """
+    if not pool.points:
+        return 0.0
+    _, count = pool.difference(own)
+    variance = pool.spread[0] ** 2
+    if count:
+        noise = _NOISE**2 / count
+        variance *= noise / (variance + noise)
+    return max(_STEP, round(math.sqrt(variance) / _STEP) * _STEP)
+
+
 def _key(o: Observation) -> _Key:
     return o.gpu_type, o.nodes, o.gpus, o.micro_batch
 

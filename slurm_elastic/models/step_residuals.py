@@ -113,6 +113,34 @@ def corrected(
     return _corrected(tuple(observations), unit, overlap)
 
 
+def posterior_deviation(
+    observations: Sequence[Observation],
+    *,
+    unit: int = 1,
+    nodes: int,
+    replicas: int,
+    micro_batch: int,
+) -> float:
+    """Return the standard deviation of the logarithm of a step's seconds in a configuration.
+
+    That is of the process of the residuals, after these measurements: the less, the nearer they
+    are; `_AMPLITUDE` without any.
+
+    Args:
+        observations: of one GPU type.
+        unit: GPUs per replica.
+        nodes: of the configuration.
+        replicas: over all its nodes.
+        micro_batch: samples per replica and micro-step.
+    """
+    shapes = {(o.gpus // unit, o.nodes, o.micro_batch) for o in observations}
+    points = np.log2(np.array(sorted(shapes), dtype=np.float64).reshape(-1, 3)) / _SCALES
+    at = np.log2(np.array([(replicas, nodes, micro_batch)], dtype=np.float64)) / _SCALES
+    near = _AMPLITUDE**2 * np.exp(-0.5 * ((points - at) ** 2).sum(axis=1))
+    explained = near @ np.linalg.solve(_covariance(points), near)
+    return float(np.sqrt(max(0.0, _AMPLITUDE**2 - explained)))
+
+
 @lru_cache(maxsize=8192)
 def _corrected(
     observations: tuple[Observation, ...], unit: int, overlap: bool
@@ -127,10 +155,15 @@ def _corrected(
     predicted = np.stack([fit.step_time(nodes, replicas, micro), fit.accumulation_time(micro)])
     residuals = np.clip(np.log(measured) - np.log(predicted.T), -_MOST, _MOST)
     points = np.log2(np.stack([replicas, nodes, micro], axis=1)) / _SCALES
+    return CorrectedThroughput(fit, points, np.linalg.solve(_covariance(points), residuals))
+
+
+def _covariance(points: Floats) -> Floats:
+    """Return the [P, P] covariance of measurements at scaled coordinates."""
     apart = points[:, None, :] - points[None, :, :]
     covariance = _AMPLITUDE**2 * np.exp(-0.5 * (apart**2).sum(axis=2))
     covariance[np.diag_indices(len(points))] += _NOISE**2
-    return CorrectedThroughput(fit, points, np.linalg.solve(covariance, residuals))
+    return np.asarray(covariance)
 
 
 def _thinned(observations: Sequence[Observation]) -> list[Observation]:

@@ -153,7 +153,8 @@ class TypeRow(TypedDict):
     """One GPU type: `goodput` on as many GPUs as the job holds, in samples/s at its initial batch.
 
     `observed` counts the shapes it was measured in; 0: the goodput is an estimate from other
-    types and earlier jobs. None: it cannot run so.
+    types and earlier jobs. None: it cannot run so. `uncertainty` is the relative standard
+    deviation of the goodput (docs/models.md), None: nothing was measured yet.
     """
 
     gpu_type: str
@@ -161,10 +162,14 @@ class TypeRow(TypedDict):
     nodes: int
     goodput: float | None
     observed: int
+    uncertainty: float | None
 
 
 class ModelRow(TypedDict):
-    """Input of the goodput models: batch in samples, noise scale in samples if measured."""
+    """Input of the goodput models: batch in samples, noise scale in samples if measured.
+
+    `sizes`: the next smaller and the next larger size on the GPU type that the job holds.
+    """
 
     application: str
     job_class: str
@@ -172,6 +177,7 @@ class ModelRow(TypedDict):
     noise_scale: float | None
     observed: int
     types: list[TypeRow]
+    sizes: list[TypeRow]
 
 
 class Place(TypedDict):

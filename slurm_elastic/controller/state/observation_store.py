@@ -3,7 +3,9 @@
 An *application* is the user's jobs of one name that state the same application
 (`init(application=...)`). It keeps the newest times of all of them, in the
 ledger: the next job of the application begins with the relative speed of each GPU
-type, and with `[sia] share` with all these times. Different users share nothing.
+type, and with `[sia] share` with all these times. Under a policy that shares measurements each
+job has the pool of its application's newest jobs, moved by its own deviation
+(models/application_jobs.py). Different users share nothing.
 
 Reports are hostile: one changes only the observations of jobs of the same user and name.
 """
@@ -11,8 +13,6 @@ Reports are hostile: one changes only the observations of jobs of the same user 
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +24,20 @@ from slurm_elastic.controller.state.observations import (
     counted_micro_batches,
     number,
 )
-from slurm_elastic.core.application import Application, JobClass, Learned, Noise, TypeProfile
+from slurm_elastic.core.application import (
+    Application,
+    JobClass,
+    Learned,
+    Noise,
+    Observation,
+    TypeProfile,
+)
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.report import Report
+from slurm_elastic.models.application_pool import ApplicationPool, merged, own_deviation
+from slurm_elastic.models.type_rates import estimated, scaled
 
 #: Changes of one job's times that are passed on at once, and then one in so many seconds.
 _FITS, _FIT_S = 5.0, 60.0
@@ -153,6 +162,7 @@ class ObservationStore:
         shared.most, shared.noise = observations.most, observations.noise or shared.noise
         shared.first_noise = observations.first_noise or shared.first_noise
         shared.micro_batches = observations.micro_batches
+        shared.jobs.keep(job.key, observations.measured_points(), observations.first_noise)
         self._changed(job, applications, shared)
 
     def adopt(self, job: Job, observations: Observations) -> None:
@@ -160,6 +170,7 @@ class ObservationStore:
         applications = self._of(job)
         shared = applications.get(observations.stated) or observations
         shared.absorb(observations)
+        shared.jobs.keep("", observations.measured_points())
         self._changed(job, applications, shared)
 
     def _changed(
@@ -219,12 +230,16 @@ class ObservationStore:
         if directive is None:
             return None
         shared = self.shared(job, observations)
-        state = (observations.version, shared and (id(shared), shared.version))
+        pool = shared.jobs.pool(now) if shared and self.shares_measurements else None
+        state = (
+            observations.version,
+            shared and (id(shared), shared.version, shared.jobs.pool_version),
+        )
         settings = (directive, cluster, self.config, self.adaptive_batches)
         last = self._kept.get(job.key)
         if last and last.state == state and last.settings == settings:
             return last.learned
-        data = self._learned(job, observations, shared, directive, cluster)
+        data = self._learned(job, observations, shared, pool, directive=directive, cluster=cluster)
         if last is None or last.settings != settings:
             last = self._kept[job.key] = _CachedLearned(state, settings, data, at=now)
         elif data == last.learned:
@@ -248,7 +263,7 @@ class ObservationStore:
             except LedgerError:
                 return {}  # the round says so
             self._applications[name] = {
-                s: Observations.from_body(b) for s, b in list(bodies.items())[:_STATED]
+                s: _application(b) for s, b in list(bodies.items())[:_STATED]
             }
         return self._applications[name]
 
@@ -257,6 +272,8 @@ class ObservationStore:
         job: Job,
         observations: Observations,
         shared: Observations | None,
+        pool: ApplicationPool | None,
+        *,
         directive: Directive,
         cluster: Sequence[str],
     ) -> Learned | None:
@@ -264,10 +281,14 @@ class ObservationStore:
         types = [t for t in directive.types or cluster if directive.sizes(t)]
         if not batch or not types:
             return None
-        inherited = shared.points if shared else {}
-        points = {**inherited, **observations.points}
         shares = self.config.sia.share or self.shares_measurements
-        believed = points if shares else observations.points
+        own = observations.observations()
+        if pool is not None:
+            points = merged(own, pool)
+        else:
+            inherited = shared.points if shared else {}
+            points = tuple(p.observation() for p in {**inherited, **observations.points}.values())
+        believed = points if shares else own
         initial_batch = (
             observations.initial_batch or (shared.initial_batch if shared else 0) or batch
         )
@@ -275,16 +296,18 @@ class ObservationStore:
         rigid = directive.min_gpus == directive.max_gpus and span is None
         most = observations.most or (shared.most if shared else 0)
         single = estimated(
-            points.values(),
+            points,
             types,
             self.config.speedup.types,
             earlier=shared.rates if shared else {},
         )
-        rates = _rates(points.values(), directive, batch, single) if rigid else {}
+        rates = _rates(points, directive, batch, single) if rigid else {}
         noise = observations.noise
         if noise is None and shared and shares:
             # The latest noise of another job belongs to a later stage of its training.
-            first = shared.first_noise if self.shares_measurements else None
+            first = None
+            if self.shares_measurements:
+                first = shared.jobs.first_noise or shared.first_noise
             noise = first or shared.noise
         if span:
             job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
@@ -311,7 +334,7 @@ class ObservationStore:
                     least=1,
                     most=most
                     or (
-                        -(-_share_limit(points.values(), directive, t, batch) // micro_batches)
+                        -(-_share_limit(points, directive, t, batch) // micro_batches)
                         if span
                         else batch
                     ),
@@ -326,16 +349,25 @@ class ObservationStore:
         return Learned(
             application,
             tuple(
-                p.observation(micro_batches)
-                for p in believed.values()
-                if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
+                _divided(o, micro_batches)
+                for o in believed
+                if o.gpu_type in types and o.gpus % directive.unit_for(o.gpu_type) == 0
             ),
             # The variance is stated at the batch that the script began with.
             Noise(noise[0], noise[1] * (initial_batch / initial if span else 1.0))
             if noise
             else None,
             residuals=self.residual_models,
+            deviation=own_deviation(own, pool) if pool is not None else 0.0,
         )
+
+
+def _application(body: object) -> Observations:
+    """Return an application's observations from the ledger."""
+    shared = Observations.from_body(body)
+    if not shared.jobs.jobs:  # of a release that did not tell jobs apart
+        shared.jobs.keep("", shared.measured_points(), shared.first_noise)
+    return shared
 
 
 def _expected(shared: Observations | None, directive: Directive) -> int:
@@ -360,67 +392,24 @@ def _replicas(directive: Directive, types: Sequence[str]) -> list[int]:
     return [min(s[0] // unit for s, unit in sizes), max(s[-1] // unit for s, unit in sizes)]
 
 
+def _divided(observation: Observation, micro_batches: int) -> Observation:
+    """Return the times of one micro-batch's size, of a pass that has so many of them."""
+    if micro_batches == 1:
+        return observation
+    size = -(-observation.micro_batch // micro_batches)
+    return dataclasses.replace(observation, micro_batch=size)
+
+
 def _share_limit(
-    points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int
+    points: Iterable[Observation], directive: Directive, gpu_type: str, batch: int
 ) -> int:
     """Return the samples that a replica is known to take at once, or must with fewest GPUs."""
     replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
     return max([-(-batch // replicas), *(p.micro_batch for p in points)])
 
 
-def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
-    """Return samples/s of one replica on each measured type, at the most comparable batches.
-
-    Our definition: micro-batch over micro-step, which needs no run on one GPU. Rates
-    rise with the micro-batch, so all types are read as near as possible (in ratio) to
-    the one size that is nearest to a size of every type; of several, the largest.
-    """
-    by_type: dict[str, dict[int, list[float]]] = {}
-    for p in points:
-        sizes = by_type.setdefault(p.gpu_type, {})
-        sizes.setdefault(p.micro_batch, []).append(p.micro_batch / p.micro_step_s)
-
-    def distance(size: int, sizes: Iterable[int]) -> float:
-        return min(abs(math.log(size / s)) for s in sizes)
-
-    every = {m for sizes in by_type.values() for m in sizes}
-    if not every:
-        return {}
-    chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
-    rates = {}
-    for name, sizes in by_type.items():
-        nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
-        rates[name] = statistics.median(sizes[nearest])
-    return rates
-
-
-def estimated(
-    points: Iterable[ObservedTime],
-    types: Sequence[str],
-    stated: Mapping[str, float],
-    *,
-    earlier: Mapping[str, float],
-) -> dict[str, float]:
-    """Return samples/s of one replica on each of `types`, of unmeasured ones by stated ratios.
-
-    Args:
-        points: of the application.
-        types: that are wanted.
-        stated: relative speeds of types, `[speedup] types`; 1 for those not named.
-        earlier: samples/s of types, for those not in `points`.
-
-    Returns:
-        Relative speeds, if nothing was measured.
-    """
-    configured = {t: stated.get(t, 1.0) for t in types}
-    rates = {**earlier, **measured(points)}
-    configured |= {t: stated.get(t, 1.0) for t in rates}
-    all_rates = scaled(rates, configured) if rates else configured
-    return {t: all_rates[t] for t in types}
-
-
 def _rates(
-    points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
+    points: Iterable[Observation], directive: Directive, batch: int, single: Mapping[str, float]
 ) -> dict[str, float]:
     """Return samples/s in the one size of a rigid job; of unmeasured types by `single`."""
     gpus, rates = directive.min_gpus, {}
@@ -430,9 +419,3 @@ def _rates(
             micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
             rates[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
     return scaled(rates, single) if rates else {t: gpus * s for t, s in single.items()}
-
-
-def scaled(values: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
-    """Return `seen`, and all other types by relative value at the mean ratio (of logarithms)."""
-    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in values.items()))
-    return {t: values.get(t, scale * value) for t, value in relative.items()}

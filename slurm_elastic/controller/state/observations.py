@@ -24,6 +24,7 @@ from slurm_elastic.core.application import Observation
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.report import Report
+from slurm_elastic.models.application_jobs import ApplicationJobs
 
 #: Relative difference of times, and of noise over signal, at which a new value is believed.
 TOLERANCE = 0.05
@@ -32,6 +33,8 @@ NOISE_TOLERANCE = 0.2
 _RECENT = 5
 #: Configurations kept of a job, and of an application.
 _POINTS = 128
+#: Part of a training whose noise new jobs of its application start with (our choice).
+_FIRST_STAGE = 0.05
 #: Of the ratio of variance to squared norm: beyond that the batch hardly matters any more.
 _MOST_NOISE = 1e9
 _LEAST_S, _MOST_S = 1e-9, 1e6
@@ -78,15 +81,11 @@ class ObservedTime:
         self.step_s, self.micro_step_s = step, micro
         return True
 
-    def observation(self, micro_batches: int = 1) -> Observation:
-        """Return it in the form that models take.
-
-        Args:
-            micro_batches: `Application.micro_batches`, into which a pass is divided.
-        """
-        size = -(-self.micro_batch // micro_batches)
+    def observation(self) -> Observation:
+        """Return it in the form that models take; of a pipeline the whole pass."""
         return Observation(
-            self.gpu_type, self.nodes, self.gpus, size, self.step_s, self.micro_step_s
+            *(self.gpu_type, self.nodes, self.gpus),
+            *(self.micro_batch, self.step_s, self.micro_step_s),
         )
 
 
@@ -97,7 +96,8 @@ class Observations:
     Attributes:
         points: by configuration, in the order of their first measurement.
         noise: (squared norm, variance) of the gradient; None: not measured.
-        first_noise: the first that a job measured, at the beginning of its training.
+        first_noise: of a job, the latest of the first `_FIRST_STAGE` of its training; if it does
+            not report its progress, the first.
         batch, initial_batch: samples; 0: not reported yet.
         most: most samples that a replica may take at once; 0: not stated.
         micro_batches: fewest micro-batches of a replica in one pass of its pipeline; 0: it has
@@ -105,6 +105,7 @@ class Observations:
         stated: the application that the script states.
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
+        jobs: of an application only: points of its newest jobs.
         version: rises with every change.
     """
 
@@ -118,12 +119,14 @@ class Observations:
     stated: str = ""
     rates: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, Measurement] = field(default_factory=dict)
+    jobs: ApplicationJobs = field(default_factory=ApplicationJobs)
     version: int = 0
     _unmeasured: tuple[str, int] = ("", 0)
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
-        body = dataclasses.asdict(self)
+        body = dataclasses.asdict(dataclasses.replace(self, jobs=ApplicationJobs()))
+        body["jobs"] = self.jobs.to_body()
         body["points"] = list(body["points"].values())
         del body["version"], body["_unmeasured"]
         return body
@@ -153,7 +156,17 @@ class Observations:
         if isinstance(shapes, dict):
             with contextlib.suppress(TypeError):
                 observations.shapes = {k: Measurement(**row) for k, row in shapes.items()}
+        observations.jobs = ApplicationJobs.from_body(body.get("jobs"))
         return observations
+
+    def observations(self) -> tuple[Observation, ...]:
+        """Return its points in the form that models take."""
+        return tuple(point.observation() for point in self.points.values())
+
+    def measured_points(self) -> tuple[Observation, ...]:
+        """Return them without those whose micro-steps were only estimated, if others are there."""
+        exact = tuple(p.observation() for p in self.points.values() if not p.estimated)
+        return exact or self.observations()
 
     def add_measurement(self, key: str, measurement: Measurement) -> bool:
         """Keep a measurement of a shape; return whether it differs from the kept one."""
@@ -227,7 +240,9 @@ class Observations:
             NOISE_TOLERANCE
         ):
             self.noise = (sqr, var)
-            self.first_noise = self.first_noise or self.noise
+            begins = report.progress is not None and report.progress < _FIRST_STAGE
+            if begins or self.first_noise is None:
+                self.first_noise = self.noise
 
     def _hear_times(self, report: Report, held: Allocation, unit: int) -> ObservedTime | None:
         step_s, batch = report.step_time_s, report.global_batch

@@ -44,8 +44,8 @@ def answer(op, learned):
 def test_types_are_compared_on_as_many_gpus_as_it_holds():
     lines = explain.explained(answer("explain", Learned(NET, (SEEN,), Noise(1.0, 3.0))))
     assert (
-        "  Learned:        8 a100: 640 samples/s (measured there),"
-        " 8 v100: 320 samples/s (estimated); fitted to 1 shape."
+        "  Learned:        8 a100: 640 samples/s ±4% (measured there),"
+        " 8 v100: 320 samples/s ±20% (estimated); fitted to 1 shape."
     ) in lines  # there is no h100 in this cluster
 
 
@@ -55,8 +55,10 @@ def test_json():
     (a100, v100) = model.pop("types")
     assert a100 == {
         "gpu_type": "a100", "gpus": 8, "nodes": 2, "goodput": pytest.approx(640.0, rel=1e-5),
-        "observed": 1,
+        "observed": 1, "uncertainty": pytest.approx(0.04, rel=0.02),
     }  # fmt: skip
+    assert [(t["gpus"], t["nodes"]) for t in model["sizes"]] == [(4, 1), (16, 4)]
+    assert all(t["uncertainty"] > 0.2 for t in model["sizes"])
     assert (v100["observed"], v100["goodput"]) == (0, pytest.approx(320.0, rel=1e-5))
 
 
@@ -71,5 +73,5 @@ def test_show_lists_it():
     lines = status.details(answer("show", Learned(NET, (SEEN,), Noise(1.0, 3.0))))
     expected = "   Application=net Class=strong-scaling Batch=64 NoiseScale=192 Observed=1"
     assert expected in lines
-    assert "   Goodput=320samples/s GPUs=8 Type=v100 Nodes=2 Observed=0" in lines
+    assert "   Goodput=320samples/s GPUs=8 Type=v100 Nodes=2 Observed=0 Uncertainty=20%" in lines
     status.details(answer("show", None))

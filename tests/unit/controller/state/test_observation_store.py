@@ -13,7 +13,6 @@ from slurm_elastic.controller.state import ledger as ledgers
 from slurm_elastic.controller.state import ledger_schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.state.observation_store import estimated, measured
 from slurm_elastic.controller.state.observations import (
     Observations,
     ObservedTime,
@@ -22,7 +21,9 @@ from slurm_elastic.controller.state.observations import (
 from slurm_elastic.core.application import JobClass, Noise
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.report import Report
+from slurm_elastic.models import application_jobs
 from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.models.type_rates import estimated, measured
 from tests.support.job_records import job
 
 NODES = tuple(
@@ -367,6 +368,108 @@ def test_stated_ratios_fill_in():
     assert known["a"] == pytest.approx(100.0)
     assert known["b"] == 70.0
     assert known["c"] == pytest.approx(8 * (50.0 * 70.0) ** 0.5)
+
+
+# --- the pool of an application ---
+
+
+def pooling(ledger=None):
+    store = JobStore(ledger or Ledger(":memory:"), STATED)
+    store.learning.shares_measurements = store.learning.residual_models = True
+    return store
+
+
+def measure(store, job_id, factor, *, shapes=(1, 2, 4), at=0.0, **fields):
+    """Report a job that takes `factor` times as long as the mean one; return the job."""
+    for gpus in shapes:
+        of = running(job_id, gpus=gpus, **fields)
+        seconds = factor * (0.64 / gpus + 0.02)
+        told = report(job_id, gpus=gpus, micro_batch=64 // gpus, step_time_s=seconds,
+                      micro_step_s=factor * 0.64 / gpus)  # fmt: skip
+        store.record_report(told, of, at)
+    return of
+
+
+def steps_of(store, of):
+    return {o.gpus: o.step_s for o in learned(store, of).observations}
+
+
+def test_a_job_that_takes_longer_inherits_longer_times(ledger):
+    store = pooling(ledger)
+    for job_id, factor in enumerate((0.7, 0.85, 1.0, 1.2, 1.4), start=1):
+        measure(store, job_id, factor)
+    slow = measure(store, 9, 1.8, shapes=(1,))
+    assert steps_of(store, slow)[1] == pytest.approx(1.8 * 0.66), "its own times as they are"
+    assert steps_of(store, slow)[4] == pytest.approx(1.8 * 0.18, rel=0.12)
+    new = job(job_id=10, name="net")
+    assert steps_of(store, new)[4] == pytest.approx(0.18, rel=0.25), "of a mean job"
+    before = steps_of(store, new)
+    store.observe(snapshot(slow, new))
+    assert steps_of(pooling(ledger), new) == pytest.approx(before), "jobs are told apart later, too"
+
+
+def test_the_pool_of_one_user_is_not_that_of_another():
+    store = pooling()
+    measure(store, 1, 1.0)
+    measure(store, 2, 2.5, user="bob")
+    assert steps_of(store, job(job_id=3, name="net"))[4] == pytest.approx(0.18)
+    assert steps_of(store, job(job_id=4, name="net", user="bob"))[4] == pytest.approx(0.45)
+    assert learned(store, job(job_id=5, name="net", user="carol")) is None
+
+
+def test_an_application_of_an_earlier_release_is_a_pool_of_one_job(ledger):
+    store = JobStore(ledger, STATED)
+    of = measure(store, 1, 1.0)
+    store.observe(snapshot(of))
+    body = ledger.applications("alice", "net")[""]
+    del body["jobs"]
+    ledger.put_application("alice", "net", "", body)
+    assert steps_of(pooling(ledger), job(job_id=3, name="net"))[4] == pytest.approx(0.18)
+
+
+def test_reports_of_many_jobs_cost_few_pools(monkeypatch):
+    made = []
+    original = application_jobs.pooled
+    monkeypatch.setattr(application_jobs, "pooled", lambda jobs: made.append(1) or original(jobs))
+    store = pooling()
+    jobs = [measure(store, i, 1.0) for i in range(1, 31)]
+    store.records(snapshot(*jobs), {})
+    kept = store.learning.shared(jobs[0], store.entry(jobs[0]).observations).jobs
+    assert list(kept.jobs) == [j.key for j in jobs[-20:]], "the newest"
+    del made[:]
+    for number in range(20):
+        for of in jobs:
+            measure(store, of.job_id, 1.0 + 0.1 * (number + of.job_id % 7), shapes=(4,))
+        store.records(snapshot(*jobs, at=1001.0 + number), {})
+    assert len(made) == 0, "within a minute the same jobs' pool stays"
+    store.records(snapshot(*jobs, at=1100.0), {})
+    assert len(made) == 1
+    store.records(snapshot(*jobs, at=1200.0), {})
+    assert len(made) == 1, "nothing has changed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [5, {"job": 7}, {"job": "1@1"}, {"job": "1@1", "points": 3, "first_noise": [0, 0]}],
+        [{"job": "1@1", "points": [[], ["t4", 1, 1, 8, 0.1, 0.2], ["t4", 1, 1, 8, "a", 0.2]]}],
+        [{"job": "1@1", "points": [["t4", 1, 1.5, 8, 0.3, 0.2], ["t4", 0, 1, 8, 0.3, 0.2]]}],
+        [{"job": "1@1", "points": [["t4", 1, 1, 8, float("inf"), 0.2]]}],
+    ],
+)
+def test_invalid_jobs_in_the_ledger_are_left_out(body):
+    assert application_jobs.ApplicationJobs.from_body(body).jobs == {}
+
+
+def test_jobs_start_with_the_noise_of_the_first_stage_of_training():
+    store = pooling()
+    for job_id, scale in ((1, 30.0), (2, 10.0), (3, 50.0)):
+        for progress, factor in ((0.0, 0.2), (0.04, 1.0), (0.3, 9.0)):
+            told = report(job_id, grad_sqr=1.0, grad_var=factor * scale, progress=progress)
+            store.record_report(told, running(job_id), 0.0)
+    assert learned(store, job(job_id=4, name="net")).noise.var == 30.0, "of the median job"
+    assert learned(store, running(2)).noise.var == 90.0, "its own, which is the latest"
 
 
 # --- what survives ---
