@@ -8,6 +8,7 @@ A variable is named by job, GPU type, nodes and GPUs: `j4711_a100_n1_g8` is 1 if
 ...     "configurations": [{"gpu_type": "a100", "nodes": 1, "gpus": 2}],
 ...     "jobs": [{"job_id": 7, "display_id": "7", "configurations": [0], "costs": [0.5],
 ...               "fixed": None, "chosen": 0}],
+...     "limits": [{"left": 3.0, "uses": [[2.0]]}],
 ... }))
 \ Each job gets one configuration or waits; least cost.
 Minimize
@@ -22,6 +23,9 @@ Subject To
  gpus_a100:
   + 2 j7_a100_n1_g2
   <= 4
+ limit_1:
+  + 2.0 j7_a100_n1_g2
+  <= 3.0
 Binaries
  j7_a100_n1_g2
  wait_7
@@ -55,10 +59,13 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
     costs: list[str] = []
     rows: list[str] = []
     of_type: dict[str, list[str]] = {name: [] for name in program["capacity"]}
-    for job in program["jobs"]:
+    # A controller of an earlier version names no limits.
+    limits = program.get("limits", [])
+    of_limit: list[list[str]] = [[] for _ in limits]
+    for row, job in enumerate(program["jobs"]):
         name = _ILLEGAL.sub("_", job["display_id"])
         sums = []
-        for at, cost in zip(job["configurations"], job["costs"], strict=True):
+        for order, (at, cost) in enumerate(zip(job["configurations"], job["costs"], strict=True)):
             shape = program["configurations"][at]
             kind = shape["gpu_type"]
             variable = f"j{name}_{types[kind]}_n{shape['nodes']}_g{shape['gpus']}"
@@ -66,6 +73,9 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
             costs.append(_term(cost, variable))
             sums.append(_term(1, variable))
             of_type[kind].append(_term(shape["gpus"], variable))
+            for limit, terms in zip(limits, of_limit, strict=True):
+                if use := limit["uses"][row][order]:
+                    terms.append(_term(use, variable))
         if job["fixed"] is None:
             variables.append(f"wait_{name}")
             costs.append(_term(program["not_running"], f"wait_{name}"))
@@ -74,6 +84,8 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
     for kind, terms in of_type.items():
         if terms:
             rows += [f" gpus_{types[kind]}:", *terms, f"  <= {program['capacity'][kind]}"]
+    for number, (limit, terms) in enumerate(zip(limits, of_limit, strict=True), start=1):
+        rows += [f" limit_{number}:", *terms, f"  <= {limit['left']!r}"]
     head = [*comments, "Each job gets one configuration or waits; least cost."]
     if program["partial"]:
         head.append("Jobs of other users are left out, and so are the GPUs that they got.")

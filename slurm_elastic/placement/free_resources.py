@@ -135,7 +135,7 @@ class FreeResources:
     def exceeds_limits(self, need: ResourceNeed, allocation: Allocation) -> bool:
         """Return whether this allocation would exceed a limit."""
         for i in self._limits_of.get(need.job_id, ()):
-            used = _use(self.limits[i], need, allocation)
+            used = limit_use(self.limits[i], need, allocation)
             if used and used > self.left[i] + 1e-6:
                 return True
         return False
@@ -161,7 +161,7 @@ class FreeResources:
 
     def _charge(self, need: ResourceNeed, allocation: Allocation, sign: int) -> None:
         for i in self._limits_of.get(need.job_id, ()):
-            self.left[i] -= sign * _use(self.limits[i], need, allocation)
+            self.left[i] -= sign * limit_use(self.limits[i], need, allocation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,8 @@ def _holding(job: Job) -> Allocation:
     return job.allocation or Allocation("", ())
 
 
-def _use(limit: Limit, need: ResourceNeed, allocation: Allocation) -> float:
+def limit_use(limit: Limit, need: ResourceNeed, allocation: Allocation) -> float:
+    """Return what an allocation of a job takes of a limit that counts the job."""
     resource = limit.resource
     if resource == "gpu":
         return max(0, allocation.gpus - limit.spared.get(need.job_id, 0))

@@ -27,8 +27,19 @@ class ProgramJob(TypedDict):
     chosen: int | None
 
 
+class ProgramLimit(TypedDict):
+    """A limit on some of the jobs.
+
+    `uses` is what each job takes of it in each of its configurations, 0 for jobs that it does not
+    count; `left` what they may take together.
+    """
+
+    left: float
+    uses: list[list[float]]
+
+
 class ProgramAnswer(TypedDict):
-    """The program: at most one configuration per job, GPUs by type, least cost.
+    """The program: at most one configuration per job, GPUs by type, limits, least cost.
 
     `capacity` is what the jobs shown may hold together; `not_running` the cost of a job without
     GPUs; `partial` whether other users' jobs are left out, with the GPUs that they got.
@@ -38,4 +49,5 @@ class ProgramAnswer(TypedDict):
     capacity: dict[str, int]
     configurations: list[ProgramConfiguration]
     jobs: list[ProgramJob]
+    limits: list[ProgramLimit]
     partial: bool

@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
+from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.milp.pulp_backend import PulpBackend
 
 
-def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2):
-    """Draw a program; on a grid, costs tie often."""
+def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2, limits=0):
+    """Draw a program; on a grid, costs tie often. Limits are mostly too small."""
     rng = np.random.default_rng(seed)
     sizes = [1, 2, 4, 8, 12][: int(rng.integers(1, 6))]
     config_type = np.repeat(np.arange(kinds), len(sizes))
@@ -26,7 +27,15 @@ def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2):
         capacity=rng.integers(0, max(1, int(jobs * tight)) + 1, size=kinds),
         not_running=1.1,
         fixed=np.where(rng.random(jobs) < fixed, held, -1),
+        limits=tuple(_limit(rng, jobs, config_gpus) for _ in range(limits if jobs else 0)),
     )
+
+
+def _limit(rng, jobs, config_gpus):
+    members = np.flatnonzero(rng.random(jobs) < 0.6)
+    spared = rng.integers(0, 3, size=len(members))
+    use = np.maximum(config_gpus[None, :] - spared[:, None], 0.0) * rng.choice([1.0, 0.7])
+    return LimitRow(jobs=members, use=use, left=float(rng.integers(0, 2 * jobs + 1)))
 
 
 PROGRAMS = st.builds(
@@ -109,6 +118,32 @@ def test_it_is_as_good_as_the_reference(asked):
     found = solve(asked, gap=0.0)
     if found.relaxed:
         return  # the reference has no answer then
+    objective = asked.objective(PulpBackend("CBC").choose(asked))
+    assert abs(found.objective - objective) < 1e-5
+    assert found.bound <= objective + 1e-6
+
+
+@settings(max_examples=40)
+@given(
+    st.builds(
+        program,
+        st.integers(0, 2**32 - 1),
+        jobs=st.integers(0, 15),
+        kinds=st.integers(1, 3),
+        tight=st.floats(0.5, 4.0),
+        fixed=st.sampled_from((0.0, 0.2)),
+        limits=st.integers(1, 3),
+    ),
+    st.sampled_from((10.0, 0.0)),
+)
+def test_it_keeps_to_limits_and_is_as_good_as_the_reference(asked, time_limit_s):
+    found = solve(asked, gap=0.0, time_limit_s=time_limit_s)
+    check(asked, found)
+    fixed = np.where(np.isin(np.arange(len(asked.fixed)), found.relaxed), -1, asked.fixed)
+    for limit in asked.limits:
+        assert limit.used(found.choice) <= max(limit.left, limit.used(fixed)) + 1e-6
+    if found.relaxed or not time_limit_s:
+        return
     objective = asked.objective(PulpBackend("CBC").choose(asked))
     assert abs(found.objective - objective) < 1e-5
     assert found.bound <= objective + 1e-6

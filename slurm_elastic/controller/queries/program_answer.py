@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from slurm_elastic.controller.queries.view import NoAnswerError, View, Viewer
-from slurm_elastic.policies.milp.assignment_milp import fixings
-from slurm_elastic.rpc.program_answers import ProgramAnswer, ProgramJob
+from slurm_elastic.policies.milp.assignment_milp import Bools, fixings
+from slurm_elastic.policies.milp.round_program import RoundProgram
+from slurm_elastic.rpc.program_answers import ProgramAnswer, ProgramJob, ProgramLimit
 
 
 def program(view: View, viewer: Viewer) -> ProgramAnswer:
@@ -57,5 +60,24 @@ def program(view: View, viewer: Viewer) -> ProgramAnswer:
             )
         ],
         "jobs": rows,
+        "limits": _limits(stated, shown, rows),
         "partial": not bool(shown.all()),
     }
+
+
+def _limits(stated: RoundProgram, shown: Bools, rows: Sequence[ProgramJob]) -> list[ProgramLimit]:
+    """Return the limits on the jobs that are shown, less what others got."""
+    limits: list[ProgramLimit] = []
+    hidden_choice = np.where(shown, -1, stated.choice)
+    at = np.flatnonzero(shown).tolist()
+    for limit in stated.program.limits:
+        use_of = dict(zip(limit.jobs.tolist(), limit.use, strict=True))
+        uses = [
+            [float(use_of[row][c]) for c in job["configurations"]]
+            if row in use_of
+            else [0.0] * len(job["configurations"])
+            for row, job in zip(at, rows, strict=True)
+        ]
+        if any(map(any, uses)):
+            limits.append({"left": limit.left - limit.used(hidden_choice), "uses": uses})
+    return limits

@@ -3,13 +3,15 @@
 Our own policy (docs/goodput.md has its figures), built on Sia's configurations, goodput models and
 solver. Every round:
 
-1. the goodput of every job in every configuration it may have (sia/round_arrays.py);
+1. the goodput of every job in every configuration it may have (sia/round_arrays.py), with the
+   batch and the frozen layers that are best there (icefrog/effective_rows.py);
 2. the gain `u = lambda goodput` per second, from prices of GPUs (type_prices.py, value_terms.py);
 3. everything but what a job holds now multiplied by what a change leaves of it, less `hysteresis`.
    A job whose length is known (remaining_work.py) is *informed*: a change has to pay back within
    `[resize] payback_s` or the time it has left, and short jobs count more. Any other is
    *oblivious*: its factor is Sia's, by age and past restarts, and its weight 1;
-4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type;
+4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type, and
+   the limits of accounts, users and the site (round_limits.py);
 5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
    solved again for the others.
 """
@@ -17,6 +19,7 @@ solver. Every round:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,23 +30,18 @@ from slurm_elastic.config.schema import Config, SiaSettings
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
-from slurm_elastic.policies.goodput import remaining_work, value_terms, wait_bound
+from slurm_elastic.policies.goodput import remaining_work, round_limits, value_terms, wait_bound
 from slurm_elastic.policies.goodput.type_prices import type_prices
+from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
     ProgramSolution,
 )
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
+from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs, ranked_proposals
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia import (
-    ProgramInputs,
-    Sia,
-    noted_state,
-    ranked_proposal,
-    reached_in_place,
-)
-from slurm_elastic.policies.sia.sia_reasons import SiaReasons
+from slurm_elastic.policies.sia.sia import Sia, noted_state, reached_in_place
 
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
@@ -82,8 +80,10 @@ class MarginalValue(Sia):
             )
         )
         self._settings = settings
+        self._goodputs = EffectiveGoodputs(self._rules)
         self.capabilities = Capabilities(
             binding_proposals=True,
+            predicts_frozen_layers=True,
             shares_measurements=settings.share,
             residual_models=settings.residuals,
         )
@@ -101,18 +101,26 @@ class MarginalValue(Sia):
         waits = wait_bound.waiting_since(question, jobs, state.get("waits", {}))
         overdue = wait_bound.overdue(question, jobs, waits, self._settings.wait_s)
         solution, first = self._divide(question, weighed, overdue)
-        reasons = SiaReasons(arrays, weighed.gain, weighed.scaled)
-        proposals = []
-        for row, (job, choice) in enumerate(zip(jobs, solution.choice.tolist(), strict=True)):
-            proposal = ranked_proposal(weighed, reasons, row, choice, solution.limit_hit)
-            further = None
-            if choice >= 0 and not np.isnan(remaining[row]):
-                left_s = remaining[row] / arrays.goodput[row, choice]
-                further = Reason("work-left", left_s=left_s, weight=weighed.weight[row])
-            waits_s = question.snapshot.time - waits[job.job.key] if first[row] else None
-            proposals.append(_explained(proposal, further, waits_s))
+        runs = np.flatnonzero(solution.choice >= 0)
+        left = np.full(len(jobs), np.nan)
+        left[runs] = remaining[runs] / arrays.goodput[runs, solution.choice[runs]]
+        left_s, weights = left.tolist(), weighed.weight.tolist()
+
+        def explained(row: int, reason: Reason) -> Reason:
+            """Add what the length did, or that the job was overdue."""
+            if first[row]:
+                waited_s = question.snapshot.time - waits[jobs[row].job.key]
+                return Reason("waited-longest", waited_s=waited_s, reason=reason)
+            if math.isnan(left_s[row]):
+                return reason
+            further = Reason("work-left", left_s=left_s[row], weight=weights[row])
+            return Reason("several", reasons=[reason, further])
+
+        proposals = ranked_proposals(
+            weighed, solution.choice, limit_hit=solution.limit_hit, explained=explained
+        )
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
-        return tuple(proposals), noted_state(next_state, question, solution)
+        return proposals, noted_state(next_state, question, solution)
 
     def weigh(self, question: Question) -> ValueInputs:
         """Return the arrays of a question's program, as for jobs of unknown length."""
@@ -176,6 +184,7 @@ class MarginalValue(Sia):
             stays &= bool(overdue) & wait_bound.recently_started(question, jobs, settings.wait_s)
         smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
+        limits = round_limits.limit_rows(question, arrays)
         fixed: Ints = np.full(len(jobs), -1, dtype=np.int64)
         for attempt in range(_ROUNDS + 1):
             program = AssignmentProgram(
@@ -186,6 +195,7 @@ class MarginalValue(Sia):
                 capacity=capacity,
                 not_running=0.0,
                 fixed=fixed,
+                limits=limits,
             )
             draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
             solution = self._solver.solve(
@@ -200,9 +210,11 @@ class MarginalValue(Sia):
                     served[row] = True
             if left_out:
                 room = capacity - _used(arrays, floor, served)
-                for row, column in wait_bound.granted(
-                    arrays, smallest, room, left_out, weighed.gain
-                ).items():
+                limit_room = wait_bound.LimitRoom(limits, np.where(served, floor, -1))
+                granted = wait_bound.granted(
+                    arrays, smallest, left_out, weighed.gain, room=room, limit_room=limit_room
+                )
+                for row, column in granted.items():
                     floor[row] = column
                     missing[row] = served[row] = True
             if not missing.any():
@@ -238,19 +250,3 @@ def _used(arrays: RoundArrays, chosen: Ints, rows: Bools) -> Ints:
     at = chosen[rows & (chosen >= 0)]
     used = np.bincount(columns.kind[at], weights=columns.gpus[at], minlength=len(columns.types))
     return used.astype(np.int64)
-
-
-def _explained(proposal: Proposal, further: Reason | None, waited_s: float | None) -> Proposal:
-    """Add to the first alternative's reason what its length did, and that the job was overdue."""
-    best = proposal.alternatives[0]
-    reason = best.reason
-    if reason is None or not best.gpus:
-        return proposal
-    if waited_s is not None:
-        reason = Reason("waited-longest", waited_s=waited_s, reason=reason)
-    elif further is not None:
-        reason = Reason("several", reasons=[reason, further])
-    else:
-        return proposal
-    first = dataclasses.replace(best, reason=reason)
-    return dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))

@@ -6,7 +6,8 @@ with `queue = "controller"` are suspended. While a job is overdue, no job is sus
 less than `wait_s` ago, so that two jobs do not take GPUs from each other in turn.
 
 So a job waits at most `wait_s` and one round, unless the smallest sizes of jobs that are overdue
-themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use.
+themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
+little of a limit that counts it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, Ints, RoundArrays
@@ -88,17 +90,50 @@ def smallest_columns(arrays: RoundArrays) -> Ints:
     return smallest
 
 
+class LimitRoom:
+    """What is left of each limit of a round while overdue jobs get their sizes."""
+
+    def __init__(self, limits: Sequence[LimitRow], chosen: Ints) -> None:
+        """Count what jobs take.
+
+        Args:
+            limits: of the round.
+            chosen: [J] column of each job that takes something, -1: none.
+        """
+        self._left = [limit.left - limit.used(chosen) for limit in limits]
+        self._use: dict[int, list[tuple[int, Floats]]] = {}
+        for i, limit in enumerate(limits):
+            for member, row in enumerate(limit.jobs.tolist()):
+                self._use.setdefault(row, []).append((i, limit.use[member]))
+
+    def fits(self, row: int, column: int) -> bool:
+        """Return whether a job may have this configuration."""
+        return all(use[column] <= self._left[i] + 1e-6 for i, use in self._use.get(row, ()))
+
+    def take(self, row: int, column: int) -> None:
+        """Count a job that got this configuration."""
+        for i, use in self._use.get(row, ()):
+            self._left[i] -= float(use[column])
+
+
 def granted(
-    arrays: RoundArrays, smallest: Ints, room: Ints, rows: Sequence[int], gain: Floats
+    arrays: RoundArrays,
+    smallest: Ints,
+    rows: Sequence[int],
+    gain: Floats,
+    *,
+    room: Ints,
+    limit_room: LimitRoom,
 ) -> dict[int, int]:
     """Return the column of each overdue job that can run, by its row.
 
     Args:
         arrays: of the round.
         smallest: from `smallest_columns`.
-        room: [T] GPUs that overdue jobs may take: all but the smallest sizes of jobs that go on.
         rows: overdue jobs, the first in the order first.
         gain: [J, C] of several types that have room the best counts.
+        room: [T] GPUs that overdue jobs may take: all but the smallest sizes of jobs that go on.
+        limit_room: the same for limits; what is granted is taken from it.
     """
     left = room.copy()
     columns = arrays.configurations
@@ -107,10 +142,13 @@ def granted(
         options = [
             int(column)
             for column in smallest[row]
-            if column >= 0 and columns.gpus[column] <= left[columns.kind[column]]
+            if column >= 0
+            and columns.gpus[column] <= left[columns.kind[column]]
+            and limit_room.fits(row, int(column))
         ]
         if options:
             best = max(options, key=lambda column: (gain[row, column], -column))
             chosen[row] = best
+            limit_room.take(row, best)
             left[columns.kind[best]] -= columns.gpus[best]
     return chosen

@@ -29,8 +29,9 @@ from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
+from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
-from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
+from slurm_elastic.policies.sia.sia import Sia
 
 #: So many jobs that take GPUs are named.
 _MOST_TAKERS = 3

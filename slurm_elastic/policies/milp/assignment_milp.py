@@ -3,6 +3,7 @@
     minimise    sum_jc cost[j, c] X[j, c]  +  not_running * (jobs - sum_jc X[j, c])
     subject to  sum_c X[j, c] <= 1                    for every job
                 sum_jc gpus[c] X[j, c] <= capacity    for every GPU type
+                sum_jc use[j, c] X[j, c] <= left      for every limit (limit_rows.py)
                 X[j, fixed[j]] = 1                    for every fixed job
                 X in {0, 1}
 
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_elastic.policies.milp.limit_rows import LimitRow, within_limits
 from slurm_elastic.policies.milp.milp_solver import Clock, Columns, search
 
 Floats = NDArray[np.float64]
@@ -60,6 +62,8 @@ class AssignmentProgram:
         capacity: [T] GPUs that all jobs may hold together.
         not_running: cost of a job that gets nothing (lambda_n in the paper).
         fixed: [J] the configuration a job has to keep, valid or not; -1: free.
+        limits: on sums over some of the jobs. What fixed jobs take is always granted; the others
+            share the rest.
 
     Raises:
         ValueError: shapes that differ, indices out of range, a cost that is not finite.
@@ -72,6 +76,7 @@ class AssignmentProgram:
     capacity: Ints
     not_running: float
     fixed: Ints
+    limits: tuple[LimitRow, ...] = ()
 
     def __post_init__(self) -> None:
         jobs, configs = self.cost.shape
@@ -156,6 +161,11 @@ def solve(
     columns = _columns(program, choice, room, seed)
     settled = program.objective(choice)
     result = search(columns, offset=settled, gap=gap, clock=clock)
+    if program.limits:
+        lost = gap * max(abs(settled - float(columns.profit[result.picked].sum())), 1e-9)
+        result = within_limits(
+            columns, result, program.limits, fixed=choice, allowed=lost, clock=clock
+        )
     picked = result.picked
     choice[columns.job[columns.row[picked]]] = columns.config[picked]
     objective = program.objective(choice)

@@ -50,7 +50,7 @@ _NOTHING = 1e-9
 _FIRST_CORE = 150
 _WIDER_CORE = 4
 #: For a small core with a good choice known: no heuristics, no restarts.
-_BRANCHING = {
+BRANCHING = {
     "mip_rel_gap": 0.0,
     "mip_heuristic_effort": 0.0,
     "mip_heuristic_run_feasibility_jump": False,
@@ -97,7 +97,7 @@ class Columns:
     def only(self, at: Ints, room: Floats) -> Columns:
         """Return these variables alone, rows numbered anew."""
         row = self.row[at]
-        first = _first(row)
+        first = first_of_rows(row)
         return Columns(
             row=np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(row)])),
             config=self.config[at],
@@ -218,7 +218,7 @@ def _relax(c: Columns, tolerance: float, clock: Clock) -> tuple[Floats, Floats] 
         for _ in range(_MOST_SIFTS):
             regret, best = _regrets(c, prices)
             doubt = width * np.maximum(prices, prices.mean() * _LEAST_DOUBT)[c.kind] * c.gpus
-            top = np.maximum.reduceat(np.where(regret <= 0, doubt, 0.0), _first(c.row))
+            top = np.maximum.reduceat(np.where(regret <= 0, doubt, 0.0), first_of_rows(c.row))
             near |= regret <= doubt + top[c.row]
             idle |= best <= top
             core = _restrict(c, near, idle)
@@ -243,7 +243,7 @@ def _linear(c: Columns, clock: Clock) -> tuple[Floats, Floats] | None:
         return np.empty(0), np.zeros(len(c.room))
     if clock.left <= 0:
         return None
-    highs = _highs(c, clock, integer=False)
+    highs = loaded_program(c, clock, integer=False)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
@@ -257,8 +257,8 @@ def _branch(
     c: Columns, core: _Core, picked: Ints, *, allowed: float, clock: Clock
 ) -> tuple[Ints, float]:
     """Return the better of `picked` and the core's best, and a bound on profit in the core."""
-    highs = _highs(core.columns, clock, integer=True)
-    for name, value in _BRANCHING.items():
+    highs = loaded_program(core.columns, clock, integer=True)
+    for name, value in BRANCHING.items():
         highs.setOptionValue(name, value)
     highs.setOptionValue("mip_abs_gap", allowed / 2)
     if np.isin(core.settled, picked).all():
@@ -268,7 +268,7 @@ def _branch(
     x = np.asarray(highs.getSolution().col_value, dtype=np.float64)
     if len(x) == len(core.at):
         candidate = np.sort(np.r_[core.settled, core.at[x > 0.5]])
-        fits = (c.used(candidate) <= c.room).all() and len(_first(c.row[candidate])) == len(
+        fits = (c.used(candidate) <= c.room).all() and len(first_of_rows(c.row[candidate])) == len(
             candidate
         )
         if fits and c.profit[candidate].sum() > c.profit[picked].sum():
@@ -282,7 +282,7 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
 
     A pass takes at most one step per row, as far as there is room.
     """
-    first = _first(c.row)
+    first = first_of_rows(c.row)
     at = np.full(len(c.job), -1, dtype=np.int64)
     free = c.room.copy()
     for _ in range(passes):
@@ -295,7 +295,7 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
         density = np.where(useful, gain / np.maximum(extra, 1), 0.0)
         best = np.maximum.reduceat(density, first)
         steps = np.flatnonzero(useful & (density >= best[c.row]))
-        steps = steps[_first(c.row[steps])]
+        steps = steps[first_of_rows(c.row[steps])]
         steps = steps[np.argsort(-density[steps], kind="stable")]
         for kind in range(len(free)):
             of_type = steps[c.kind[steps] == kind]
@@ -337,7 +337,7 @@ def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
 def _regrets(c: Columns, prices: Floats) -> tuple[Floats, Floats]:
     """Return [K] the loss of each variable against the best of its row, and [R] that best."""
     scores = c.profit - prices[c.kind] * c.gpus
-    best = np.maximum(np.maximum.reduceat(scores, _first(c.row)), 0.0)
+    best = np.maximum(np.maximum.reduceat(scores, first_of_rows(c.row)), 0.0)
     return best[c.row] - scores, best
 
 
@@ -350,12 +350,12 @@ def _bound(c: Columns, prices: Floats) -> float:
     return _worth(c, _regrets(c, prices)[1], prices)
 
 
-def _first(row: Ints) -> Ints:
-    """Return the index at which each row begins."""
+def first_of_rows(row: Ints) -> Ints:
+    """Return the index at which each row begins, of rows in ascending order."""
     return np.flatnonzero(np.r_[True, row[1:] != row[:-1]]) if len(row) else row
 
 
-def _highs(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
+def loaded_program(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
     """Return HiGHS with the program loaded: a row per job, then a row per GPU type."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)

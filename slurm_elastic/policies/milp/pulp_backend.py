@@ -119,6 +119,15 @@ def to_pulp(program: AssignmentProgram) -> tuple[Any, dict[tuple[int, int], Any]
         problem += pulp.lpSum(terms) <= 1, f"job_{j}"
     for kind, terms in of_type.items():
         problem += pulp.lpSum(terms) <= max(0, int(program.capacity[kind])), f"type_{kind}"
+    for i, limit in enumerate(program.limits):
+        terms = [
+            float(limit.use[member, c]) * variables[j, c]
+            for member, j in enumerate(limit.jobs.tolist())
+            for c in range(configs)
+            if (j, c) in variables and limit.use[member, c] > 0
+        ]
+        left = max(limit.left, limit.used(program.fixed))
+        problem += pulp.lpSum(terms) <= left, f"limit_{i}"
     for j, held in enumerate(program.fixed.tolist()):
         if held >= 0:
             problem += variables[j, held] == 1, f"fixed_{j}"
@@ -175,6 +184,10 @@ def _check(program: AssignmentProgram, choice: Ints, name: str) -> None:
         bool(program.valid[free, choice[free]].all())
         and bool((program.used(choice) <= np.maximum(program.capacity, 0)).all())
         and bool((choice[held] == program.fixed[held]).all())
+        and not any(
+            limit.exceeded(choice) and limit.used(choice) > limit.used(program.fixed)
+            for limit in program.limits
+        )
     )
     if not feasible:
         raise SolverFailedError(f"{name} gave an answer that is not feasible")

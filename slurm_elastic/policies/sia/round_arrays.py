@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.config.schema import SiaSettings
-from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.application import Application, JobClass
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
@@ -31,6 +31,7 @@ Bools = NDArray[np.bool_]
 
 #: Most listed sizes that all become configurations.
 _FEW_SIZES = 64
+_NO_BOUND = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -124,17 +125,29 @@ def _ranges(directive: Directive, types: tuple[str, ...]) -> tuple[tuple[int, ..
 
 def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: Ints) -> None:
     """Bound sizes, in place, by an application's known types and by its largest batch."""
+    bounds: dict[int, list[int]] = {}  # by identity: to compare applications takes longer
+    rows, known = [], []
     for i, job in enumerate(jobs):
         if job.learned is None or not job.learned.application.types:
             continue
         application = job.learned.application
-        for t, name in enumerate(types):
-            profile = application.on(name)
-            if profile is None:
-                most[i, t] = 0
-            elif application.job_class is JobClass.ADAPTIVE:
-                replicas = application.max_batch // (profile.least * application.micro_batches)
-                most[i, t] = min(most[i, t], max(1, replicas) * profile.unit)
+        if id(application) not in bounds:
+            bounds[id(application)] = [_application_bound(application, name) for name in types]
+        rows.append(i)
+        known.append(bounds[id(application)])
+    if rows:
+        most[rows] = np.minimum(most[rows], np.array(known, dtype=np.int64))
+
+
+def _application_bound(application: Application, gpu_type: str) -> int:
+    """Return the most GPUs of a type that an application can use."""
+    profile = application.on(gpu_type)
+    if profile is None:
+        return 0
+    if application.job_class is not JobClass.ADAPTIVE:
+        return _NO_BOUND
+    replicas = application.max_batch // (profile.least * application.micro_batches)
+    return max(1, replicas) * profile.unit
 
 
 def _cap(job: Candidate, growth: float) -> int:
@@ -253,9 +266,11 @@ def _add(
     for shape, rows in extra.items():
         valid[rows, column_of[shape]] = True
     held = np.full(len(jobs), -1, dtype=np.int64)
-    for i, (kind, nodes, gpus) in held_at.items():
-        held[i] = column_of[kind, nodes, gpus]
-        same_shape = (columns.kind == kind) & (columns.gpus == gpus)
-        valid[i, same_shape] = False
-        valid[i, held[i]] = True
+    holders = np.array(list(held_at), dtype=np.int64)
+    at = np.array([column_of[shape] for shape in held_at.values()], dtype=np.int64)
+    held[holders] = at
+    # What it holds stands for its size, though on other nodes than a new allocation would have.
+    other_type = columns.kind != columns.kind[at, None]
+    valid[holders] &= other_type | (columns.gpus != columns.gpus[at, None])
+    valid[holders, at] = True
     return valid, held

@@ -18,17 +18,14 @@ authors' artifact: artifact_rules.py and docs/sia.md.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Snapshot
-from slurm_elastic.core.plan import Alternative, Proposal
-from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.placement.in_place_fit import FreeRoom, place_in_place
 from slurm_elastic.policies.milp.assignment_milp import (
@@ -41,37 +38,13 @@ from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
+from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs, ranked_proposals
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia_reasons import SiaReasons
 
-#: Smaller sizes offered when the chosen one finds no place.
-_SMALLER = 4
 #: Least difference in cost between a configuration and waiting.
 _LEAST_WORTH = 0.01
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ProgramInputs:
-    """Arrays of a round and the inputs of its program.
-
-    Attributes:
-        gain: [J, C] goodput in GPUs of the slowest type, before restarts; 0 where not valid.
-        factor: [J] restart factor.
-        in_place: [J, C] whether the job can reach the configuration in place.
-        scaled: [J, C] gain times restart factor, the held column excepted.
-        requeued: [J, C] the same if every change is a requeue.
-        cost: [J, C] coefficients that the program minimises.
-    """
-
-    table: RoundArrays
-    gain: Floats
-    factor: Floats
-    in_place: Bools
-    scaled: Floats
-    requeued: Floats
-    cost: Floats
 
 
 class Sia:
@@ -97,11 +70,7 @@ class Sia:
         """Rank alternatives for every job of the question; see the module."""
         weighed = self.weigh(question)
         solution = self._solve(question, weighed)
-        reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled)
-        proposals = tuple(
-            ranked_proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
-            for i in range(len(weighed.table.candidates))
-        )
+        proposals = ranked_proposals(weighed, solution.choice, limit_hit=solution.limit_hit)
         return proposals, noted_state(state, question, solution)
 
     def weigh(self, question: Question) -> ProgramInputs:
@@ -263,59 +232,6 @@ def normalised(arrays: RoundArrays) -> Floats:
     gpus = np.maximum(arrays.least[rows, columns.kind[at]], 1)
     smallest[~np.isfinite(smallest)] = 1.0
     return np.asarray(np.where(arrays.valid, arrays.goodput, 0.0) * (gpus / smallest)[:, None])
-
-
-def ranked_proposal(
-    weighed: ProgramInputs, reasons: SiaReasons, row: int, choice: int, limit: bool
-) -> Proposal:
-    """Rank the chosen shape, smaller ones of the type, the present shape, and waiting."""
-    arrays = weighed.table
-    columns, held = arrays.configurations, int(arrays.held[row])
-    job = arrays.candidates[row]
-    ranked: list[Alternative] = []
-
-    def add(column: int, reason: Reason) -> None:
-        shape = (columns.types[columns.kind[column]], int(columns.gpus[column]))
-        if shape in [(a.gpu_type, a.gpus) for a in ranked]:
-            return
-        in_place = bool(weighed.in_place[row, column])
-        value = float(weighed.scaled[row, column])
-        first = Alternative(
-            gpu_type=shape[0], gpus=shape[1], value=value, reason=reason, in_place=in_place
-        )
-        ranked.append(first)
-        requeued = float(weighed.requeued[row, column])
-        if in_place and requeued > weighed.scaled[row, held]:
-            ranked.append(dataclasses.replace(first, value=requeued, in_place=False))
-
-    def noted(reason: Reason) -> Reason:
-        return Reason("solver-limit", reason=reason) if limit else reason
-
-    if choice >= 0:
-        add(choice, noted(reasons.chosen(row, choice)))
-        floor = weighed.scaled[row, held] if held >= 0 else 0.0
-        smaller = np.flatnonzero(
-            arrays.valid[row]
-            & (columns.kind == columns.kind[choice])
-            & (columns.gpus < columns.gpus[choice])
-            & (weighed.scaled[row] > floor)
-        )
-        if choice != held:
-            for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
-                add(int(column), Reason("largest-with-place"))
-    if choice < 0:
-        wait_reason = reasons.waits(row)
-    else:
-        gpus, gpu_type = reasons.shape(choice)
-        wait_reason = Reason("gpus-not-free", gpus=gpus, gpu_type=gpu_type)
-    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=noted(wait_reason))
-    if choice < 0:
-        ranked.append(waits)
-    if held >= 0:
-        add(held, Reason("assigned-not-free"))
-    if choice >= 0:
-        ranked.append(waits)
-    return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
 
 
 def noted_state(

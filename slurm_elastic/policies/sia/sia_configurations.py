@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 Counts = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SiaConfigurations:
     """All configurations of one round, as columns.
 
@@ -56,6 +56,16 @@ class SiaConfigurations:
     def names(self) -> list[str]:
         """Return the type of each column."""
         return [self.types[i] for i in self.kind.tolist()]
+
+    def size_and_type(self, column: int) -> tuple[int, str]:
+        """Return the GPUs and the type of a column."""
+        return self._sizes_and_types[column]
+
+    @cached_property
+    def _sizes_and_types(self) -> list[tuple[int, str]]:
+        return [
+            (g, self.types[k]) for g, k in zip(self.gpus.tolist(), self.kind.tolist(), strict=True)
+        ]
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """Return (kind, nodes, GPUs) of each column."""

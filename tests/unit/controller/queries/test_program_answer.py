@@ -13,6 +13,7 @@ from slurm_elastic.cli.lp_format import lp_text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, Viewer
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
+from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.support import example_round as example
@@ -114,6 +115,18 @@ def test_the_lp_file_has_the_optimum_of_the_round(fixed, tmp_path):
     text = lp_text(ask(program=round_program))
     expected = solve(round_program.program, gap=0.0).objective
     assert least_cost(text, tmp_path) == pytest.approx(expected, abs=1e-7)
+
+
+def test_limits_are_part_of_it_less_what_hidden_jobs_got(tmp_path):
+    limit = LimitRow(jobs=np.array([0, 1]), use=np.array([[1.0, 2.0, 4.0, 1.0]] * 2), left=3.0)
+    round_program = stated(limits=(limit,))
+    whole = ask(program=round_program)
+    expected = solve(round_program.program, gap=0.0).objective
+    assert least_cost(lp_text(whole), tmp_path) == pytest.approx(expected, abs=1e-7)
+    assert expected > solve(stated().program, gap=0.0).objective
+    own = ask(viewer=ONLY_BOBS, program=round_program)
+    alices = whole["configurations"][whole["jobs"][0]["chosen"]]["gpus"]
+    assert own["limits"] == [{"left": 3.0 - alices, "uses": [[1.0, 4.0]]}]
 
 
 def test_negative_costs_and_types_of_nearly_one_name(tmp_path):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, ResizeSettings
-from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
+from slurm_elastic.core.application import (
+    Application,
+    LayerCost,
+    Learned,
+    Noise,
+    Observation,
+    Prefixes,
+    TypeProfile,
+)
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.goodput import remaining_work
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
@@ -116,6 +124,22 @@ def test_prices_follow_the_jobs_speeds_unless_they_are_stated():
     assert derived["a100"] == pytest.approx(0.08, rel=0.01)
     stated = dict(zip(types, type_prices(arrays, 0.02, {"t4": 0.5}).tolist(), strict=True))
     assert stated == {"t4": 0.5, "a100": derived["a100"]}
+
+
+def test_each_configuration_counts_with_its_best_batch_and_frozen_layers():
+    def goodputs(data):
+        table = MarginalValue(config()).weigh(question(cluster((None, {"learned": data})))).table
+        return table.goodput[0, table.configurations.gpus == 8]
+
+    whole = learned()
+    small = dataclasses.replace(NET, max_batch=64)
+    assert goodputs(dataclasses.replace(whole, application=small)) < 0.9 * goodputs(whole)
+    layers = tuple(LayerCost(1.0, 2.0, 1.0) for _ in range(4))
+    prefixes = Prefixes(
+        layers=4, certified=2, penalties=((2, 0.01),), max_penalty=0.02, costs=layers
+    )
+    assert goodputs(dataclasses.replace(whole, prefixes=prefixes)) > 1.1 * goodputs(whole)
+    assert MarginalValue(config()).capabilities.predicts_frozen_layers
 
 
 def test_a_change_must_pay_back_within_the_time_that_is_left():
