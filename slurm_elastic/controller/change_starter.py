@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.member_orders import MAX_COMPANIONS
 from slurm_elastic.core.plan import Decision, JobRecord, Plan
 from slurm_elastic.core.resize_kind import CompanionChange, ResizeKind, companion_change
+from slurm_elastic.placement.companion_sizes import companion_sizes
 
 
 class ChangeStarter:
@@ -161,8 +163,7 @@ class ChangeStarter:
             leaves=leaves,
         )
 
-    @staticmethod
-    def _members(decision: Decision, job: Job) -> CompanionChange | None:
+    def _members(self, decision: Decision, job: Job) -> CompanionChange | None:
         """Return the companions that join and leave; None: the job has to be requeued."""
         base, target = job.base_allocation, decision.target
         if base is None or target is None or target == job.allocation:
@@ -170,7 +171,14 @@ class ChangeStarter:
         members = companion_change(base, [c.allocation for c in job.companions], target)
         if members is None or len(job.companions) + len(members.join) > MAX_COMPANIONS:
             return None
-        return members
+        directive = self._store.directive(job)
+        if directive is None or not members.join:
+            return members
+        held = target.gpus - sum(gpus for _, gpus in members.join)
+        joins = companion_sizes(directive, target.gpu_type, held, members.join)
+        if len(job.companions) + len(joins) > MAX_COMPANIONS:
+            return members
+        return dataclasses.replace(members, join=joins)
 
     def _notice_s(self, job: Job) -> float:
         directive = self._store.directive(job)

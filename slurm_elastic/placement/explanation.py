@@ -96,13 +96,11 @@ class Explainer:
             return Reason("job-needs-gpus", gpus=job.gpus, job=job.display_id, user=job.user)
         snapshot = self._frame.snapshot
         capped = self._capped(round_job, holds)
-        if capped or outcome is None or outcome.refusals:
-            return capped or (outcome.refusals[0] if outcome else None)
-        for limit in snapshot.limits:
-            if round_job.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
-                held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
-                if not limit.spared and sum(a.gpus for a in held if a) >= limit.cap:
-                    return Reason("limit-reached", limit=limit.name)
+        if capped is None and outcome is not None and outcome.refusals:
+            return outcome.refusals[0]
+        capped = capped or self._limit_reached(round_job, name)
+        if capped or outcome is None:
+            return capped
         claim = self._kept.get(name)
         idle = self._idle.get(name, 0)
         if claim is not None and not idle:
@@ -111,6 +109,16 @@ class Explainer:
         if not idle:
             return Reason("no-gpu-idle", gpu_type=name)
         return Reason("idle-gpus-useless", gpus=idle, gpu_type=name)
+
+    def _limit_reached(self, round_job: RoundJob, gpu_type: str) -> Reason | None:
+        """Return which limit of Slurm on GPUs is used up, or None."""
+        snapshot = self._frame.snapshot
+        for limit in snapshot.limits:
+            if round_job.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{gpu_type}"):
+                held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
+                if not limit.spared and sum(a.gpus for a in held if a) >= limit.cap:
+                    return Reason("limit-reached", limit=limit.name)
+        return None
 
     def _capped(self, round_job: RoundJob, holds: Allocation) -> Reason | None:
         """Return which share of the site's GPUs is used up, or None."""

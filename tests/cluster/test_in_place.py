@@ -18,6 +18,8 @@ PYTHON = "/opt/slurm-elastic/bin/python"
 CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
 #: Node with the GPUs of a test: rack 2's a100.
 PLACE = "-Ca100&rack2"
+#: Three GPUs that join are one companion: the loss of a part of them would leave three.
+SIZES = "1-4,sizes=1:2:4"
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +60,10 @@ def nothing_is_left(daemon: Daemon, cluster: SlurmCluster) -> Iterator[None]:
     daemon.check_log(after=begun)
 
 
-def submit(cluster: SlurmCluster, name: str = "place", *options: str, most: int = 4) -> int:
+def submit(cluster: SlurmCluster, name: str = "place", *options: str, sizes: str = SIZES) -> int:
     """Submit a job that sleeps on one GPU and may have more; return its id once it runs."""
     job = cluster.sbatch(
-        "exec sleep 1200", f"--elastic=1-{most}", "-o/dev/null", f"--job-name={name}", "--time=60",
+        "exec sleep 1200", f"--elastic={sizes}", "-o/dev/null", f"--job-name={name}", "--time=60",
         PLACE, *options,
     )  # fmt: skip
     cluster.wait(job, "RUNNING")
@@ -174,7 +176,7 @@ def test_companions_of_a_base_that_ends_are_cancelled(
 
 
 def test_an_imitation_gains_nothing(daemon: Daemon, cluster: SlurmCluster) -> None:
-    job = submit(cluster, most=1)
+    job = submit(cluster, sizes="1-1")
     forged = cluster.sbatch(
         "exec sleep 60", "-H", "-o/dev/null", "--gres=gpu:a100:4", PLACE,
         f"--comment=selastic:companion:{job}:0:1",
@@ -193,9 +195,9 @@ def test_an_imitation_gains_nothing(daemon: Daemon, cluster: SlurmCluster) -> No
 def test_selasticd_is_killed_while_a_job_grows(
     daemon: Daemon, cluster: SlurmCluster, state: str
 ) -> None:
-    job = submit(cluster, most=1)
+    job = submit(cluster, sizes="1-1")
     # selasticd may not know the job yet.
-    wider = f"until selastic update {job} --elastic=1-4; do sleep 0.2; done"
+    wider = f"until selastic update {job} --elastic={SIZES}; do sleep 0.2; done"
     daemon.when(job, state, daemon.kill_command, action="grow", first=wider)
     daemon.start()
     companion = grown(daemon, cluster, job)

@@ -62,8 +62,8 @@ class Training:
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
             f"export PYTHONPATH={LIGHT}\nexec esrun python3 {self.program} --out {self.out}",
-            *("--elastic=1-4", "--gres=gpu:1", "--time=30", "--open-mode=append", PLACE),
-            *(f"--output={self.out}.log", *options),
+            *("--elastic=1-4,sizes=1:2:4", "--gres=gpu:1", "--time=30", "--open-mode=append"),
+            *(PLACE, f"--output={self.out}.log", *options),
         )
 
     def log(self) -> str:

@@ -12,6 +12,7 @@ from slurm_elastic.config.schema import (
     ResizeSettings,
     parse,
 )
+from slurm_elastic.core.cluster import Limit
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
@@ -144,3 +145,10 @@ def test_mistakes(text, line):
     with pytest.raises(ConfigError) as caught:
         parse(f"[limits]\n{text}", name="f.toml")
     assert str(caught.value).startswith(line)
+
+
+def test_a_limit_of_slurm_is_named_while_a_change_is_on_trial_too():
+    c = Cluster([node("g1", 4)])
+    c.add(1, elastic="1-4", on={"g1": 2}, record={"on_trial": NOW - 5})
+    c.limits = (Limit(name="QOS q", resource="gpu", cap=2, jobs=frozenset({1})),)
+    assert words(decide(c, LimitSettings()).decision[1].why_not_more) == "QOS q is reached"
