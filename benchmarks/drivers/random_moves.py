@@ -24,7 +24,7 @@ import time
 
 from benchmarks.drivers.manual_controller import manual_controller
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.transitions.transition_engine import RequestedChange
+from slurm_elastic.controller.transitions.requested_change import RequestedChange
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason

@@ -14,7 +14,8 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.transitions import rehearsal_choice
 from slurm_elastic.controller.transitions.failed_changes import FailedChanges
 from slurm_elastic.controller.transitions.limit_extension import allowed
-from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.controller.transitions.requested_change import RequestedChange
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.member_orders import MAX_COMPANIONS
 from slurm_elastic.core.plan import Decision, JobRecord, Plan

@@ -376,7 +376,7 @@ class Controller:
     def _write_down(self, snapshot: Snapshot) -> bool:
         """Record the snapshot; return whether the ledger could be written."""
         try:
-            self.engine.catch_up()
+            self.engine.records.catch_up()
             self.early_ends.review(snapshot, self.engine.live, act=self.acts)
             self.store.observe(snapshot)
             self.usage.tick()

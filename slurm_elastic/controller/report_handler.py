@@ -151,7 +151,9 @@ class ReportHandler:
         if rehearsal.why is not None and rehearsal.why.code == "rehearsal-refused":
             self._engine.decline(report.job_id, report.run, rehearsal.why)
         if rehearsal.transition and rehearsal.result:
-            self._engine.record_result(job, rehearsal.transition, rehearsal.result, rehearsal.why)
+            self._engine.records.put_result(
+                job, rehearsal.transition, rehearsal.result, rehearsal.why
+            )
 
     def expect(self, transition: Transition) -> None:
         """Await the first step of a job on its new GPUs, which shows what the change cost."""
@@ -181,7 +183,7 @@ class ReportHandler:
         elif total is not None:
             self._store.command(job, restart_s=total)
         self._counts.training_again(transition)
-        self._engine.persist(transition)
+        self._engine.records.put(transition)
         self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")
 
 

@@ -23,6 +23,7 @@ from slurm_elastic.controller.transitions import (
     in_place_steps,
     order_outbox,
     orphan_cleanup,
+    requested_change,
     reservations,
     restart_steps,
     transition_engine,
@@ -39,6 +40,7 @@ _MODULES = (
     controller_module, poll_schedule, report_handler, job_store, ledger, usage_reconcile,
     crash_loop_guard, order_outbox, orphan_cleanup, reservations, transition_engine,
     transition_steps, in_place_steps, restart_steps, companion_cleanup,
+    requested_change,
 )  # fmt: skip
 _HELD = "JobHeldUser"
 #: Of cred_expire in slurm.conf: how long a requeued job waits.

@@ -13,23 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget
-from slurm_elastic.controller.state.transition import (
-    UPROOTED,
-    PlannedCompanion,
-    Transition,
-    TransitionState,
-)
+from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
-from slurm_elastic.controller.transitions.exchange_partners import EXCHANGE_S
 from slurm_elastic.controller.transitions.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
+from slurm_elastic.controller.transitions.requested_change import RequestedChange
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.restart_steps import RestartSteps
+from slurm_elastic.controller.transitions.transition_records import TransitionRecords
 from slurm_elastic.controller.transitions.transition_steps import (
     StepInputs,
     TransitionSteps,
@@ -58,28 +53,6 @@ _UNTOUCHED = (TransitionState.RESERVE, TransitionState.NOTIFY)
 _AFTER_NOTICE = (TransitionState.NOTIFY, *UPROOTED)
 
 
-class RequestedChange(NamedTuple):
-    """A change to begin.
-
-    Attributes:
-        job: as it is.
-        notice_s: how long it gets to save.
-        spare_s, budget, terms, failed, kind, leaves: see `Transition`.
-        joins: (node, GPUs) of each companion that is to join.
-    """
-
-    decision: Decision
-    job: Job
-    notice_s: float
-    spare_s: int = 0
-    budget: TimeBudget | None = None
-    terms: ExtensionTerms | None = None
-    failed: bool = False
-    kind: ResizeKind = ResizeKind.REQUEUE
-    joins: tuple[tuple[str, int], ...] = ()
-    leaves: tuple[int, ...] = ()
-
-
 class TransitionEngine:
     """All live transitions.
 
@@ -102,7 +75,8 @@ class TransitionEngine:
         wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S,
         log: Any,
     ) -> None:
-        self._ledger, self._config, self._log = ledger, config, log
+        self._config, self._log = config, log
+        self.records = TransitionRecords(ledger, log)
         self.reservations = Reservations(scontrol, config, account, log)
         self.outbox = OrderOutbox()
         self._wait_after_requeue_s = wait_after_requeue_s
@@ -116,15 +90,8 @@ class TransitionEngine:
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
         self._refused: dict[int, float] = {}
-        self._unwritten: list[Transition] = []
         self.ended: list[tuple[Transition, Job | None]] = []
-        for id_, _, body in ledger.live_transitions():
-            try:
-                transition = Transition.from_body({**body, "id": id_})
-            except ValueError as error:  # `OrphanCleanup` clears its traces in Slurm
-                log.warning(f"Transition={id_} Problem={error}")
-                ledger.put_transition(id_, TransitionState.ENDED.value, body, live=False)
-                continue
+        for transition in self.records.live():
             self._live[transition.job_id] = transition
             self.reservations.register(transition.reservation, transition.reserved_nodes)
         self._recovering = set(self._live)
@@ -180,16 +147,15 @@ class TransitionEngine:
         fresh: list[Transition] = []
         try:
             for change in changes:
-                t = self._record(change)
+                t = change.transition()
+                self.records.add(t)
                 fresh.append(t)
                 if t.reserved_nodes:
                     name = name or f"{self.config.slurm.reservation_prefix}{t.id}"
                     t.reservation = name
-                    self.persist(t)
+                    self.records.put(t)
         except LedgerError:
-            for t in fresh:
-                t.state, t.problem = TransitionState.UNDONE, Reason("not-written")
-            self._unwritten += fresh
+            self.records.give_up(fresh)
             raise
         return fresh
 
@@ -207,7 +173,7 @@ class TransitionEngine:
             decision = change.decision
             if decision.job_id in self._live or decision.job_id in self._refused:
                 continue
-            names = self.reservations.on(_reserved_nodes(change))
+            names = self.reservations.on(change.reserved_nodes)
             if len(names) > 1 or (names and join and names != {join}):
                 continue
             join = next(iter(names), join)
@@ -297,7 +263,7 @@ class TransitionEngine:
         transition.state, transition.tries, transition.refused = state, 0, 0
         transition.entered[state.value] = time.time()
         try:
-            self.persist(transition)
+            self.records.put(transition)
         except LedgerError:
             if previous in (TransitionState.RESERVE, TransitionState.NOTIFY) and state.live:
                 raise
@@ -350,73 +316,7 @@ class TransitionEngine:
                 transition.entered.setdefault("declined", time.time())
                 transition.problem = transition.problem or reason
 
-    def record_result(self, job: Job, id_: int, result: str, problem: Reason | None) -> None:
-        """Add the result of a rehearsal to the history.
-
-        Raises:
-            LedgerError: it could not be written.
-        """
-        for row in self._ledger.ended_transitions(job.job_id, job.key):
-            if row.get("id") == id_ and row.get("result") != result:
-                transition = Transition.from_body(row)
-                transition.result, transition.problem = result, problem
-                self.persist(transition)
-                why = f" Problem={problem}" if problem else ""
-                self._log.info(
-                    f"{transition} Action={transition.action.value} Result={result}{why}"
-                )
-
     # --- beginning and ending ---
-
-    def _record(self, change: RequestedChange) -> Transition:
-        decision, job = change.decision, change.job
-        notice_s = change.notice_s
-        if decision.exchange:  # those that have saved wait for the others
-            notice_s = min(notice_s, EXCHANGE_S)
-        transition = Transition.of(
-            job,
-            action=decision.action,
-            reason=decision.reason,
-            target=decision.target,
-            planned=decision.target,
-            notice_s=notice_s,
-            spare_s=change.spare_s,
-            budget=change.budget,
-            terms=change.terms,
-            nice=job.nice,
-            failed=change.failed,
-            kind=change.kind,
-            joins=[PlannedCompanion(node, gpus) for node, gpus in change.joins],
-            leaves=change.leaves,
-            exchange=decision.exchange,
-            givers=decision.givers,
-            entered={TransitionState.RESERVE.value: time.time()},
-        )
-        transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
-        return transition
-
-    def persist(self, transition: Transition) -> None:
-        """Write a transition to the ledger as it is now.
-
-        Raises:
-            LedgerError: it cannot be written.
-        """
-        self._ledger.put_transition(
-            transition.id,
-            transition.state.value,
-            transition.to_body(),
-            live=transition.state.live,
-        )
-
-    def catch_up(self) -> None:
-        """Write the ends of transitions that could not be written before.
-
-        Raises:
-            LedgerError: they still cannot be written.
-        """
-        while self._unwritten:
-            self.persist(self._unwritten[0])
-            del self._unwritten[0]
 
     def end_with_jobs(self, jobs: Mapping[int, Job]) -> None:
         """End the transitions of jobs that have ended since the last step.
@@ -436,10 +336,7 @@ class TransitionEngine:
         self._finish(transition, job)
 
     def _finish(self, transition: Transition, job: Job | None) -> None:
-        try:
-            self.persist(transition)
-        except LedgerError:
-            self._unwritten.append(transition)
+        self.records.put_later(transition)
         with self._lock:
             self._live.pop(transition.job_id, None)
         if transition.by_companions:
@@ -537,11 +434,3 @@ class TransitionEngine:
     def close(self) -> None:
         """Wait for writes under way."""
         self._pool.shutdown(wait=True)
-
-
-def _reserved_nodes(change: RequestedChange) -> frozenset[str]:
-    """Return the nodes that a change would reserve."""
-    if change.kind is not ResizeKind.REQUEUE:
-        return frozenset(node for node, _ in change.joins)
-    target = change.decision.target
-    return frozenset(target.nodes if target else ())

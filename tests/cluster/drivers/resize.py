@@ -24,7 +24,8 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
-from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.controller.transitions.requested_change import RequestedChange
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason

@@ -10,7 +10,8 @@ from slurm_elastic.controller.report_handler import ReportHandler
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.controller.transitions.requested_change import RequestedChange
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
@@ -109,7 +110,7 @@ def test_a_rehearsal_for_which_there_is_no_room_is_undone_at_once(site):
 def test_the_result_of_a_rehearsal_is_in_the_history(site, fields, result, problem):
     begun = rehearsal(site)
     begun.state, begun.entered["REQUEUE"] = TransitionState.DONE, 1.0
-    site.engine.persist(begun)
+    site.engine.records.put(begun)
     site.store.changed(begun, job({"n1": 4}), 5.0)
     site.report(job({"n1": 4}, run=1), run=1, kind="script", **fields)
     (row,) = [Transition.from_body(r) for r in site.ledger.transitions(7)]
