@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.controller.state.transition import (
@@ -22,19 +21,19 @@ from slurm_elastic.controller.state.transition import (
 )
 from slurm_elastic.controller.transitions import handovers
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
-from slurm_elastic.controller.transitions.transition_steps import (
+from slurm_elastic.controller.transitions.state_steps import (
     GIVE_UP_S,
     HELD,
-    Enter,
-    StepInputs,
+    StateSteps,
     runs_elsewhere,
 )
+from slurm_elastic.controller.transitions.step_inputs import StepInputs
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.slurm import shape
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Seconds in which esrun submits companions.
 _ASK_S = 30.0
@@ -52,8 +51,6 @@ _EPILOG_S = 300.0
 _HANDED_OVER_S = LEAVE_S + _GRACE_S + GIVE_UP_S
 #: Seconds that a change waits for GPUs that another job is about to leave.
 _RESERVE_S = 60.0
-#: Times that Slurm may refuse the same thing.
-_MOST_REFUSALS = 5
 #: Reasons of a pending companion that waits for nothing but its GPUs.
 _WAITS_FOR_GPUS = ("", "None", "Resources", "Priority", "BeginTime", "Reservation", "Cleaning")
 #: Seconds in which esrun says why companions have ended: whether the program has failed.
@@ -61,10 +58,9 @@ _REPORT_S = 10.0
 #: Seconds in which another reason of Slurm may pass.
 _PASSES_S = 3.0
 _OVER = (None, JobState.ENDED)
-_Action = Callable[[Transition, Job, StepInputs], TransitionState | None]
 
 
-class InPlaceSteps:
+class InPlaceSteps(StateSteps):
     """Actions of the states.
 
     Args:
@@ -74,8 +70,9 @@ class InPlaceSteps:
     """
 
     def __init__(self, scontrol: Scontrol, outbox: OrderOutbox, log: Any) -> None:
-        self._scontrol, self._outbox, self._log = scontrol, outbox, log
-        self._actions: dict[TransitionState, _Action] = {
+        super().__init__(scontrol, log)
+        self._outbox = outbox
+        self._actions = {
             TransitionState.RESERVE: self._reserve,
             TransitionState.ASK: self._ask,
             TransitionState.PIN: self._pin,
@@ -86,32 +83,16 @@ class InPlaceSteps:
             TransitionState.CANCEL: self._cancel,
         }
 
-    def advance(self, t: Transition, job: Job | None, site: StepInputs, enter: Enter) -> None:
-        """Do the action of the present state, and enter the next one if it is time.
+    def _job_ended(self, t: Transition, site: StepInputs) -> None:
+        """Cancel the companions of a job that has ended; what fails is left to the cleanup."""
+        with contextlib.suppress(ScontrolError):
+            self._scancel(t, self._of_change(t, site), site)
 
-        Raises:
-            ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
-        """
-        if job is None:
-            self._cancel_all(t, site)
-            t.problem = t.problem or Reason("job-ended")
-            enter(t, TransitionState.ENDED)
-            return
+    def _interrupted(self, t: Transition, job: Job) -> TransitionState | None:
         over = job.run != t.run or job.state is JobState.PENDING
         if over and t.state is not TransitionState.CANCEL:
-            enter(t, self._given_up(t, Reason("job-left-gpus")))
-            return
-        try:
-            following = self._actions[t.state](t, job, site)
-        except SlurmUnreachableError:
-            raise
-        except ScontrolError as error:
-            t.refused += 1
-            if t.refused < _MOST_REFUSALS:
-                raise
-            following = self._refused(t, Reason("slurm-refused", error=str(error)))
-        if following is not None and following is not t.state:
-            enter(t, following)
+            return self._given_up(t, Reason("job-left-gpus"))
+        return None
 
     def end(self, t: Transition) -> None:
         """Withdraw the order of a change that is over."""
@@ -350,11 +331,6 @@ class InPlaceSteps:
         }
         return sorted(submitted | {j.job_id for j in t.joins if j.job_id})
 
-    def _cancel_all(self, t: Transition, site: StepInputs) -> None:
-        """Cancel the companions of a job that has ended; what fails is left to the cleanup."""
-        with contextlib.suppress(ScontrolError):
-            self._scancel(t, self._of_change(t, site), site)
-
     def _scancel(self, t: Transition, job_ids: list[int], site: StepInputs) -> None:
         for job_id in job_ids:
             companion = site.companions.get(job_id)
@@ -372,8 +348,10 @@ class InPlaceSteps:
             return TransitionState.UNDONE
         return TransitionState.CANCEL
 
-    def _refused(self, t: Transition, reason: Reason) -> TransitionState:
-        """Return where a change goes whose step Slurm keeps refusing."""
+    def _refused(
+        self, t: Transition, _job: Job, _site: StepInputs, error: ScontrolError
+    ) -> TransitionState:
+        reason = Reason("slurm-refused", error=str(error))
         if t.state is TransitionState.CANCEL:
             self._log.warning(f"{t} Problem={reason}")
             return TransitionState.UNDONE  # the cleanup of a later round goes on with it

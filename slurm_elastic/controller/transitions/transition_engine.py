@@ -24,12 +24,10 @@ from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.requested_change import RequestedChange
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.restart_steps import RestartSteps
+from slurm_elastic.controller.transitions.state_steps import StateSteps
+from slurm_elastic.controller.transitions.step_inputs import StepInputs, present_job
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
-from slurm_elastic.controller.transitions.transition_steps import (
-    StepInputs,
-    TransitionSteps,
-    present_job,
-)
+from slurm_elastic.controller.transitions.transition_steps import TransitionSteps
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
@@ -81,7 +79,7 @@ class TransitionEngine:
         self.outbox = OrderOutbox()
         self._wait_after_requeue_s = wait_after_requeue_s
         self._in_place = InPlaceSteps(scontrol, self.outbox, log)
-        self._steps: dict[ResizeKind, TransitionSteps | InPlaceSteps] = {
+        self._steps: dict[ResizeKind, StateSteps] = {
             ResizeKind.REQUEUE: TransitionSteps(scontrol, log),
             ResizeKind.IN_PLACE: self._in_place,
             ResizeKind.RESTART: RestartSteps(scontrol, self.outbox, log),

@@ -1,143 +1,46 @@
-"""Steps of a transition: the action of each state on one job.
+"""Steps of a requeue: the action of each state on one job.
 
-Each function looks at the job as Slurm shows it, does at most one thing, and
-returns the next state; calling it again after a crash is harmless. A change that
-a user or administrator made to the job meanwhile wins: the transition ends.
+Calling an action again after a crash is harmless. A change that a user or administrator made to the
+job meanwhile wins: the transition ends.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions import exchange_partners, handovers
-from slurm_elastic.controller.transitions.admission import more
-from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.controller.transitions import exchange_partners
+from slurm_elastic.controller.transitions.state_steps import (
+    GIVE_UP_S,
+    HELD,
+    StateSteps,
+    runs_elsewhere,
+)
+from slurm_elastic.controller.transitions.step_inputs import StepInputs
+from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import Report
 from slurm_elastic.slurm import shape
-from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
-#: Pending for longer than this after RELEASE: the update is sent again, then the plan given up.
+#: Pending for longer than this after RELEASE: the update is sent again.
 PATIENCE_S = 6.0
-GIVE_UP_S = 25.0
 #: A requeued job starts by itself after about 121 s; it is put off again before.
 WAIT_S = 120
-#: Times that Slurm may refuse the same thing.
-_MOST_REFUSALS = 5
 #: Times that what was borrowed is given back, before it is left at that.
 _MOST_CLEARS = 20
-HELD = ("JobHeldUser", "JobHeldAdmin")
 #: Slurm itself holds a job that it could not launch.
 LAUNCH_FAILED = "launch_failed_requeued_held"
 
-Enter = Callable[[Transition, TransitionState], None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """Inputs of one step.
-
-    Attributes:
-        jobs: read just now.
-        sizes: GPUs of each node.
-        down: nodes on which no job may start now.
-        admitted: transitions whose target is free.
-        hopeless: transitions whose target will not be free whatever else happens.
-        live: all transitions under way.
-        open: makes the reservation usable by a transition's owner.
-        per_node: partition → type → GPUs on its smallest node of that type.
-        lease_s: how far ahead a waiting job's start time is put.
-        wait_after_requeue_s: seconds that a requeued job waits before it may start again.
-        companions: jobs that are companions, as Slurm shows them; in `jobs` they are a part of
-            their bases.
-        report: returns the last report of a job.
-    """
-
-    jobs: Mapping[int, Job]
-    sizes: Mapping[str, int]
-    down: frozenset[str]
-    admitted: frozenset[int]
-    live: tuple[Transition, ...]
-    open: Callable[[Transition], None]
-    per_node: Mapping[str, Mapping[str, int]]
-    lease_s: float
-    wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S
-    hopeless: frozenset[int] = frozenset()
-    companions: Mapping[int, Job] = field(default_factory=dict)
-    report: Callable[[int], Report | None] = lambda _: None
-
-    def gpus_of_others(self, node: str, job_id: int) -> int:
-        """Return the GPUs on a node that other jobs hold, completing ones included."""
-        return sum(
-            j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
-        )
-
-    def free(self, transition: Transition, target: Allocation) -> bool:
-        """Return whether no other job holds the target's GPUs."""
-        return all(
-            self.gpus_of_others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
-            for node, gpus in target.shares
-        )
-
-    def promised(self, transition: Transition, target: Allocation) -> bool:
-        """Return whether a target's free GPUs are those that another job is about to get.
-
-        Transitions that wait for admission do not count: they give way. Nor do those of the same
-        exchange that are still in their old shape: they go back, too.
-        """
-        begun = [
-            t
-            for t in self.live
-            if t.id != transition.id
-            and t.state.live
-            and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
-            and not exchange_partners.goes_back_with(transition, t)
-        ]
-        taken = Counter[str]()
-        for t in begun:
-            soon_free = handovers.given(t, self.live, self.jobs)
-            taken.update({n: g - soon_free[n] for n, g in more(t, self.jobs).items()})
-        return any(
-            self.gpus_of_others(node, transition.job_id) + gpus + taken[node]
-            > self.sizes.get(node, 0)
-            for node, gpus in target.shares
-        )
-
-    def obstacle(self, job: Job, target: Allocation | None) -> Reason | None:
-        """Return why Slurm would not start a job on the target's nodes; None: nothing is known."""
-        nodes = target.nodes if target else ()
-        if not self.down.isdisjoint(nodes):
-            return Reason("node-down")
-        if not set(job.excluded_nodes).isdisjoint(nodes):
-            return Reason("node-excluded")
-        return None
-
-    def donors(self, transition: Transition) -> bool:
-        """Return whether another transition may still free GPUs on the target's nodes."""
-        nodes = set(transition.target.nodes if transition.target else ())
-        return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
-
-
-def present_job(transition: Transition, jobs: Mapping[int, Job]) -> Job | None:
-    """Return the job of a transition; None when it has ended or another has its id."""
-    job = jobs.get(transition.job_id)
-    if job is None or job.key != transition.key or job.state is JobState.ENDED:
-        return None
-    return job
-
-
-class TransitionSteps:
+class TransitionSteps(StateSteps):
     """Actions of the states."""
 
+    _tries_on = TransitionState.CLEAR
+
     def __init__(self, scontrol: Scontrol, log: Any) -> None:
-        self._scontrol, self._log = scontrol, log
+        super().__init__(scontrol, log)
         self._actions = {
             TransitionState.RESERVE: self._reserve,
             TransitionState.NOTIFY: self._notify,
@@ -149,25 +52,6 @@ class TransitionSteps:
             TransitionState.VERIFY: self._verify,
             TransitionState.CLEAR: self._clear,
         }
-
-    def advance(self, t: Transition, job: Job | None, site: StepInputs, enter: Enter) -> None:
-        """Do the action of the present state, and enter the next one if it is time.
-
-        Raises:
-            ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
-        """
-        if job is None:
-            t.problem = t.problem or Reason("job-ended")
-            enter(t, TransitionState.ENDED)
-            return
-        try:
-            following = self._actions[t.state](t, job, site)
-        except SlurmUnreachableError:
-            raise
-        except ScontrolError as error:
-            following = self._refused(t, job, site, error)
-        if following is not None and following is not t.state:
-            enter(t, following)
 
     def _reserve(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
@@ -362,14 +246,6 @@ class TransitionSteps:
     def _refused(
         self, t: Transition, job: Job, site: StepInputs, error: ScontrolError
     ) -> TransitionState:
-        """Try a refused step a few times, then fall back.
-
-        Raises:
-            ScontrolError: the step is tried again.
-        """
-        t.refused += 1
-        if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
-            raise error
         reason = Reason("slurm-refused", error=str(error))
         if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
@@ -459,13 +335,3 @@ class TransitionSteps:
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
         if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)
-
-
-def runs_elsewhere(held: Allocation | None) -> Reason:
-    """Return the reason of a job that runs on other GPUs than planned."""
-    return Reason(
-        "runs-elsewhere",
-        gpus=held.gpus if held else 0,
-        gpu_type=held.gpu_type if held else "",
-        nodes=held.nodes if held else (),
-    )

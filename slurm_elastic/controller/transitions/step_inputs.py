@@ -1,0 +1,108 @@
+"""Inputs of the steps of transitions: the cluster as it was just read, and what is under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions import exchange_partners, handovers
+from slurm_elastic.controller.transitions.admission import more
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.report import Report
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """Inputs of one step.
+
+    Attributes:
+        jobs: read just now.
+        sizes: GPUs of each node.
+        down: nodes on which no job may start now.
+        admitted: transitions whose target is free.
+        hopeless: transitions whose target will not be free whatever else happens.
+        live: all transitions under way.
+        open: makes the reservation usable by a transition's owner.
+        per_node: partition → type → GPUs on its smallest node of that type.
+        lease_s: how far ahead a waiting job's start time is put.
+        wait_after_requeue_s: seconds that a requeued job waits before it may start again.
+        companions: jobs that are companions, as Slurm shows them; in `jobs` they are a part of
+            their bases.
+        report: returns the last report of a job.
+    """
+
+    jobs: Mapping[int, Job]
+    sizes: Mapping[str, int]
+    down: frozenset[str]
+    admitted: frozenset[int]
+    live: tuple[Transition, ...]
+    open: Callable[[Transition], None]
+    per_node: Mapping[str, Mapping[str, int]]
+    lease_s: float
+    wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S
+    hopeless: frozenset[int] = frozenset()
+    companions: Mapping[int, Job] = field(default_factory=dict)
+    report: Callable[[int], Report | None] = lambda _: None
+
+    def gpus_of_others(self, node: str, job_id: int) -> int:
+        """Return the GPUs on a node that other jobs hold, completing ones included."""
+        return sum(
+            j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
+        )
+
+    def free(self, transition: Transition, target: Allocation) -> bool:
+        """Return whether no other job holds the target's GPUs."""
+        return all(
+            self.gpus_of_others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def promised(self, transition: Transition, target: Allocation) -> bool:
+        """Return whether a target's free GPUs are those that another job is about to get.
+
+        Transitions that wait for admission do not count: they give way. Nor do those of the same
+        exchange that are still in their old shape: they go back, too.
+        """
+        begun = [
+            t
+            for t in self.live
+            if t.id != transition.id
+            and t.state.live
+            and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
+            and not exchange_partners.goes_back_with(transition, t)
+        ]
+        taken = Counter[str]()
+        for t in begun:
+            soon_free = handovers.given(t, self.live, self.jobs)
+            taken.update({n: g - soon_free[n] for n, g in more(t, self.jobs).items()})
+        return any(
+            self.gpus_of_others(node, transition.job_id) + gpus + taken[node]
+            > self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def obstacle(self, job: Job, target: Allocation | None) -> Reason | None:
+        """Return why Slurm would not start a job on the target's nodes; None: nothing is known."""
+        nodes = target.nodes if target else ()
+        if not self.down.isdisjoint(nodes):
+            return Reason("node-down")
+        if not set(job.excluded_nodes).isdisjoint(nodes):
+            return Reason("node-excluded")
+        return None
+
+    def donors(self, transition: Transition) -> bool:
+        """Return whether another transition may still free GPUs on the target's nodes."""
+        nodes = set(transition.target.nodes if transition.target else ())
+        return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
+
+
+def present_job(transition: Transition, jobs: Mapping[int, Job]) -> Job | None:
+    """Return the job of a transition; None when it has ended or another has its id."""
+    job = jobs.get(transition.job_id)
+    if job is None or job.key != transition.key or job.state is JobState.ENDED:
+        return None
+    return job
