@@ -16,7 +16,7 @@ from slurm_elastic.training.checkpoint import training_state as states
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
 from slurm_elastic.training.env_directive import read_directive
-from slurm_elastic.training.exchange.exchange_schedule import check_overlap
+from slurm_elastic.training.exchange.exchange_schedule import SLICED, check_overlap
 from slurm_elastic.training.freezing.freezer import Freezing, freezing_settings
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Loader
@@ -29,6 +29,7 @@ from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
 from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
 from slurm_elastic.training.regroup.obstacles import in_place_obstacle
@@ -106,6 +107,7 @@ def init(
             optimizer state (FSDP2); whole parameters if this torch does not support it.
         overlap: without stages and `shard`: exchange gradients after the backward pass, "none"; in
             "buckets" during it; or "auto": measure in the first steps which of them is faster.
+            "sliced": as buckets, and divide the state of the optimizer among the ranks.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -117,12 +119,11 @@ def init(
     signals, rank_group, member = _enter_group()
     directive = read_directive()
     freezing, remark = freezing_settings(freeze)
-    _check_options(schedule, clip_norm)
-    check_overlap(overlap)
+    _check_options(schedule, clip_norm, overlap)
     profile = profile_request.asked()
     if profile is not None:
         # A profile measures plain replicas: no directive, nothing frozen.
-        directive, freezing = None, None
+        directive, freezing, overlap = None, None, "none"
         global_batch = profiling_run.global_batch(profile, global_batch, samples=len(dataset))
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
     reporter = Reporter(
@@ -156,6 +157,7 @@ def init(
         sharded = False
         if rank_group.rank == 0:
             log_line(f"{reason}; every rank holds the whole model")
+    sliced = overlap == SLICED and not (staged or sharded) and rank_group.size > 1
     if not staged:
         full_model.to(rank_group.device)
     optimizer, scheduler = _make_optimizer(optimizer, scheduler, full_model)
@@ -176,7 +178,7 @@ def init(
         noise=reporter.noise,
         parameters=[p for p in full_model.parameters() if p.requires_grad],
         rank_group=rank_group,
-        profiler=None if staged or sharded or profile else profiler,
+        profiler=None if staged or sharded or sliced or profile else profiler,
     )
     strategy: ParallelStrategy
     if staged:
@@ -207,15 +209,15 @@ def init(
             step_profiler=step_profiler,
         )
     else:
-        strategy = DataParallel(
+        strategy = _replicas(
             full_model,
+            optimizer,
             loss_fn,
+            overlap=overlap if sliced or overlap != SLICED else "none",
             micro_batch=micro_batch,
             rank_group=rank_group,
             signals=signals,
             step_profiler=step_profiler,
-            overlap="none" if profile else overlap,
-            log=log_line,
         )
     state = states.TrainingState(
         model=strategy.model,
@@ -254,7 +256,8 @@ def init(
     )
     obstacle = in_place_obstacle(
         staged=staged or layout_agreement.may_be_staged,
-        sharded=sharded,
+        # Of a single rank, too: ranks that join would divide the state.
+        sharded=sharded or overlap == SLICED,
         profile=profile is not None,
         device=rank_group.device,
     )
@@ -320,7 +323,22 @@ def _log(rank_group: RankGroup, *lines: str) -> None:
             log_line(line)
 
 
-def _check_options(schedule: str, clip_norm: float | None) -> None:
+def _replicas(
+    full_model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFunction,
+    *,
+    overlap: str,
+    **settings: Any,
+) -> ParallelStrategy:
+    """Return the strategy of ranks that hold the whole model; further settings: of its class."""
+    if overlap == SLICED:
+        return SlicedParallel(full_model, optimizer, loss_fn, **settings)
+    return DataParallel(full_model, loss_fn, overlap=overlap, log=log_line, **settings)
+
+
+def _check_options(schedule: str, clip_norm: float | None, overlap: str) -> None:
+    check_overlap(overlap)
     if schedule not in SCHEDULES:
         raise ValueError(
             f"schedule: {schedule!r} is invalid: expected one of {', '.join(SCHEDULES)}"

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Of `overlap`: optimizer state is divided among the ranks, too
+#: (`slurm_elastic.training.parallel.sliced_parallel`).
+SLICED = "sliced"
 #: Values of `init`'s argument `overlap`.
-OVERLAPS = ("none", "buckets", "auto")
+OVERLAPS = ("none", "buckets", "auto", SLICED)
 _KIB = 1024
 
 

@@ -71,6 +71,11 @@ class StepProfiler:
         """Profile of the layers; None: unknown."""
         return self._profiler.measured if self._profiler else None
 
+    @property
+    def sampled(self) -> bool:
+        """Whether this step is measured; the same on all ranks."""
+        return self._sampled
+
     def begin_again(self) -> None:
         """Measure as from the begin of an attempt, on all ranks of a changed group."""
         self._timer.begin_again()
@@ -134,24 +139,25 @@ class StepProfiler:
         self.enter(SYNC)
         return self._small
 
-    def reduced(self, small: Sequence[float], count: int) -> None:
+    def reduced(self, small: Sequence[float], count: int, *, sqr: float | None = None) -> None:
         """End the all-reduce; gradients are means over the whole batch, not clipped yet.
 
         Args:
             small: sums over the ranks of what `reducing` returned.
             count: samples of the batch, over all ranks.
+            sqr: squared norm of the gradient, where ranks hold parts of it.
         """
         self.enter("")
         alone = self._rank_group.size == 1
         if alone and self._micro_batches == 1:
             self._consecutive.observe(self._gradients(), count, keep=self._sampled)
         elif self._sampled and self._rank_group.rank == 0:
-            sqr, inverse = small
+            small_sqr, inverse = small
             ranks = min(self._rank_group.size, count)
             self._noise.add(
-                small=sqr / ranks,
+                small=small_sqr / ranks,
                 small_batch=ranks / inverse,
-                large=float(squared_norm(self._gradients())),
+                large=float(squared_norm(self._gradients())) if sqr is None else sqr,
                 large_batch=count,
             )
 

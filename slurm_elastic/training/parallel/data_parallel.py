@@ -90,19 +90,14 @@ class DataParallel:
             if exchange.begin():
                 self._step_profiler.schedule_changed()
         self._step_profiler.begin()
-        total = torch.zeros((), device=self._rank_group.device)
-        for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
-            samples = len(micro_batch.span)
-            self._step_profiler.forward(samples)
-            inputs, targets = pair(moved(part, self._rank_group.device))
-            loss = loss_of(self._loss_fn, self.model(inputs), targets)
-            summed = loss.sum() if loss.dim() else loss * samples
-            self._step_profiler.backward()
-            if micro_batch is batch.share.slices[-1]:
-                exchange.begin_last_pass()
-            summed.backward()
-            self._step_profiler.micro_batch_done(samples)
-            total += summed.detach()
+        total = run_passes(
+            self.model,
+            self._loss_fn,
+            batch,
+            device=self._rank_group.device,
+            step_profiler=self._step_profiler,
+            before_last=exchange.begin_last_pass,
+        )
         small, inverse = self._step_profiler.reducing()
         requested = requested._replace(exchange=exchange.requested)
         shared_values = total.new_tensor([inverse, *requested]).unbind()
@@ -147,3 +142,41 @@ class DataParallel:
         if self._exchange is None:
             raise RuntimeError("DataParallel: step before join is invalid; call join first")
         return self._exchange
+
+
+def run_passes(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch,
+    *,
+    device: torch.device,
+    step_profiler: StepProfiler,
+    before_last: Callable[[], None],
+) -> torch.Tensor:
+    """Run forward and backward passes of this rank's micro-batches, of a model held whole.
+
+    Args:
+        model: its gradients become sums over this rank's samples.
+        loss_fn: of (output, targets).
+        batch: this rank's part of a step.
+        device: of the model.
+        step_profiler: measures the passes.
+        before_last: called before the last backward pass.
+
+    Returns:
+        The sum of the losses over the samples.
+    """
+    total = torch.zeros((), device=device)
+    for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
+        samples = len(micro_batch.span)
+        step_profiler.forward(samples)
+        inputs, targets = pair(moved(part, device))
+        loss = loss_of(loss_fn, model(inputs), targets)
+        summed = loss.sum() if loss.dim() else loss * samples
+        step_profiler.backward()
+        if micro_batch is batch.share.slices[-1]:
+            before_last()
+        summed.backward()
+        step_profiler.micro_batch_done(samples)
+        total += summed.detach()
+    return total

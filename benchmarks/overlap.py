@@ -1,0 +1,236 @@
+"""Exchange of gradients during the backward pass, on links of a chosen speed.
+
+    python -m benchmarks.overlap [--rounds 8] [--batch 256] [--rate 600mbit] [--json]
+
+Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
+joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
+on both ends whose rate makes the exchange alone about as long as the backward pass. Without
+namespaces the loopback is measured, and said so. Arms take turns of a few steps, in an order that
+is turned around in every round (A-B-B-A), each begun at a barrier; of each turn the slower rank
+counts, of each arm the median:
+
+    alone       forward and backward pass, nothing is exchanged
+    exchange    the flat all-reduce, nothing is computed
+    flat        both, one after the other: `overlap="none"`
+    buckets-…   `overlap="buckets"` in each size
+    ddp-…       DistributedDataParallel, by default (25 MB) and with buckets of 1 MB
+    adamw-…     with an update: buckets of 1 MiB, and `overlap="sliced"`, whose weights arrive
+                during the forward pass of the next step
+
+The exposed share of an arm is (its step - alone) / exchange. Then, on the shaped link, a training
+of `init(…, overlap="auto")`, with what it logs about its choice; and, on the loopback, the largest
+difference of the gradients of buckets from those of the flat exchange over 2, 3 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.overlap_ranks import BUCKETS, DDP, GRADIENT_BYTES, SLICED
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Of the exchange to the passes, where most of it can be hidden: backward passes take two thirds.
+_BACKWARD = 2 / 3
+_NAMESPACES = ("overlap-a", "overlap-b")
+_LINKS = ("overlap0", "overlap1")
+_ADDRESSES = ("10.231.7.1", "10.231.7.2")
+_PORT = 29512
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--turn", type=int, default=3, help="steps of an arm before the next one")
+    parser.add_argument("--batch", type=int, default=256, help="samples of a rank in a step")
+    parser.add_argument("--rate", help="of the link, as tc reads it; by default as above")
+    parser.add_argument("--steps", type=int, default=70, help="of the training of `init`")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    figures = measure(args)
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        _show(figures)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians by arm, with and without a limit, and what the library has chosen."""
+    figures: dict[str, Any] = {"differences": {}}
+    for ranks in (2, 3, 4):
+        results = run_ranks("differences", ranks, args, link=None)
+        figures["differences"][str(ranks)] = max(results[0]["differences"])
+    with contextlib.ExitStack() as stack:
+        try:
+            link: Link | None = stack.enter_context(joined_namespaces())
+        except LinkSetupError as error:
+            figures["no_link"], link = str(error), None
+        results = run_ranks("arms", 2, args, link=link)
+        figures["unshaped"] = medians([r["times"] for r in results])
+        figures["state"] = max(r["state"][1] / r["state"][0] for r in results)
+        if link is None:
+            return figures
+        passes_s = figures["unshaped"]["alone"] * _BACKWARD
+        figures["rate"] = args.rate or f"{8 * GRADIENT_BYTES / passes_s / 1e6:.0f}mbit"
+        link.shape(figures["rate"])
+        results = run_ranks("arms", 2, args, link=link)
+        figures["shaped"] = medians([r["times"] for r in results])
+        figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
+    return figures
+
+
+def medians(results: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+    """Return the median step of each arm, of the slower rank in each round.
+
+    >>> medians([{"flat": [1.0, 2.0, 5.0]}, {"flat": [3.0, 1.0, 1.0]}])
+    {'flat': 3.0}
+    """
+    return {
+        arm: statistics.median(max(steps) for steps in zip(*(r[arm] for r in results), strict=True))
+        for arm in results[0]
+    }
+
+
+def exposed(times: dict[str, float], arm: str) -> float:
+    """Return the part of the exchange that lengthens a step of an arm.
+
+    >>> exposed({"alone": 2.0, "exchange": 1.0, "flat": 3.5}, "flat")
+    1.5
+    """
+    return (times[arm] - times["alone"]) / times["exchange"]
+
+
+class LinkSetupError(Exception):
+    """Namespaces that cannot be made here; the text says why."""
+
+
+class Link:
+    """Two network namespaces, joined by a pair of veth."""
+
+    def shape(self, rate: str) -> None:
+        """Limit the rate of both directions, as `tc` reads it."""
+        for namespace, device in zip(_NAMESPACES, _LINKS, strict=True):
+            limit = f"tbf rate {rate} burst 256kb latency 50ms"
+            _run(f"ip netns exec {namespace} tc qdisc replace dev {device} root {limit}")
+
+
+@contextlib.contextmanager
+def joined_namespaces() -> Iterator[Link]:
+    """Make the namespaces, and delete them at the end.
+
+    Raises:
+        LinkSetupError: that is not possible here.
+    """
+    missing = [name for name in ("ip", "tc") if not shutil.which(name)]
+    if missing or os.geteuid():
+        raise LinkSetupError(f"no {missing[0]} here" if missing else "not root")
+    try:
+        for namespace in _NAMESPACES:
+            _run(f"ip netns add {namespace}")
+            _run(f"ip -n {namespace} link set lo up")
+        _run(f"ip link add {_LINKS[0]} type veth peer name {_LINKS[1]}")
+        for namespace, device, address in zip(_NAMESPACES, _LINKS, _ADDRESSES, strict=True):
+            _run(f"ip link set {device} netns {namespace}")
+            _run(f"ip -n {namespace} addr add {address}/30 dev {device}")
+            _run(f"ip -n {namespace} link set {device} up")
+        yield Link()
+    finally:
+        for namespace in _NAMESPACES:
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LinkSetupError(f"{command}: {done.stderr.strip()}")
+
+
+def run_ranks(
+    part: str, ranks: int, args: argparse.Namespace, *, link: Link | None
+) -> list[dict[str, Any]]:
+    """Run one part in this number of processes; return what each has written.
+
+    Raises:
+        SystemExit: a rank failed.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        given = [
+            "--rounds",
+            args.rounds,
+            "--turn",
+            args.turn,
+            "--batch",
+            args.batch,
+            "--steps",
+            args.steps,
+        ]
+        command = [sys.executable, "-m", "benchmarks.overlap_ranks", "--part", part, "--out", out]
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
+        processes = []
+        for rank in range(ranks):
+            environment = plain | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            environment |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(_PORT)}
+            environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # namespaces have no names
+            environment |= {"MASTER_ADDR": _ADDRESSES[0] if link else "127.0.0.1"}
+            environment |= {"GLOO_SOCKET_IFNAME": _LINKS[rank] if link else "lo"}
+            where = ["ip", "netns", "exec", _NAMESPACES[rank]] if link else []
+            words = [*where, *command, *map(str, given)]
+            processes.append(subprocess.Popen(words, cwd=ROOT, env=environment))
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"{part}: ranks ended with {codes}")
+        paths = [Path(out) / f"{rank}.json" for rank in range(ranks)]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _show(figures: dict[str, Any]) -> None:
+    print("1 equality: largest difference of a gradient, of the largest of its tensor:")
+    for ranks, difference in figures["differences"].items():
+        print(f"    {ranks} ranks  {difference:.1e}")
+    if "no_link" in figures:
+        print(f"  no shaped link: {figures['no_link']}; the loopback instead of namespaces")
+    unshaped = figures["unshaped"]
+    _show_link("2 without a limit", unshaped)
+    if "shaped" not in figures:
+        return
+    shaped = figures["shaped"]
+    _show_link(f"  tbf {figures['rate']}", shaped)
+    best = min(BUCKETS, key=lambda arm: shaped[arm])
+    ddp = min(DDP, key=lambda arm: shaped[arm])
+    print(f"  best on the shaped link: {best}")
+    print(
+        f"    exposed by flat's        {exposed(shaped, best) / exposed(shaped, 'flat'):.2f} (0.5)"
+    )
+    print(f"    step by flat's           {shaped[best] / shaped['flat']:.2f} (0.85)")
+    print(f"    step by the best ddp's   {shaped[best] / shaped[ddp]:.2f} (1.00), {ddp}")
+    least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
+    print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
+    whole, sliced = SLICED
+    print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
+    print(f"    step by that of {whole} {shaped[sliced] / shaped[whole]:.2f} (1.00)")
+    print("4 chunked tensor parallelism: not built")
+    print("5 a training of init(overlap='auto') on the shaped link:")
+    for line in figures["chosen"]:
+        print(f"    {line}")
+
+
+def _show_link(name: str, times: dict[str, float]) -> None:
+    print(f"{name}: exchange alone / passes alone {times['exchange'] / times['alone']:.2f}")
+    for arm in ("flat", *BUCKETS, *DDP):
+        share = exposed(times, arm)
+        print(f"    {arm:<15} step by flat's {times[arm] / times['flat']:.2f}, exposed {share:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Gradients summed at the rank that owns a parameter, and weights that this rank sends back.
+
+Each parameter belongs to one rank, which alone keeps its optimizer state and updates it (CoCoNet's
+sliced schedule, ZeRO-1). During the backward pass each bucket of gradients is passed on to the
+owners as soon as it is complete. After the update the owners send the weights; a module waits for
+its own just before its next forward pass, so that they arrive while the layers before it compute.
+Both together move as many bytes as an all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup
+from slurm_elastic.training.regroup.group_guard import StartedCollective
+
+_BUCKET_BYTES = 1 << 20
+
+
+def owners(parameters: Iterable[torch.nn.Parameter], ranks: int) -> list[int]:
+    """Return the rank that owns each parameter: whole ones, so many bytes to each as possible.
+
+    >>> owners([torch.nn.Parameter(torch.zeros(n)) for n in (1, 4, 2, 3)], 2)
+    [0, 0, 1, 1]
+    """
+    sizes = [p.numel() * p.element_size() for p in parameters]
+    owned_bytes, owner = [0] * ranks, [0] * len(sizes)
+    for position in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        rank = min(range(ranks), key=lambda r: owned_bytes[r])
+        owner[position] = rank
+        owned_bytes[rank] += sizes[position]
+    return owner
+
+
+@dataclass(eq=False)
+class SlicedBucket:
+    """Parameters whose gradients, and later weights, travel at once; of one type.
+
+    Attributes:
+        members: positions of the parameters, by owner.
+        views: parts of `flat`, one for each.
+        flat: gradients of this rank; after the update, weights.
+        parts: of `flat`, one for each owner.
+        received: gradients of all ranks for what this rank owns, one row each.
+        missing: gradients that are not complete in this pass.
+        arriving: weights that are on their way.
+    """
+
+    members: list[int]
+    views: list[torch.Tensor]
+    flat: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+    received: torch.Tensor
+    missing: int = 0
+    arriving: list[StartedCollective] = field(default_factory=list)
+
+
+class SlicedExchange:
+    """Exchange of gradients and weights between replicas with sliced optimizer state.
+
+    Args:
+        model: whole.
+        rank_group: at least two ranks, connected.
+        bucket_bytes: a bucket is closed when it has so many bytes.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, rank_group: RankGroup, *, bucket_bytes: int = _BUCKET_BYTES
+    ) -> None:
+        self._rank_group = rank_group
+        every = list(model.parameters())
+        owner_of = owners(every, rank_group.size)
+        # Reversed: the last layers are the first of a backward pass.
+        trained = [i for i in reversed(range(len(every))) if every[i].requires_grad]
+        self._parameters = [every[i] for i in trained]
+        self._owners = [owner_of[i] for i in trained]
+        self._buckets = self._allocate(bucket_bytes)
+        self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.members}
+        self._values = torch.zeros(len(trained) + 1 + CONTROL, device=rank_group.device)
+        self._armed = self._late = False
+        self._complete: list[bool] = []
+        self._started: list[StartedCollective] = []
+        self._hooks: list[Any] = [
+            p.register_post_accumulate_grad_hook(partial(self._completed, i))
+            for i, p in enumerate(self._parameters)
+        ]
+        self._needed_by: dict[torch.nn.Module, tuple[SlicedBucket, ...]] = {}
+        #: Modules called since the last update, and between the two updates before.
+        self._called: set[torch.nn.Module] = set()
+        self._called_before: set[torch.nn.Module] = set()
+        self._wait_before_use(model)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the gradients of a step."""
+        return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def close(self) -> None:
+        """Wait for weights, and remove the hooks."""
+        self.receive_weights()
+        for hook in self._hooks:
+            hook.remove()
+
+    def clear(self) -> None:
+        """Delete the gradients of the last step."""
+        for p in self._parameters:
+            p.grad = None
+
+    def begin_last_pass(self) -> None:
+        """Begin the backward pass after which this rank's gradients are complete."""
+        self.receive_weights()
+        self._armed, self._late = True, False
+        self._complete = [False] * len(self._parameters)
+        self._started = []
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.members)
+
+    def reduce(self, control: torch.Tensor, count: int) -> list[float]:
+        """Replace gradients by the mean over the whole batch, at their owners; delete the others.
+
+        Args:
+            control: `CONTROL` float32 values of this rank.
+            count: samples of the batch over all ranks.
+
+        Returns:
+            The control values, summed over the ranks.
+        """
+        if not self._armed:  # a rank without samples
+            self.begin_last_pass()
+        self._armed = False
+        flags = [0.0 if p.grad is None else 1.0 for p in self._parameters]
+        self._values[:-CONTROL] = torch.tensor([*flags, float(self._late)])
+        self._values[-CONTROL:] = control
+        self._pass_on()
+        self._rank_group.add_up([self._values], "adding up the values of a step")
+        *used, late = self._values[:-CONTROL].tolist()
+        if late:  # a gradient was completed twice in one pass, and has left too early
+            self._started = []
+            self._pass_on()
+        for bucket in self._buckets:
+            own = bucket.received.sum(0).div_(count) if bucket.received.numel() else None
+            start = 0
+            for i in bucket.members:
+                p = self._parameters[i]
+                p.grad = None
+                if self._owners[i] == self._rank_group.rank and own is not None:
+                    piece = own[start : start + p.numel()]
+                    start += p.numel()
+                    # A parameter that no rank used keeps no gradient: AdamW would move it.
+                    p.grad = piece.view(p.shape) if used[i] else None
+        return list(self._values[-CONTROL:].tolist())
+
+    def add_up(self, value: torch.Tensor) -> float:
+        """Return the sum of a value over all ranks."""
+        self._rank_group.add_up([value], "adding up the norms of gradients")
+        return float(value)
+
+    def send_weights(self) -> None:
+        """Begin to send updated weights to all ranks; those of the first layers leave first."""
+        rank, guard = self._rank_group.rank, self._rank_group.guard
+        self._called_before, self._called = self._called, set()
+        for bucket in reversed(self._buckets):
+            for i, view in zip(bucket.members, bucket.views, strict=True):
+                if self._owners[i] == rank:
+                    view.copy_(self._parameters[i].detach())
+            for source, part in enumerate(bucket.parts):
+                if part.numel():
+                    begin = partial(torch.distributed.broadcast, part, src=source, async_op=True)
+                    bucket.arriving.append(guard.start(begin, part, "receiving weights"))
+
+    def receive_weights(self) -> None:
+        """Wait until all weights have arrived."""
+        for bucket in reversed(self._buckets):
+            self._receive(bucket)
+
+    def _allocate(self, bucket_bytes: int) -> list[SlicedBucket]:
+        closed: list[list[int]] = []
+        open_by_type: dict[torch.dtype, list[int]] = {}
+        sizes: dict[torch.dtype, int] = {}
+        for i, p in enumerate(self._parameters):
+            open_by_type.setdefault(p.dtype, []).append(i)
+            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
+            if sizes[p.dtype] >= bucket_bytes:
+                closed.append(open_by_type.pop(p.dtype))
+                sizes[p.dtype] = 0
+        return [self._bucket(members) for members in (*closed, *open_by_type.values())]
+
+    def _bucket(self, unsorted: Sequence[int]) -> SlicedBucket:
+        members = sorted(unsorted, key=lambda i: self._owners[i])
+        counts = [self._parameters[i].numel() for i in members]
+        first = self._parameters[members[0]]
+        size, rank = self._rank_group.size, self._rank_group.rank
+        owned = [0] * size
+        for i, elements in zip(members, counts, strict=True):
+            owned[self._owners[i]] += elements
+        flat = torch.zeros(sum(counts), dtype=first.dtype, device=self._rank_group.device)
+        views = [
+            part.view(self._parameters[i].shape)
+            for i, part in zip(members, flat.split(counts), strict=True)
+        ]
+        received = flat.new_zeros(size, owned[rank])
+        return SlicedBucket(members, views, flat, flat.split(owned), received)
+
+    def _wait_before_use(self, model: torch.nn.Module) -> None:
+        """Let each module wait for its own weights, and a checkpoint for all."""
+        self._hooks.append(model.register_forward_pre_hook(self._receive_early))
+        position = {id(p): i for i, p in enumerate(self._parameters)}
+        for module in model.modules():
+            direct = [
+                position[id(p)] for p in module.parameters(recurse=False) if id(p) in position
+            ]
+            if direct:
+                needed = {id(b): b for b in (self._bucket_of[i] for i in direct)}
+                self._needed_by[module] = tuple(needed.values())
+                self._hooks.append(module.register_forward_pre_hook(self._receive_for))
+        self._hooks.append(
+            model.register_state_dict_pre_hook(lambda *_, **__: self.receive_weights())
+        )
+
+    def _receive_early(self, *_: Any) -> None:
+        """Wait for the weights of modules that were not called in the step before.
+
+        Another module may use them directly.
+        """
+        for module, buckets in self._needed_by.items():
+            if module not in self._called_before:
+                for bucket in buckets:
+                    self._receive(bucket)
+
+    def _receive_for(self, module: torch.nn.Module, _: Any) -> None:
+        """Wait for the weights of a module that is about to be used."""
+        self._called.add(module)
+        for bucket in self._needed_by[module]:
+            self._receive(bucket)
+
+    def _receive(self, bucket: SlicedBucket) -> None:
+        if not bucket.arriving:
+            return
+        for started in bucket.arriving:
+            self._rank_group.guard.wait(started)
+        bucket.arriving = []
+        with torch.no_grad():
+            for i, view in zip(bucket.members, bucket.views, strict=True):
+                if self._owners[i] != self._rank_group.rank:
+                    self._parameters[i].copy_(view)
+
+    def _completed(self, index: int, _: torch.Tensor) -> None:
+        """Note that a gradient is complete, and pass on the buckets that are."""
+        if not self._armed:
+            return
+        bucket = self._bucket_of[index]
+        if self._complete[index]:
+            self._late |= any(bucket is b for b in self._buckets[: len(self._started)])
+            return
+        self._complete[index] = True
+        bucket.missing -= 1
+        while len(self._started) < len(self._buckets):
+            first_waiting = self._buckets[len(self._started)]
+            if first_waiting.missing:
+                return
+            self._start(first_waiting)
+
+    def _start(self, bucket: SlicedBucket) -> None:
+        """Copy the gradients of a bucket, and begin to pass them on to their owners."""
+        for i, view in zip(bucket.members, bucket.views, strict=True):
+            gradient = self._parameters[i].grad
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient)
+        received = bucket.received
+        begin = partial(
+            torch.distributed.all_to_all_single,
+            received.view(-1),
+            bucket.flat,
+            [received.shape[1]] * self._rank_group.size,
+            [part.numel() for part in bucket.parts],
+            async_op=True,
+        )
+        self._started.append(
+            self._rank_group.guard.start(begin, bucket.flat, "adding up gradients")
+        )
+
+    def _pass_on(self) -> None:
+        """Begin with the buckets that have not left, and wait for all."""
+        for bucket in self._buckets[len(self._started) :]:
+            self._start(bucket)
+        for started in self._started:
+            self._rank_group.guard.wait(started)

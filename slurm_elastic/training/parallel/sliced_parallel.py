@@ -1,0 +1,150 @@
+"""Replicas of the whole model whose optimizer state is divided among the ranks.
+
+See `slurm_elastic.training.exchange.sliced_exchange`. Each rank keeps the optimizer state of the
+parameters that it owns, and writes it to checkpoints under their global names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, owners
+from slurm_elastic.training.loader import Batch
+from slurm_elastic.training.measure.gradient_noise import squared_norm
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
+from slurm_elastic.training.measure.step_profiler import StepProfiler
+from slurm_elastic.training.parallel.data_parallel import run_passes
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings
+from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.sampler import BatchSplit, EvenSplit
+from slurm_elastic.training.signals import Signals
+
+#: As of `torch.nn.utils.clip_grad_norm_`.
+_CLIP_EPSILON = 1e-6
+
+
+class SlicedParallel:
+    """Replicas with sliced optimizer state; see `ParallelStrategy`.
+
+    Args:
+        model: whole.
+        optimizer: of its parameters; afterwards of those that this rank owns.
+        loss_fn: of (output, targets).
+        micro_batch: most samples through the model at once.
+        rank_group: all ranks, at least two.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps.
+    """
+
+    updates_itself = False
+    #: Layers also wait for their weights, so their own times are not measured.
+    measured: MeasuredLayers | None = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFunction,
+        *,
+        micro_batch: int | None,
+        rank_group: RankGroup,
+        signals: Signals,
+        step_profiler: StepProfiler,
+    ) -> None:
+        self.model = model
+        self.layout = f"{rank_group.size}x1"
+        self.split: BatchSplit = EvenSplit(
+            rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
+        )
+        self.writers = tuple(range(rank_group.size))
+        self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
+        self._step_profiler = step_profiler
+        self._exchange: SlicedExchange | None = None
+        parameters = list(model.parameters())
+        owner_of = owners(parameters, rank_group.size)
+        owned = {
+            id(p) for p, owner in zip(parameters, owner_of, strict=True) if owner == rank_group.rank
+        }
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) in owned]
+        optimizer.register_step_post_hook(self._updated)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `ParallelStrategy`."""
+        return self._exchange.bytes if self._exchange else 0
+
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """See `ParallelStrategy`."""
+        del batch
+        return {}
+
+    def join(self, *, fresh: bool) -> None:
+        """See `ParallelStrategy`."""
+        if fresh:
+            self._rank_group.broadcast(self.model.state_dict().values())
+        self._exchange = SlicedExchange(self.model, self._rank_group)
+
+    def step(
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
+    ) -> tuple[float, StrategySettings]:
+        """See `ParallelStrategy`."""
+        del update
+        exchange, profiler = self._joined(), self._step_profiler
+        exchange.clear()
+        profiler.begin()
+        count = batch.share.count
+        with self._signals.tolerate_ending_peers():
+            total = run_passes(
+                self.model,
+                self._loss_fn,
+                batch,
+                device=self._rank_group.device,
+                step_profiler=profiler,
+                before_last=exchange.begin_last_pass,
+            )
+            small, inverse = profiler.reducing()
+            shared_values = total.new_tensor([inverse, *requested]).unbind()
+            sums = exchange.reduce(torch.stack([total, small, *shared_values]), count)
+            sqr = self._squared_norm() if profiler.sampled else None
+        profiler.reduced(sums[1:3], count, sqr=sqr)
+        return sums[0] / count, StrategySettings(*sums[3:])
+
+    def clip(self, most: float) -> None:
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
+            norm = self._squared_norm() ** 0.5
+        factor = min(1.0, most / (norm + _CLIP_EPSILON))
+        for gradient in self._gradients():
+            gradient.mul_(factor)
+
+    def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
+            self._joined().close()
+            self._rank_group.broadcast(changed)
+        self._exchange = SlicedExchange(self.model, self._rank_group)
+
+    def close(self) -> None:
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
+            self._joined().close()
+
+    def _updated(self, *_: Any) -> None:
+        self._joined().send_weights()
+
+    def _squared_norm(self) -> float:
+        """Return the squared norm of the whole gradient, the same on all ranks."""
+        own = squared_norm(self._gradients()).to(self._rank_group.device)
+        return self._joined().add_up(own)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def _joined(self) -> SlicedExchange:
+        if self._exchange is None:
+            raise RuntimeError("SlicedParallel: step before join is invalid; call join first")
+        return self._exchange

@@ -1,0 +1,45 @@
+"""Replicas with sliced optimizer state train as one rank does."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.training.exchange.sliced_exchange import owners
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("tied", "adamw"), ("plain", "sgd")])
+def test_sliced_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
+    tmp_path: Path, model: str, optimizer: str
+) -> None:
+    options = {"optimizer": optimizer, "model": model, "clip_norm": 0.5}
+    alone = TrainingRuns(tmp_path / "alone")
+    alone.run(1, **options)
+    sliced = TrainingRuns(tmp_path / "sliced")
+    options |= {"micro_batch": 3}
+    for size, until, overlap in ((2, 5, "sliced"), (3, 10, "sliced"), (2, STEPS, "none")):
+        stop = {"signal_at": until, "signal": signal.SIGTERM} if until < STEPS else {}
+        sliced.start(size, overlap=overlap, **options, **stop)
+        assert set(sliced.join()) == ({143} if stop else {0}), sliced.log()
+    assert sliced.sizes() == [2, 3, 2]
+    assert sliced.losses() == pytest.approx(alone.losses(), abs=1e-6)
+    assert sliced.samples() == [Counter(range(SAMPLES))] * EPOCHS
+
+
+@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), ranks=st.integers(1, 6))
+def test_no_rank_owns_more_than_its_share_and_the_largest_parameter(
+    sizes: list[int], ranks: int
+) -> None:
+    parameters = [torch.nn.Parameter(torch.empty(size)) for size in sizes]
+    owned = Counter[int]()
+    for size, rank in zip(sizes, owners(parameters, ranks), strict=True):
+        owned[rank] += size
+    assert sum(owned.values()) == sum(sizes)
+    assert max(owned.values()) <= sum(sizes) / ranks + max(sizes)
