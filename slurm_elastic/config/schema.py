@@ -334,6 +334,15 @@ class GoodputSettings:
     growth: float = key(
         64.0, "A job grows to at most this multiple of the most GPUs measured.", bounds=(1, 1e6)
     )
+    profiles: int = key(
+        0,
+        "GPU types that a job measures at most by a short run on one idle GPU, where nothing is"
+        " known of it there; 0: none.",
+        bounds=(0, 100),
+    )
+    profile_s: float = key(
+        300.0, "Longest such run, in seconds; it ends with the first report.", bounds=(1, 1e5)
+    )
     whole_nodes: int = key(
         16,
         "Whole-node configurations of every count up to this many nodes; above, in growing steps.",

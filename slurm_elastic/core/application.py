@@ -67,6 +67,7 @@ class TypeProfile:
         rate: steps/s in the requested shape (gpus, batch), for policies of rigid jobs, comparable
             between the types of one job; None: not known.
         unit: GPUs per replica (pipeline stages).
+        estimated: `single` was not measured on this type, but follows from other types.
     """
 
     gpu_type: str
@@ -75,6 +76,7 @@ class TypeProfile:
     single: float | None = None
     rate: float | None = None
     unit: int = 1
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

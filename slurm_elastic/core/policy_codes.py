@@ -131,6 +131,10 @@ GOODPUT = (
         seconds("waited_s", "the wait"), BECAUSE,
     ),
     define(
+        "measures-type", "A short run on one idle GPU measures the speed of the job on its type.",
+        GPU_TYPE, seconds("limit_s", "longest time that this takes"),
+    ),
+    define(
         "work-left", "The work that is left of the job decides how much its gain counts.",
         seconds("left_s", "time left on the chosen GPUs"),
         number("weight", "factor of its gain"),

@@ -156,6 +156,10 @@ SENTENCES: Mapping[str, Sentence] = {
     "largest-with-place": "the largest size of its type that finds a place",
     "solver-limit": "{reason} (the solver's time limit was hit: the best answer by then)",
     "waited-longest": "waited for {waited_s:.0f} s, so its smallest size comes first: {reason}",
+    "measures-type": (
+        "measures its speed on one idle {gpu_type}, of which nothing is known, for at most"
+        " {limit_s:.0f} s"
+    ),
     "work-left": (
         "about {left_s:.0f} s are left on these GPUs, so its gain counts {weight:.2f} times"
     ),

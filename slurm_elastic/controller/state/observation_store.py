@@ -301,6 +301,7 @@ class ObservationStore:
             self.config.speedup.types,
             earlier=shared.rates if shared else {},
         )
+        measured_types = {o.gpu_type for o in points} | (shared.rates.keys() if shared else set())
         rates = _rates(points, directive, batch, single) if rigid else {}
         noise = observations.noise
         if noise is None and shared and shares:
@@ -341,6 +342,7 @@ class ObservationStore:
                     single=single[t],
                     rate=rates.get(t),
                     unit=directive.unit_for(t),
+                    estimated=t not in measured_types,
                 )
                 for t in types
             ),

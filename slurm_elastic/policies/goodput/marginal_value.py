@@ -13,7 +13,8 @@ solver. Every round:
 4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type, and
    the limits of accounts, users and the site (round_limits.py);
 5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
-   solved again for the others.
+   solved again for the others;
+6. small jobs may measure types of which nothing is known, on idle GPUs (type_profiles.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from slurm_elastic.config.schema import Config, SiaSettings
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
-from slurm_elastic.policies.goodput import remaining_work, round_limits, value_terms, wait_bound
+from slurm_elastic.policies.goodput import (
+    remaining_work,
+    round_limits,
+    type_profiles,
+    value_terms,
+    wait_bound,
+)
 from slurm_elastic.policies.goodput.type_prices import type_prices
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.milp.assignment_milp import (
@@ -92,34 +99,44 @@ class MarginalValue(Sia):
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Rank alternatives for every job of the question; see the module."""
+        settings = self._settings
         arrays = table(question, self._config.sia, self._goodputs)
         remaining, work = remaining_work.account(question, arrays, state.get("work", {}))
-        if not self._settings.lengths:
+        if not settings.lengths:
             remaining[:] = np.nan
         weighed = self._terms(question, arrays, remaining)
         jobs = arrays.candidates
         waits = wait_bound.waiting_since(question, jobs, state.get("waits", {}))
-        overdue = wait_bound.overdue(question, jobs, waits, self._settings.wait_s)
-        solution, first = self._divide(question, weighed, overdue)
-        runs = np.flatnonzero(solution.choice >= 0)
+        overdue = wait_bound.overdue(question, jobs, waits, settings.wait_s)
+        profiles = type_profiles.account(question, arrays, settings, state.get("profiles", {}))
+        # Jobs that waited too long come before measurements.
+        measuring = {} if overdue else profiles.staying
+        solution, first = self._divide(question, weighed, overdue, measuring)
+        choice = profiles.begin(solution.choice, remaining)
+        runs = np.flatnonzero(choice >= 0)
         left = np.full(len(jobs), np.nan)
-        left[runs] = remaining[runs] / arrays.goodput[runs, solution.choice[runs]]
+        left[runs] = remaining[runs] / arrays.goodput[runs, choice[runs]]
         left_s, weights = left.tolist(), weighed.weight.tolist()
 
         def explained(row: int, reason: Reason) -> Reason:
-            """Add what the length did, or that the job was overdue."""
+            """Add what the length did, that the job was overdue, or that it measures a type."""
             if first[row]:
                 waited_s = question.snapshot.time - waits[jobs[row].job.key]
                 return Reason("waited-longest", waited_s=waited_s, reason=reason)
+            if (gpu_type := profiles.measured_type(row, int(choice[row]))) is not None:
+                return Reason("measures-type", gpu_type=gpu_type, limit_s=settings.profile_s)
             if math.isnan(left_s[row]):
                 return reason
             further = Reason("work-left", left_s=left_s[row], weight=weights[row])
             return Reason("several", reasons=[reason, further])
 
         proposals = ranked_proposals(
-            weighed, solution.choice, limit_hit=solution.limit_hit, explained=explained
+            weighed, choice, limit_hit=solution.limit_hit, explained=explained
         )
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
+        next_state.pop("profiles", None)
+        if profiles.entries:
+            next_state["profiles"] = profiles.entries
         return proposals, noted_state(next_state, question, solution)
 
     def weigh(self, question: Question) -> ValueInputs:
@@ -173,9 +190,20 @@ class MarginalValue(Sia):
         return value_terms.hysteresis(factors, arrays, self._settings.hysteresis)
 
     def _divide(
-        self, question: Question, weighed: ValueInputs, overdue: list[int]
+        self,
+        question: Question,
+        weighed: ValueInputs,
+        overdue: list[int],
+        measuring: Mapping[int, int],
     ) -> tuple[ProgramSolution, Bools]:
-        """Solve the program; return also [J] which jobs run only because they are overdue."""
+        """Solve the program; return also [J] which jobs run only because they are overdue.
+
+        Args:
+            question: of this round.
+            weighed: inputs of the program.
+            overdue: rows of overdue jobs.
+            measuring: column of each row that stays to measure a type.
+        """
         arrays, settings = weighed.table, self._settings
         columns, jobs = arrays.configurations, arrays.candidates
         capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
@@ -186,6 +214,8 @@ class MarginalValue(Sia):
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
         limits = round_limits.limit_rows(question, arrays)
         fixed: Ints = np.full(len(jobs), -1, dtype=np.int64)
+        for row, column in measuring.items():
+            fixed[row] = column
         for attempt in range(_ROUNDS + 1):
             program = AssignmentProgram(
                 cost=weighed.cost,
