@@ -118,6 +118,24 @@ def test_a_job_grows_and_shrinks_for_another_one(daemon: Daemon, cluster: SlurmC
     daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=shrink")
 
 
+def test_a_job_grows_into_gpus_that_another_one_leaves(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    """Its companion waits at the head of the queue, in a reservation, before the other leaves."""
+    giver = submit(cluster, sizes="1-3,sizes=1:3")
+    daemon.wait_for(rf"JobId={giver} Transition=\d+ State=DONE Action=grow", timeout=90)
+    taker = submit(cluster, sizes="1-3,sizes=1:3")
+    until(lambda: str(taker) in daemon.selastic("status", "--noheader", "--format=JOBID,GPUS"))
+    begun = len(daemon.log())
+    daemon.selastic("update", str(giver), "--elastic=1-1")
+    daemon.wait_for(rf"JobId={taker} Transition=\d+ State=DONE Action=grow", after=begun)
+    log = daemon.log()[begun:]
+    assert log.index("State=START Action=grow") < log.index("State=LEAVE Action=shrink")
+    assert run_count(cluster, giver) == run_count(cluster, taker) == 0
+    assert len(companions(cluster, taker)) == 1
+    assert not companions(cluster, giver)
+
+
 def test_a_limit_on_jobs_leads_to_a_requeue(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = submit(cluster, "place", "--qos=onejob")
     daemon.wait_for(
