@@ -4,9 +4,10 @@ Nine tenths of a resize are Python's and torch's start. Two parts of it can be
 left out (host, torch 2.13: 2.5 s → 1.3 s of CPU):
 
 - the first optimizer imports `torch._dynamo`, the compiler, only to mark some
-  functions as not to be compiled. A replacement takes the marks; any other use
-  of it, `torch.compile` for example, imports the real module, which then makes
-  the marks.
+  functions as not to be compiled, and DistributedDataParallel only to read one
+  of its settings. A replacement takes the marks and has the default of the
+  setting; any other use of it, `torch.compile` for example, imports the real
+  module, which then makes the marks.
 - garbage collection runs over the thousand modules of `import torch`, none of
   which can be collected.
 
@@ -30,6 +31,25 @@ OLDEST_TORCH = (2, 6)
 _COMPILER = "torch._dynamo"
 #: Where torch's own decorator remembers the marked function.
 _MARK = "__dynamo_disable"
+#: What DistributedDataParallel asks the compiler for (torch 2.6, 2.13), by the part of it.
+_DDP_MODE = {"config": "_get_optimize_ddp_mode", "utils": "get_optimize_ddp_mode"}
+#: The answer while nobody has changed the setting, which would import the compiler.
+_DEFAULT_DDP_MODE = "ddp_optimizer"
+
+
+class _LazyPart:
+    """Part of the compiler that tells DistributedDataParallel its mode without the compiler."""
+
+    def __init__(self, compiler: _LazyCompiler, name: str) -> None:
+        vars(self).update(_compiler=compiler, _name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _DDP_MODE[self._name] and sys.modules.get(_COMPILER) is self._compiler:
+            return lambda: _DEFAULT_DDP_MODE
+        return getattr(getattr(self._compiler.real(), self._name), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(getattr(self._compiler.real(), self._name), name, value)
 
 
 class _LazyCompiler(ModuleType):
@@ -41,6 +61,7 @@ class _LazyCompiler(ModuleType):
         self.__file__ = None
         # init_process_group empties a cache of the compiler if it finds the module.
         self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
+        self.config, self.utils = _LazyPart(self, "config"), _LazyPart(self, "utils")
         self.__marked: list[Any] = []
 
     def graph_break(self, msg: str = "") -> None:
@@ -54,9 +75,10 @@ class _LazyCompiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
-        return getattr(self.__real(), name)
+        return getattr(self.real(), name)
 
-    def __real(self) -> ModuleType:
+    def real(self) -> ModuleType:
+        """Import the compiler, which takes the place of this replacement."""
         if sys.modules.get(_COMPILER) is self:
             del sys.modules[_COMPILER]
             parent = sys.modules["torch"]

@@ -15,6 +15,8 @@ model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, use_libuv=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+replica(torch.ones(1, 3)).sum().backward()
 for _ in range(2):
     optimizer.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
@@ -22,6 +24,10 @@ for _ in range(2):
 unwanted = [m for m in ("torch._dynamo.eval_frame", "torch.distributed.checkpoint")
             if m in sys.modules]
 print("loaded too early:", unwanted)
+part = torch._dynamo.config
+part.optimize_ddp = False
+print("setting:", part.optimize_ddp, torch._dynamo.config.optimize_ddp)
+print("mode:", torch._dynamo.utils.get_optimize_ddp_mode())
 compiled = torch.compile(model, backend="eager")
 print("compiled:", torch.equal(compiled(torch.ones(1, 3)), model(torch.ones(1, 3))))
 print("real:", hasattr(torch._dynamo, "optimize") and "torch._dynamo.eval_frame" in sys.modules)
@@ -36,9 +42,13 @@ def test_the_compiler_is_imported_only_for_torch_compile() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False
     )
-    assert done.stdout.splitlines() == ["loaded too early: []", "compiled: True", "real: True"], (
-        done.stderr
-    )
+    assert done.stdout.splitlines() == [
+        "loaded too early: []",
+        "setting: False False",
+        "mode: no_optimization",
+        "compiled: True",
+        "real: True",
+    ], done.stderr
 
 
 def test_process_age_counts_from_the_start_of_the_process() -> None:
