@@ -30,8 +30,17 @@ from slurm_elastic.training import init
 from tests.support.kill_points import KillPoint, write_pid
 
 PROCESSES = multiprocessing.get_context("forkserver")
+#: Imported once by the server, not by each rank; the library first, as in a job.
 PROCESSES.set_forkserver_preload(
-    ["slurm_elastic.training", "torch.distributed.checkpoint", __name__]
+    [
+        "slurm_elastic.training",
+        "slurm_elastic.models.pipedream.partitioner",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.optim.swa_utils",
+        __name__,
+        *(f"tests.support.{name}" for name in ("forked_scripts", "loop_runs", "pipeline_ranks")),
+    ]
 )
 
 SAMPLES, BATCH, EPOCHS = 70, 12, 3

@@ -45,7 +45,10 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
-        run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
+        # Other plugins would double the time that pytest takes to start.
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        plugins = ("no:cacheprovider", "xdist.plugin", "tests.support.outcomes")
+        run = Run([word for name in plugins for word in ("-p", name)], tmp_path)
         passed = run.cluster()
         printed = capfd.readouterr().out
         run.summary()

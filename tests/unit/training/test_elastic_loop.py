@@ -8,7 +8,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
+from tests.support.forked_scripts import run_forked
 from tests.support.loop_runs import LoopRuns
 from tests.support.training_runs import BATCH, EPOCHS, SAMPLES, STEPS, FakeLauncher
 
@@ -31,11 +32,19 @@ def loop_runs(tmp_path: Path) -> Iterator[LoopRuns]:
     started.kill()
 
 
-def undisturbed(tmp_path: Path, **options: Any) -> LoopRuns:
-    """Return a complete run of one rank."""
-    plain = LoopRuns(tmp_path / "plain")
-    plain.run(1, **options)
-    return plain
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoopRuns]:
+    """Return complete runs of one rank, one for the same options."""
+    runs: dict[str, LoopRuns] = {}
+
+    def run(**options: Any) -> LoopRuns:
+        name = str({"script": "dataset"} | options)
+        if name not in runs:
+            runs[name] = LoopRuns(tmp_path_factory.mktemp("plain"))
+            runs[name].run(1, **options)
+        return runs[name]
+
+    return run
 
 
 def interrupted(runs: LoopRuns, *sizes: int, **options: Any) -> None:
@@ -60,10 +69,10 @@ def interrupted(runs: LoopRuns, *sizes: int, **options: Any) -> None:
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
 )
 def test_a_run_that_changes_its_size_equals_an_undisturbed_one(
-    loop_runs: LoopRuns, tmp_path: Path, options: dict[str, Any]
+    loop_runs: LoopRuns, undisturbed: Callable[..., LoopRuns], options: dict[str, Any]
 ) -> None:
     """Two optimizers, dropout, random augmentation, dictionaries as samples."""
-    plain = undisturbed(tmp_path, **options)
+    plain = undisturbed(**options)
     interrupted(loop_runs, 1, 3, 2, **options)
     assert loop_runs.sizes() == [1, 3, 2]
     assert sorted(loop_runs.losses()) == list(range(1, STEPS + 1))
@@ -85,9 +94,9 @@ def test_a_schedule_per_epoch_is_stepped_once_per_epoch(loop_runs: LoopRuns) -> 
 
 
 def test_a_killed_run_repeats_only_the_steps_since_its_checkpoint(
-    loop_runs: LoopRuns, tmp_path: Path
+    loop_runs: LoopRuns, undisturbed: Callable[..., LoopRuns]
 ) -> None:
-    plain = undisturbed(tmp_path)
+    plain = undisturbed()
     loop_runs.start(2, step_s=0.05, every_s=0)
     loop_runs.wait_for_step(8)
     loop_runs.kill()
@@ -98,9 +107,9 @@ def test_a_killed_run_repeats_only_the_steps_since_its_checkpoint(
 
 
 def test_a_notice_is_answered_and_a_withdrawn_one_changes_nothing(
-    loop_runs: LoopRuns, launcher: FakeLauncher, tmp_path: Path
+    loop_runs: LoopRuns, launcher: FakeLauncher, undisturbed: Callable[..., LoopRuns]
 ) -> None:
-    plain = undisturbed(tmp_path)
+    plain = undisturbed()
     loop_runs.start(2, launcher=launcher, step_s=0.05)
     loop_runs.wait_for_step(3)
     launcher.order("notice", notice=1)
@@ -152,10 +161,12 @@ def test_the_last_smaller_batch_can_be_left_out(loop_runs: LoopRuns) -> None:
     assert all(set(c.values()) == {1} for c in loop_runs.samples())
 
 
-def test_parts_of_parameters_are_saved_by_each_rank(loop_runs: LoopRuns, tmp_path: Path) -> None:
+def test_parts_of_parameters_are_saved_by_each_rank(
+    loop_runs: LoopRuns, undisturbed: Callable[..., LoopRuns]
+) -> None:
     if torch.__version__.startswith("2.6"):
         pytest.skip("fully_shard does not run on CPU with torch 2.6")
-    plain = undisturbed(tmp_path)
+    plain = undisturbed()
     loop_runs.start(2, fully_shard=True, step_s=0.02, signal_at=6, signal=signal.SIGTERM)
     assert loop_runs.join() == [STOPPED] * 2, loop_runs.log()
     newest = loop_runs.out / "ckpt" / f"step_{max(loop_runs.saved_steps()):08d}"
@@ -287,7 +298,8 @@ def test_a_loop_that_is_left_without_an_end_is_logged() -> None:
             if step == 1:
                 {}
         """
-    assert "without loop.finish()" in script(lines.format("break")).stderr
+    for forked in (False, True):
+        assert "without loop.finish()" in script(lines.format("break"), forked=forked).stderr
     assert "without loop.finish()" not in script(lines.format("1 / 0"), check=False).stderr
     assert "without" not in script(lines.format("break") + "\n        loop.finish()").stderr
 
@@ -351,28 +363,32 @@ def test_an_exception_ends_a_script_with_data_loader_workers() -> None:
             raise ValueError("a mistake of the script")
         """,
         check=False,
+        forked=False,
     )
     assert done.returncode == 1
     assert "a mistake of the script" in done.stderr
 
 
 def script(
-    lines: str, *, check: bool = True, directive: str = ""
+    lines: str, *, check: bool = True, directive: str = "", forked: bool = True
 ) -> "subprocess.CompletedProcess[str]":
-    """Run lines of a script in a folder of its own."""
+    """Run lines of a script in a folder of its own; not forked where Python's end matters."""
     text = "from slurm_elastic.training import ElasticLoop\nimport os, torch\n"
     text += "model = torch.nn.Linear(3, 2)\n" + textwrap.dedent(lines).replace("MADE", _MADE)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC": directive}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", text],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=folder,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC": directive}
-            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        if forked:
+            done = run_forked(text, cwd=Path(folder), env=env, timeout=60)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-c", text],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                cwd=folder,
+                env=env,
+            )
     assert not check or done.returncode == 0, done.stderr
     return done

@@ -1,7 +1,6 @@
 """An emulated step shortens with the frozen prefix as the layer profile predicts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import torch
 
 from slurm_elastic.core.application import LayerCost, Prefixes
 from slurm_elastic.models.effective_progress import part
+from tests.support.forked_scripts import run_forked
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -82,21 +82,13 @@ def test_a_step_shortens_with_the_frozen_prefix_and_grows_back(training: SimpleN
 
 
 def test_the_example_freezes_only_its_settled_layers(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, EXAMPLES / "train_library.py", "--out", tmp_path, "--settled", "4",
-            "--samples", "2048", "--epochs", "4",
-        ],
-        env=os.environ
-        | {
-            "OMP_NUM_THREADS": "1",
-            "EMULATED_DEVICES": "/absent",
-            "SLURM_ELASTIC": "1,freeze=auto,max-penalty=2%",
-        },
-        capture_output=True,
-        text=True,
+    env = {"OMP_NUM_THREADS": "1", "EMULATED_DEVICES": "/absent"}
+    done = run_forked(
+        EXAMPLES / "train_library.py", "--out", str(tmp_path), "--settled", "4",
+        "--samples", "2048", "--epochs", "4",
+        env=os.environ | env | {"SLURM_ELASTIC": "1,freeze=auto,max-penalty=2%"},
         timeout=200,
-        check=True,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert "4 of 7 layers frozen, up to 3" in done.stdout + done.stderr
     assert "5 of 7" not in done.stdout + done.stderr

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked_scripts import run_forked
+
 SCRIPT = """
 from slurm_elastic.training import init
 import sys, torch
@@ -22,21 +24,25 @@ job.finish()
 """
 
 
-def run(where: Path, *words: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words],
-        cwd=where,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(where: Path, *words: str, forked: bool = True, **environment: str) -> str:
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | environment
+    if forked:
+        done = run_forked(SCRIPT, *words, cwd=where, env=env)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *words],
+            cwd=where,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 1, done.stderr
     return done.stderr
 
 
 def test_an_error_of_the_library_is_one_line_without_a_traceback(tmp_path: Path) -> None:
-    assert run(tmp_path, "8", "2f2b") == (
+    assert run(tmp_path, "8", "2f2b", forked=False) == (
         "slurm-elastic: schedule: '2f2b' is invalid: expected one of gpipe, 1f1b, pipedream\n"
     )
     stderr = run(tmp_path, "6", "pipedream")

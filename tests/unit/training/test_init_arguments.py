@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from slurm_elastic.training import init
 from slurm_elastic.training.init_arguments import UnsupportedTrainingError, epoch_schedule_warning
+from tests.support.forked_scripts import run_forked
 
 POINTS = TensorDataset(torch.randn(12, 3), torch.randint(2, (12,)))
 OWN_LOOP = "keep your own loop, with slurm_elastic.training.ElasticLoop"
@@ -201,14 +201,7 @@ model = torch.nn.Linear(3, 2)
 init(model, torch.nn.CrossEntropyLoss(), [torch.optim.SGD(model.parameters())], [0],
      global_batch=4, epochs=1, checkpoint_dir={str(tmp_path / "ckpt")!r})
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = run_forked(script, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stdout) == (1, "")
     wrong = "slurm-elastic: init: optimizer: a list of 1 is invalid: expected one; for several"
     assert done.stderr.splitlines() == [f"{wrong} {OWN_LOOP}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, Tr
 
 LAYOUTS = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
 DIRECTIVE = "1-8,parallel=hybrid"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainingRuns]:
+    """Return the training on one rank without a change, one for each optimizer."""
+    runs: dict[str, TrainingRuns] = {}
+
+    def run(optimizer: str = "adamw") -> TrainingRuns:
+        if optimizer not in runs:
+            runs[optimizer] = TrainingRuns(tmp_path_factory.mktemp("plain"))
+            runs[optimizer].run(1, optimizer=optimizer, model="tied", padding_kb=1)
+        return runs[optimizer]
+
+    return run
 
 
 def run_attempt(
@@ -73,11 +88,14 @@ def same(runs: TrainingRuns, plain: TrainingRuns) -> None:
     ],
 )
 def test_a_sequence_of_layouts_equals_an_uninterrupted_run(
-    tmp_path: Path, launcher: FakeLauncher, optimizer: str, more: dict[str, Any]
+    tmp_path: Path,
+    launcher: FakeLauncher,
+    undisturbed: Callable[..., TrainingRuns],
+    optimizer: str,
+    more: dict[str, Any],
 ) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "padding_kb": 1}
-    plain = TrainingRuns(tmp_path / "plain")
-    plain.run(1, **options)
+    plain = undisturbed(optimizer)
     runs = TrainingRuns(tmp_path / "moved")
     options |= more
     for number, layout in enumerate(LAYOUTS[:-1], start=1):
@@ -92,11 +110,10 @@ def test_a_sequence_of_layouts_equals_an_uninterrupted_run(
 
 
 def test_a_layout_ordered_during_the_training_restarts_the_job_in_it(
-    tmp_path: Path, launcher: FakeLauncher
+    tmp_path: Path, launcher: FakeLauncher, undisturbed: Callable[..., TrainingRuns]
 ) -> None:
     options: dict[str, Any] = {"model": "tied", "padding_kb": 1}
-    plain = TrainingRuns(tmp_path / "plain")
-    plain.run(1, **options)
+    plain = undisturbed()
     runs = TrainingRuns(tmp_path / "moved")
     options |= {"launcher": launcher, "directive": DIRECTIVE}
     orders = ["2x1", "1x2", "1x2x2", "2x1"]
@@ -116,10 +133,9 @@ def test_a_layout_ordered_during_the_training_restarts_the_job_in_it(
 
 
 def test_a_withdrawn_notice_does_not_change_a_pipeline(
-    tmp_path: Path, launcher: FakeLauncher
+    tmp_path: Path, launcher: FakeLauncher, undisturbed: Callable[..., TrainingRuns]
 ) -> None:
-    plain = TrainingRuns(tmp_path / "plain")
-    plain.run(1, model="tied", padding_kb=1)
+    plain = undisturbed()
     runs = TrainingRuns(tmp_path / "run")
     launcher.set_orders(layout="1x3")
     runs.start(3, launcher=launcher, directive=DIRECTIVE, step_s=0.1, model="tied", padding_kb=1)

@@ -18,19 +18,24 @@ import check_run  # noqa: E402
 import emulate  # noqa: E402
 
 from slurm_elastic.core.directive import Directive  # noqa: E402
+from tests.support.forked_scripts import run_forked  # noqa: E402
 
 SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
 
 
-def run(script: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "EMULATED_DEVICES": "/absent"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def run(script: str, *arguments: str, forked: bool = True, **environment: str) -> str:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "EMULATED_DEVICES": "/absent"} | environment
+    if forked:
+        done = run_forked(EXAMPLES / script, *arguments, env=env)
+    else:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / script, *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,12 +44,12 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """OUT of a complete run of train_library.py."""
     out = tmp_path_factory.mktemp("library")
-    run("train_library.py", "--out", str(out), *SMALL)
+    run("train_library.py", "--out", str(out), *SMALL, forked=False)
     return out
 
 
 def test_a_complete_run_passes_the_check(finished: Path) -> None:
-    stdout = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2")
+    stdout = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2", forked=False)
     assert stdout == "every sample once per epoch, no step twice: 8 steps, ranks 1\n"
 
 
@@ -94,7 +99,7 @@ def test_the_gpt_example_trains_and_then_generates_text(tmp_path: Path) -> None:
 
 
 def test_the_unmodified_script_trains() -> None:
-    stdout = run("train_unmodified.py", "--samples", "96", "--epochs", "2")
+    stdout = run("train_unmodified.py", "--samples", "96", "--epochs", "2", forked=False)
     assert re.fullmatch(r"(epoch \d with 1 rank\(s\): loss \d\.\d{4}\n){2}", stdout)
 
 

@@ -1,10 +1,10 @@
-"""The example with freezing, started as by a user."""
+"""The example with freezing."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.forked_scripts import run_forked
 
 SCRIPT = Path(__file__).resolve().parents[4] / "docs" / "examples" / "train_cnn.py"
 
@@ -13,14 +13,8 @@ def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:
     """Return the lines of epochs.jsonl, and stderr."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     small = ("--samples", "64", "--epochs", "10", "--global-batch", "16")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--out", out, *small, *options],
-        env=environment | {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC": directive},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    environment |= {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC": directive}
+    done = run_forked(SCRIPT, "--out", str(out), *small, *options, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(text) for text in (out / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(10))

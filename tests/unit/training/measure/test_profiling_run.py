@@ -1,8 +1,6 @@
 """Profiling runs: samples and times of each block, with a simulated clock."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +11,7 @@ from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
 from slurm_elastic.training.sampler import EvenSplit, Sampler
+from tests.support.forked_scripts import run_forked
 
 COMPUTE, PREP, COLD = 1.0, 0.25, 0.5
 
@@ -134,16 +133,14 @@ print("finished")
 def test_a_profiled_script_exits_in_its_loop_without_checkpoints(tmp_path):
     script, kept = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(kept)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    assert run_forked(script, str(kept)).returncode == 0
     before = {p: p.stat().st_mtime_ns for p in kept.rglob("*")}
     assert before
     asked = ProfileRequest(
         result=tmp_path / "a.json", blocks=("synthetic", "warm"), steps=6, warm_up=1
     )
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=100, env=asked.environment()
-    )
+    done = run_forked(script, str(kept), env=asked.environment())
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "resumed from None\n"
     assert {p: p.stat().st_mtime_ns for p in kept.rglob("*")} == before
     found = json.loads(asked.result.read_text())
