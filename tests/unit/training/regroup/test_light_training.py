@@ -87,6 +87,11 @@ def begin(runs: TrainingRuns, launcher: FakeLauncher, size: int) -> int:
     return int(launcher.wait_for_group(can=True)["port"])
 
 
+def wait_for_measured_steps(runs: TrainingRuns) -> None:
+    """Wait until the library has measured steps: two warm it up, and it reports three or more."""
+    runs.wait_for_step(max(runs.losses(), default=0) + 8)
+
+
 def grows_saves_and_shrinks(runs: TrainingRuns, launcher: FakeLauncher) -> None:
     port = begin(runs, launcher, 2)
     runs.start_companion(4711, 2, port=port, **OPTIONS)
@@ -146,6 +151,7 @@ def is_ended_by_slurm(runs: TrainingRuns, launcher: FakeLauncher) -> None:
     runs.start_companion(4711, 1, port=port, **OPTIONS)
     launcher.set_companions({"4711": 1})
     launcher.wait_for_group(generation=1)
+    wait_for_measured_steps(runs)
     for rank in runs.ranks[:2]:
         rank.terminate()
 
@@ -155,6 +161,7 @@ def loses_a_rank_of_the_base(runs: TrainingRuns, launcher: FakeLauncher) -> None
     runs.start_companion(4711, 1, port=port, **OPTIONS)
     launcher.set_companions({"4711": 1})
     launcher.wait_for_group(generation=1)
+    wait_for_measured_steps(runs)
     runs.ranks[1].kill()
 
 
