@@ -25,6 +25,7 @@ from slurm_elastic.policies.milp.milp_solver import Clock, Columns, SearchResult
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 #: A sum above its limit by no more than this is the error of a sum.
 _TOLERANCE = 1e-6
@@ -67,22 +68,41 @@ class LimitRow:
 
 @dataclass(frozen=True, eq=False)
 class _ColumnLimit:
-    """A limit over variables: which ones count, how much each, and what they may take."""
+    """A limit over variables.
 
+    Attributes:
+        rows: of the jobs that it counts.
+        at: variables that take something of it, ascending.
+        row: index into `rows` of each.
+        use: what each takes.
+        left: what they may take together.
+    """
+
+    rows: Ints
     at: Ints
+    row: Ints
     use: Floats
     left: float
 
-    def used(self, picked: Ints) -> float:
-        return float(self.use[np.isin(self.at, picked)].sum())
+    def used(self, picked: Bools) -> float:
+        """Return what a choice takes: [K] whether each variable is picked."""
+        return float(self.use[picked[self.at]].sum())
 
-    def exceeded(self, picked: Ints) -> bool:
+    def exceeded(self, picked: Bools) -> bool:
         return self.used(picked) > self.left + _TOLERANCE
+
+    @property
+    def can_bind(self) -> bool:
+        """Whether its rows could take more than is left."""
+        most = np.zeros(len(self.rows))
+        np.maximum.at(most, self.row, self.use)
+        return float(most.sum()) > self.left + _TOLERANCE
 
     def only(self, core: Ints) -> _ColumnLimit:
         """Return the limit over these variables alone, numbered anew; `core` ascending."""
         inside = np.isin(self.at, core)
-        return _ColumnLimit(np.searchsorted(core, self.at[inside]), self.use[inside], self.left)
+        at = np.searchsorted(core, self.at[inside])
+        return _ColumnLimit(self.rows, at, self.row[inside], self.use[inside], self.left)
 
 
 def within_limits(
@@ -104,9 +124,12 @@ def within_limits(
         allowed: distance from the optimum that need not be closed.
         clock: rest of the time; when it is over, the answer is the first one made smaller.
     """
+    if not len(c.row):
+        return result
     of_columns = [_column_limit(c, limit, fixed) for limit in limits]
-    binding = [limit for limit in of_columns if limit.exceeded(_largest(c, limit))]
-    if not any(limit.exceeded(result.picked) for limit in binding):
+    binding = [limit for limit in of_columns if limit.can_bind]
+    chosen = _mask(c, result.picked)
+    if not any(limit.exceeded(chosen) for limit in binding):
         return result
     allowed *= 1 + len(binding) / len(c.room)
     picked, bound = _reduced(c, result.picked, binding), result.bound
@@ -185,7 +208,7 @@ class _FreeRoom:
     def __init__(self, c: Columns, limits: Sequence[_ColumnLimit], picked: Ints) -> None:
         self._room = c.room - c.used(picked)
         self._c = c
-        self._left = [limit.left - limit.used(picked) for limit in limits]
+        self._left = [limit.left - limit.used(_mask(c, picked)) for limit in limits]
         self._uses: dict[int, list[tuple[int, float]]] = {}
         for i, limit in enumerate(limits):
             for column, use in zip(limit.at.tolist(), limit.use.tolist(), strict=True):
@@ -227,7 +250,7 @@ def _branch(
         fits = (
             bool((c.used(candidate) <= c.room).all())
             and len(np.unique(c.row[candidate])) == len(candidate)
-            and not any(limit.exceeded(candidate) for limit in limits)
+            and not any(limit.exceeded(_mask(c, candidate)) for limit in limits)
         )
         if fits and c.profit[candidate].sum() > c.profit[picked].sum():
             picked = candidate
@@ -241,20 +264,28 @@ def _add_rows(highs: highspy.Highs, limits: Sequence[_ColumnLimit]) -> None:
 
 
 def _column_limit(c: Columns, limit: LimitRow, fixed: Ints) -> _ColumnLimit:
-    position = np.full(len(fixed), -1, dtype=np.int64)
-    position[limit.jobs] = np.arange(len(limit.jobs))
-    member = position[c.job[c.row]]
-    at = np.flatnonzero(member >= 0)
-    use = limit.use[member[at], c.config[at]]
+    rows = np.searchsorted(c.job, limit.jobs)
+    open_jobs = np.flatnonzero(c.job[np.minimum(rows, len(c.job) - 1)] == limit.jobs)
+    rows = rows[open_jobs]
+    at, row = _of_rows(c, rows)
+    use = limit.use[open_jobs[row], c.config[at]]
     counted = use > 0
-    return _ColumnLimit(at[counted], use[counted], limit.beside(fixed))
+    return _ColumnLimit(rows, at[counted], row[counted], use[counted], limit.beside(fixed))
 
 
-def _largest(c: Columns, limit: _ColumnLimit) -> Ints:
-    """Return the variable that takes most of a limit, of each row that it counts."""
-    order = np.lexsort((-limit.use, c.row[limit.at]))
-    at = limit.at[order]
-    return at[milp_solver.first_of_rows(c.row[at])]
+def _of_rows(c: Columns, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the variables of ascending rows, and which of the rows each belongs to."""
+    begin = np.searchsorted(c.row, rows)
+    count = np.searchsorted(c.row, rows, side="right") - begin
+    row = np.repeat(np.arange(len(rows)), count)
+    at = np.arange(int(count.sum())) + np.repeat(begin - np.r_[0, np.cumsum(count)[:-1]], count)
+    return at, row
+
+
+def _mask(c: Columns, picked: Ints) -> Bools:
+    mask = np.zeros(len(c.row), dtype=np.bool_)
+    mask[picked] = True
+    return mask
 
 
 def _reduced(c: Columns, picked: Ints, limits: Sequence[_ColumnLimit]) -> Ints:
@@ -265,26 +296,26 @@ def _reduced(c: Columns, picked: Ints, limits: Sequence[_ColumnLimit]) -> Ints:
     at = np.full(len(c.job), -1, dtype=np.int64)
     at[c.row[picked]] = picked
     for limit in limits:
-        use = np.zeros(len(c.row))
-        use[limit.at] = limit.use
-        rows = np.unique(c.row[limit.at])
-        own = np.flatnonzero(np.isin(c.row, rows))
+        own, row = _of_rows(c, limit.rows)
+        use = np.zeros(len(own))
+        use[np.searchsorted(own, limit.at)] = limit.use
         while True:
-            running = at[rows]
-            running = running[running >= 0]
-            excess = use[running].sum() - limit.left
+            chosen = at[limit.rows]
+            runs = chosen >= 0
+            taken = np.zeros(len(limit.rows))
+            taken[runs] = use[np.searchsorted(own, chosen[runs])]
+            excess = taken.sum() - limit.left
             if excess <= _TOLERANCE:
                 break
-            current = at[c.row[own]]
+            current = chosen[row]
             # Fewer GPUs of its type take no more of any limit, and of the types.
             step = (current >= 0) & (c.kind[own] == c.kind[current])
-            step &= (c.gpus[own] < c.gpus[current]) & (use[own] < use[current])
-            smaller = own[step]
-            options = np.r_[smaller, running[use[running] > 0]]
-            to = np.r_[smaller, np.full(len(options) - len(smaller), -1)]
-            old = at[c.row[options]]
-            lost = c.profit[old] - np.where(to >= 0, c.profit[to], 0.0)
-            freed = use[old] - np.where(to >= 0, use[to], 0.0)
-            best = int(np.argmin(lost / np.minimum(freed, excess)))
-            at[c.row[options[best]]] = to[best]
+            step &= (c.gpus[own] < c.gpus[current]) & (use < taken[row])
+            leave = np.flatnonzero(taken > 0)
+            options = np.r_[row[step], leave]
+            to = np.r_[own[step], np.full(len(leave), -1)]
+            left = np.r_[use[step], np.zeros(len(leave))]
+            lost = c.profit[chosen[options]] - np.where(to >= 0, c.profit[to], 0.0)
+            best = int(np.argmin(lost / np.minimum(taken[options] - left, excess)))
+            at[limit.rows[options[best]]] = to[best]
     return at[at >= 0]
