@@ -6,6 +6,9 @@ application, with or without the lengths that jobs state; each figure is the mea
 of a trace, beside it the difference to what Sia's artifact produced for the same files. CPU per
 round is wall time of the policy's calls in this process.
 
+A row "wrong lengths": every job states its length wrong by a factor of its own, drawn with a
+standard deviation of logarithms of 0.5; its progress is 1 from where the stated length ends.
+
 `--differ 0.4`: every job takes its own multiple of its application's step times, drawn with that
 standard deviation of logarithms; what sharing is worth then.
 
@@ -23,7 +26,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,13 @@ from typing import Any
 from benchmarks.sia_tables import CLUSTER, available, reference
 from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, SiaSettings
 from slurm_elastic.core.application import JobClass
-from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.policies.policy_protocol import (
+    Policy,
+    Proposal,
+    Question,
+    capabilities_of,
+    load,
+)
 from slurm_elastic.simulator.results import Result, mean
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
@@ -52,6 +61,7 @@ class Row:
 
     Attributes:
         job_class: class of all jobs; None: their batches may change.
+        length_error: standard deviation of the logarithm of stated over true lengths.
     """
 
     label: str
@@ -59,6 +69,7 @@ class Row:
     job_class: JobClass | None = None
     goodput: GoodputSettings = dataclasses.field(default_factory=GoodputSettings)
     sia: SiaSettings = dataclasses.field(default_factory=SiaSettings)
+    length_error: float = 0.0
 
     @property
     def config(self) -> Config:
@@ -79,10 +90,26 @@ ROWS = (
         policy="goodput",
         goodput=GoodputSettings(lengths=False),
     ),
+    Row(label="goodput, sharing, wrong lengths", policy="goodput", length_error=0.5),
+    Row(
+        label="goodput, sharing, lengths, charge 0",
+        policy="goodput",
+        goodput=GoodputSettings(charge=0.0),
+    ),
     Row(
         label="goodput, sharing, lengths, charge 0.25",
         policy="goodput",
         goodput=GoodputSettings(charge=0.25),
+    ),
+    Row(
+        label="goodput, sharing, lengths, charge 0.5",
+        policy="goodput",
+        goodput=GoodputSettings(charge=0.5),
+    ),
+    Row(
+        label="goodput, sharing, lengths, least weight 0, charge 0",
+        policy="goodput",
+        goodput=GoodputSettings(least_weight=0.0, charge=0.0),
     ),
     Row(
         label="goodput alone, lengths",
@@ -143,16 +170,45 @@ def run(row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0) ->
     )
     if differ:
         jobs, profiles = different_jobs(jobs, profiles, differ, seed=index)
+    policy = load(row.config)
+    if row.length_error:
+        policy = WrongLengths(policy, row.length_error, seed=index)
     result = simulate(
         jobs,
         profiles,
         cluster,
         config=row.config,
-        policy=load(row.config),
+        policy=policy,
         interval_s=_ROUND_S.get(row.policy, 60.0),
         job_class=row.job_class,
     )
     return dataclasses.replace(result, segments=())
+
+
+class WrongLengths:
+    """A policy whose jobs report their progress by a length that is wrong."""
+
+    def __init__(self, policy: Policy, deviation: float, *, seed: int) -> None:
+        self.capabilities = capabilities_of(policy)
+        self._policy = policy
+        self._deviation = deviation
+        self._seed = seed
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Ask the policy about jobs with the progress that they state."""
+        records = {
+            job_id: dataclasses.replace(record, progress=self._stated(job_id, record.progress))
+            for job_id, record in question.records.items()
+        }
+        return self._policy.decide(dataclasses.replace(question, records=records), state)
+
+    def _stated(self, job_id: int, progress: float | None) -> float | None:
+        if progress is None:
+            return None
+        rng = random.Random(f"{self._seed} {job_id}")
+        return min(1.0, progress / math.exp(rng.gauss(0.0, self._deviation)))
 
 
 def different_jobs(

@@ -299,7 +299,7 @@ class GoodputSettings:
         bounds=(1e-6, 100),
     )
     charge: float = key(
-        0.0,
+        0.125,
         "Fraction of the price of its GPUs that is taken off a job's profit: above 0 saves GPU"
         " hours.",
         bounds=(0, 10),
@@ -316,8 +316,8 @@ class GoodputSettings:
         bounds=(0, 1),
     )
     least_weight: float = key(
-        0.0,
-        "A job counts at least so much, however long it still runs; 1 saves GPU hours.",
+        1.0,
+        "A job counts at least so much, however long it still runs; below 1 the longest end later.",
         bounds=(0, 1),
     )
     wait_s: float = key(

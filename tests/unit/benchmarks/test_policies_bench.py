@@ -4,9 +4,19 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from benchmarks.policies import FIGURES, OTHER_ROWS, ROWS, different_jobs, figures, table
+from benchmarks.policies import (
+    FIGURES,
+    OTHER_ROWS,
+    ROWS,
+    WrongLengths,
+    different_jobs,
+    figures,
+    table,
+)
+from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support.synthetic_applications import synthetic_application
+from tests.support.synthetic_clusters import Cluster, node
 
 REFERENCE = """name,submission_s,completion_s,jct_s,restarts,gpu_seconds,mean_contention
 net-0,0,3600,3600,2,7200,1
@@ -44,7 +54,7 @@ def test_without_the_artifacts_figures_rows_have_ours_alone(data):
 def test_rows_name_each_policy_and_differ(data):
     rows = (*ROWS, *OTHER_ROWS)
     assert len({row.label for row in rows}) == len(rows)
-    assert len({repr(row.config) for row in rows}) == len(rows)
+    assert len({repr((row.config, row.length_error)) for row in rows}) == len(rows)
 
 
 def test_together_they_have_all_policies_of_the_project():
@@ -69,3 +79,25 @@ def test_jobs_made_to_differ_have_profiles_of_their_own():
         for curve in list(profile.types["t4"].curves.values())[:1]
     ]
     assert len(set(times)) == 2
+
+
+def test_wrong_lengths_change_the_progress_that_a_policy_sees():
+    cluster = Cluster([node("n1")])
+    for job_id in (1, 2):
+        cluster.add(job_id, elastic="1-4", record={"progress": 0.5})
+    cluster.add(3, elastic="1-4")
+    seen = []
+
+    class Listener:
+        def decide(self, question, state):
+            seen.append({i: record.progress for i, record in question.records.items()})
+            return (), state
+
+    asked = Question(
+        snapshot=cluster.snapshot(), records=cluster.records, models={}, jobs=(1, 2, 3), capacity={}
+    )
+    for _ in range(2):
+        WrongLengths(Listener(), 0.5, seed=1).decide(asked, {})
+    assert len({0.5, seen[0][1], seen[0][2]}) == 3
+    assert seen[0][3] is None
+    assert seen[0] == seen[1]
