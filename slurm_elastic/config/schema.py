@@ -133,7 +133,7 @@ class ResizeSettings:
         bounds=(0, 1e6),
     )
     in_place: str = key(
-        "never",
+        "auto",
         "`auto`: jobs grow and shrink by companion jobs where that can be done, those of the "
         "training library in place, others by a restart of their ranks; `never`: every change is "
         "a requeue (docs/reliability.md).",

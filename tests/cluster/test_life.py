@@ -97,14 +97,17 @@ def test_stopped_in_a_change_and_started_again(
 
 @pytest.fixture
 def training(cluster: SlurmCluster) -> Iterator[int]:
-    """Start a training of about half a minute on one emulated v100, less on more."""
+    """Start a training of about half a minute on one emulated v100, less on more.
+
+    It is changed by requeues: the states of changes in place are those of test_in_place.py.
+    """
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
     job = cluster.sbatch(
         f"esrun python3 /opt/src/slurm-elastic/docs/examples/train_library.py"
         f" --out {SCRATCH}/out {' '.join(options)}",
         "-Jreal",
-        "--elastic=1-2,types=v100",
+        "--elastic=1-2,types=v100,in-place=never",
         "--gres=gpu:v100:1",
         "--open-mode=append",
         f"--output={SCRATCH}/log",

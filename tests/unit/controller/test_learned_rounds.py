@@ -11,6 +11,7 @@ from slurm_elastic.config import schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
@@ -110,7 +111,9 @@ def test_a_job_that_has_reported_nothing_is_left_to_its_speed(observed_ledger):
     store, c = JobStore(observed_ledger, CONFIG), cluster(at=30.0)
     start(c, 5, "never-seen", {"g1": 1})
     record = store.records(c.snapshot(), {})[5]
-    assert record == replace(JobRecord(job_id=5), last_change=record.last_change)
+    assert record.not_in_place == Reason("in-place-unknown")
+    known = {"last_change": record.last_change, "not_in_place": record.not_in_place}
+    assert record == replace(JobRecord(job_id=5), **known)
     decided(store, c)
 
 
