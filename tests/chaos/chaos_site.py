@@ -118,7 +118,7 @@ class ChaosSite:
 
     def toml(self) -> str:
         """Return selasticd's configuration."""
-        text = eager_config(queue=self.queue).replace("[resize]", '[resize]\nin_place = "auto"')
+        text = eager_config(queue=self.queue)
         return text.replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:

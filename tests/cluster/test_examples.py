@@ -3,6 +3,7 @@
 They train at the same time; the tests look at what they have left behind.
 """
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -88,14 +89,18 @@ class Examples(StagedJobs):
             if "unmodified" in running and "Not yet" not in self.explained:
                 job = str(self.jobs["unmodified"])
                 self.explained = self.daemon.selastic("explain", job, check=False)
-            if not ordered and re.fullmatch(r"RUNNING,\S*:2", running.get("gpt", "")):
+            if not ordered and "gpt" in running and self._layout("gpt") == "2x1":
                 self.daemon.selastic("update", str(self.jobs["gpt"]), "--layout", "1x2")
                 ordered = True
             time.sleep(1)
 
+    def _layout(self, name: str) -> str:
+        text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/losses.jsonl", check=False).stdout
+        return str(json.loads(text)["layout"]) if text.endswith("\n") else ""
+
     def grew(self, name: str) -> None:
         """Check that a job was resized and completed."""
-        state, gpus = self.runs(name)
+        state, gpus = self.sizes(name)
         assert state == "COMPLETED", self.log(name)
         assert 1 in gpus, gpus
         assert 2 in gpus, f"{gpus}\n{self.log(name)}\n{self.daemon.log()}"
@@ -164,7 +169,7 @@ def test_the_plain_loop_is_resized_by_its_own_checkpoints(examples: Examples) ->
 
 
 def test_a_script_without_checkpoints_keeps_what_it_has(examples: Examples) -> None:
-    assert examples.runs("unmodified") == ("COMPLETED", [2]), examples.log("unmodified")
+    assert examples.sizes("unmodified") == ("COMPLETED", [2]), examples.log("unmodified")
     assert "Not yet:" in examples.explained
     said = re.findall(r"epoch (\d) with 2 rank\(s\): loss (\S+)", examples.log("unmodified"))
     assert [epoch for epoch, _ in said] == [str(epoch) for epoch in range(8)]

@@ -51,9 +51,10 @@ exit $code
 
 
 #: A job that has no newer checkpoint eight seconds after its start in a new shape has failed.
+#: Changes are requeues; test_in_place_trials.py and test_rank_restart.py have the other kinds.
 CONFIG = (
     eager_config()
-    .replace("[resize]", "[resize]\ntrial_s = 8")
+    .replace("[resize]", '[resize]\nin_place = "never"\ntrial_s = 8')
     .replace("notice_s = 10", "notice_s = 60")
 )
 

@@ -167,7 +167,7 @@ def trainings(
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_training_that_is_resized_is_the_undisturbed_one(trainings: Trainings, name: str) -> None:
-    state, gpus = trainings.runs(name)
+    state, gpus = trainings.sizes(name)
     assert state == "COMPLETED", trainings.logs()
     assert [count for count, _ in groupby(gpus)] == [1, 2, 1], trainings.logs()
     expected, actual = trainings.steps(TRAININGS[name].script), trainings.steps(name)

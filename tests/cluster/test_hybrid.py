@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus, running
+from tests.support.selasticd import Daemon, eager_config, running, total_gpus
 from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
@@ -47,7 +47,7 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
 
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
-        assert gpus(cluster, job) == count
+        assert total_gpus(cluster, job) == count
 
     def shown() -> bool:
         running = json.loads(daemon.selastic("show", str(job), "--json"))["running"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
+from tests.support.selasticd import Daemon, companions, eager_config, gpus, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "companion_reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
-CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")
 #: Node with the GPUs of a test: rack 2's a100.
 PLACE = "-Ca100&rack2"
 #: Three GPUs that join are one companion: the loss of a part of them would leave three.
@@ -68,15 +68,6 @@ def submit(cluster: SlurmCluster, name: str = "place", *options: str, sizes: str
     )  # fmt: skip
     cluster.wait(job, "RUNNING")
     return job
-
-
-def companions(cluster: SlurmCluster, job: int) -> list[int]:
-    """Return the companions of a job that run or wait."""
-    text = cluster.exec("squeue -h -o '%A %k' -t PD,R,CG").stdout
-    rows = [line.split() for line in text.splitlines()]
-    return [
-        int(r[0]) for r in rows if len(r) == 2 and r[1].startswith(f"selastic:companion:{job}:")
-    ]
 
 
 def grown(daemon: Daemon, cluster: SlurmCluster, job: int) -> int:

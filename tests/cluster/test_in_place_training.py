@@ -11,14 +11,22 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import light_trainings
-from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
+from tests.support.selasticd import (
+    Daemon,
+    companions,
+    eager_config,
+    gpus,
+    running,
+    shown,
+    total_gpus,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 PROJECT = "/opt/src/slurm-elastic"
 LIGHT = "/shared/scratch/light-in-place"
 SAMPLES, EPOCHS = 1024, 10
 SIZE = f"--samples {SAMPLES} --epochs {EPOCHS} --global-batch 32"
-CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")
 #: Node with the GPUs of a test: rack 2's a100.
 PLACE = "-Ca100&rack2"
 
@@ -70,17 +78,13 @@ class Training:
         return self.cluster.exec(f"cat {self.out}.log 2>&1", check=False).stdout
 
     def companions(self) -> list[int]:
-        text = self.cluster.exec("squeue -h -o '%A %k' -t PD,R").stdout
-        rows = [line.split() for line in text.splitlines()]
-        mine = f"selastic:companion:{self.job}:"
-        return [int(r[0]) for r in rows if len(r) == 2 and r[1].startswith(mine)]
+        return companions(self.cluster, self.job, "PD,R")
 
     def has(self, size: int, *, timeout: float = 120) -> None:
         """Wait until base and companions hold so many GPUs, and no change is under way."""
 
         def there() -> bool:
-            held = gpus(self.cluster, self.job)
-            return held + sum(gpus(self.cluster, c) for c in self.companions()) == size
+            return total_gpus(self.cluster, self.job) == size
 
         until(there, seconds=timeout, what=self.log)
 

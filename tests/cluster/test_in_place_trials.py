@@ -13,7 +13,7 @@ from tests.support.slurm_cluster import SlurmCluster, until
 DRIVER = Path(__file__).parent / "drivers" / "failing_when_grown.py"
 SCRIPT = "/shared/scratch/failing_when_grown.py"
 SIZE = "--samples 1024 --epochs 40 --global-batch 32 --rate 40"
-CONFIG = eager_config().replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")
 #: Node with the GPUs of a test: rack 2's a100.
 PLACE = "-Ca100&rack2"
 

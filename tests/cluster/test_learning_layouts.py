@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus, running
+from tests.support.selasticd import Daemon, eager_config, running, total_gpus
 from tests.support.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "slow_layers.py"
@@ -53,14 +53,14 @@ def test_a_job_grows_from_min_and_gives_way(
         return f"{kind}:\n{text[-3000:]}\n{daemon.log()[-4000:]}"
 
     cluster.wait(job, "RUNNING")
-    assert gpus(cluster, job) == least
-    until(lambda: gpus(cluster, job) == 2 * least, seconds=90, what=log)
+    assert total_gpus(cluster, job) == least
+    until(lambda: total_gpus(cluster, job) == 2 * least, seconds=90, what=log)
     until(lambda: layout(cluster, out) == layouts[1], seconds=60, what=log)
     assert "nothing measured" not in daemon.selastic("explain", str(job))
 
     rigid = cluster.sbatch("exec sleep 600", f"--gres=gpu:{4 - least}", "-o/dev/null", user="bob")
     cluster.wait(rigid, "RUNNING")
-    until(lambda: gpus(cluster, job) == least, seconds=60, what=log)
+    until(lambda: total_gpus(cluster, job) == least, seconds=60, what=log)
     until(lambda: layout(cluster, out) == layouts[2], seconds=60, what=log)
     cluster.cancel()
 

@@ -13,7 +13,7 @@ import pytest
 from clusterlib.lifecycle import container
 
 from tests.support import plain_training
-from tests.support.selasticd import Daemon, eager_config, gpus, running, shown
+from tests.support.selasticd import Daemon, companions, eager_config, gpus, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 FOLDER = "/shared/scratch/rank-restart"
@@ -24,7 +24,7 @@ COMMANDS = {
 }
 CONFIG = (
     eager_config()
-    .replace("[resize]", '[resize]\nin_place = "auto"\nmin_gain = 0.01')
+    .replace("[resize]", "[resize]\nmin_gain = 0.01")
     .replace("notice_s = 10", "notice_s = 60")
 )
 
@@ -99,9 +99,7 @@ class Script:
         until(lambda: saved.search(self.output()), seconds=150, what=self.log)
 
     def companions(self) -> list[int]:
-        text = self.cluster.exec("squeue -h -o '%A %k' -t PD,R").stdout
-        found = re.findall(rf"^(\d+) selastic:companion:{self.job}:", text, re.MULTILINE)
-        return [int(job) for job in found]
+        return companions(self.cluster, self.job, "PD,R")
 
     def kinds(self) -> set[str]:
         return {row["kind"] for row in self.changes()}

@@ -275,6 +275,18 @@ def gpus(cluster: SlurmCluster, job: int | str) -> int:
     return sum(held(cluster, job).values())
 
 
+def companions(cluster: SlurmCluster, job: int, states: str = "PD,R,CG") -> list[int]:
+    """Return the companions of a job in these states of Slurm."""
+    text = cluster.exec(f"squeue -h -o '%A %k' -t {states}").stdout
+    found = re.findall(rf"^(\d+) selastic:companion:{job}:", text, re.MULTILINE)
+    return [int(companion) for companion in found]
+
+
+def total_gpus(cluster: SlurmCluster, job: int) -> int:
+    """Return the number of GPUs of a running job and its companions."""
+    return sum(gpus(cluster, one) for one in (job, *companions(cluster, job)))
+
+
 def reservations(cluster: SlurmCluster) -> list[str]:
     """Return the names of our reservations."""
     text = cluster.exec("scontrol -o show res | grep -oE 'selastic_[0-9]+' || true").stdout

@@ -29,13 +29,15 @@ class StagedJobs:
         listed = dict(line.split() for line in text.splitlines())
         return {name: listed[str(job)] for name, job in self.jobs.items() if str(job) in listed}
 
-    def runs(self, name: str) -> tuple[str, list[int]]:
-        """Return the final state of a job, and the GPUs of each of its runs."""
+    def sizes(self, name: str) -> tuple[str, list[int]]:
+        """Return the final state of a job, and its GPUs: at its start and after each change."""
         rows = self.cluster.exec(
             f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
         ).stdout.splitlines()
-        gpus = [int(n) for row in rows for n in re.findall(r"gres/gpu=(\d+)", row)]
-        return rows[-1].partition("|")[0], gpus
+        first = [int(n) for n in re.findall(r"gres/gpu=(\d+)", rows[0])]
+        changes = json.loads(self.daemon.selastic("history", str(self.jobs[name]), "--json"))
+        done = [row["to"] for row in changes["changes"] if row["outcome"] == "done"]
+        return rows[-1].partition("|")[0], [*first, *(int(to.split()[0]) for to in done)]
 
     def records(self, name: str, file: str) -> list[dict[str, Any]]:
         """Return the records that a job has written, one per line."""
