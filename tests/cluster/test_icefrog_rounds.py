@@ -14,7 +14,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus, reservations, running
+from tests.support.selasticd import Daemon, eager_config, reservations, running, total_gpus
 from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
 #: Its 24 ranks need most of two cores: beside other clusters the times would be theirs.
@@ -137,7 +137,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     daemon.start()
     for (name, _), job in jobs.items():
         cluster.wait(job, "RUNNING")
-        assert gpus(cluster, job) == GPUS[name]
+        assert total_gpus(cluster, job) == GPUS[name]
     frozen, other = jobs["A", "v100"], jobs["B", "v100"]
 
     # Watched until all have ended.
@@ -147,7 +147,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     while any(cluster.state(job) != "COMPLETED" for job in jobs.values()):
         assert time.monotonic() < end, daemon.log()
         for key, job in jobs.items():
-            count = gpus(cluster, job)
+            count = total_gpus(cluster, job)
             if count and count != (seen[key] or [0])[-1]:
                 seen[key].append(count)
         said += [

@@ -41,18 +41,26 @@ def differences(left, right):
                     yield kind, name, field.name, repr(values[0]), repr(values[1])
 
 
+def fields_that_differ(one, other):
+    """Return the fields in which two records differ, each with both values."""
+    names = [field.name for field in dataclasses.fields(one)]
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
+    return [(name, repr(left), repr(right)) for name, left, right in pairs if left != right]
+
+
 def _name(row):
     return getattr(row, "job_id", None) or row.name
 
 
 def differing_alone(reader):
-    """Return the ids of running and pending jobs that differ when they are read by themselves."""
+    """Return in what running and pending jobs differ when they are read by themselves, by id."""
     jobs = reader.jobs()
     kept = sorted(i for i, j in jobs.items() if j.state in (JobState.RUNNING, JobState.PENDING))
     few = [reader.some_jobs(ids) for ids in ([FORGOTTEN], [FORGOTTEN, kept[0]])]
     assert FORGOTTEN not in few[0] | few[1]
     assert few[1][kept[0]] == jobs[kept[0]]
-    return [i for i in kept if reader.some_jobs([i])[i] != jobs[i]]
+    found = [(i, fields_that_differ(jobs[i], reader.some_jobs([i])[i])) for i in kept]
+    return [(i, fields) for i, fields in found if fields]
 
 
 def settled(differing):
