@@ -68,7 +68,7 @@ class Ledger:
                 retention.prepare(self._db)
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.Error as error:
-            raise LedgerError(f"ledger {path}: {error}; {_remedy(path)}") from None
+            raise LedgerError(f"ledger {path}: {error}; {_remedy(path, error)}") from None
         if damage != "ok":
             raise LedgerError(f"ledger {path}: {' '.join(damage.split())}; {_remedy(path)}")
         if version > VERSION:
@@ -411,7 +411,9 @@ def _size(path: str) -> int:
         return 0
 
 
-def _remedy(path: Path | str) -> str:
+def _remedy(path: Path | str, error: sqlite3.Error | None = None) -> str:
+    if "disk is full" in str(error):
+        return "make room there, then start again"
     if not Path(path).parent.is_dir():
         return "create its directory, owned by the account that runs selasticd"
     return "move the file away to start with an empty one"

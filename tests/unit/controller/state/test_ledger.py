@@ -35,6 +35,17 @@ def test_a_damaged_file_is_one_line_with_the_remedy(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+def test_a_full_disk_asks_for_room(tmp_path, monkeypatch):
+    """A ledger that cannot grow is not to be moved away."""
+
+    def full(*_args, **_options):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(LedgerError, match="is full; make room"):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
 def test_a_newer_ledger_is_refused(tmp_path):
     path = tmp_path / "ledger.sqlite"
     Ledger(path).close()
