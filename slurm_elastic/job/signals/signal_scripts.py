@@ -20,6 +20,7 @@ _GUARD_FROZEN_S = 150
 #:   the signal themselves if they handle it, and TERM if they have nothing below.
 #: - Below them, only processes that handle the signal get it, except TERM. Filters of a pipe end
 #:   with their input: without them a rank could not write to its output while it saves.
+#: - THAW also gives back the files that a process may open, where GUARD_SCRIPT has taken them.
 _SIGNAL_TASKS = rf"""
 status() {{
     parent= caught=0
@@ -75,6 +76,19 @@ signal_program() {{
     [ "$sent" = 0 ] && return
     [ "$1" = TERM ] && kill -s "$1" "$2" 2>/dev/null
 }}
+open_files() {{
+    soft= hard=
+    while read -r first second third value most _; do
+        case "$first $second $third" in "Max open files") soft=$value hard=$most; return;; esac
+    done 2>/dev/null </proc/$1/limits
+}}
+allow_files() {{
+    open_files "$1"
+    [ "$soft" = 0 ] || return 0
+    for value in "$(ulimit -Sn)" "$hard"; do
+        prlimit --pid "$1" --nofile="$value:" 2>/dev/null && return
+    done
+}}
 signal_tasks() {{
     found=1 tree= tasks= all=
     for file in $(grep -lzFx "{STEP_VARIABLE}=$2" /proc/[0-9]*/environ 2>/dev/null); do
@@ -83,7 +97,7 @@ signal_tasks() {{
             read -r name 2>/dev/null </proc/$pid/comm || name=
             case $1:$name in STOP:srun|KILL:srun) continue;; esac
             name=$1
-            [ "$1" = THAW ] && name=CONT
+            [ "$1" = THAW ] && name=CONT && allow_files "$pid"
             kill -s "$name" "$pid" 2>/dev/null && found=0 all="$all $pid"
             continue
         esac
@@ -102,20 +116,33 @@ SIGNAL_SCRIPT = "trap '' TERM" + _SIGNAL_TASKS + 'signal_tasks "$@"'
 #: Prints `ready`. The first USR2 freezes the ranks; it prints `frozen` then. After the second it
 #: kills them at Slurm's SIGTERM, which they may ignore. USR1 lets them go on and ends it. Slurm
 #: sends SIGCONT before SIGTERM: frozen ranks are stopped again at once, so that they do not begin a
-#: save that the SIGTERM would cut. The `sleep` is short: one that misses the signal delays the end
-#: of the step.
+#: save that the SIGTERM would cut. Until they are, they cannot open a file, and so not cut off a
+#: checkpoint that they overwrite: from the second USR2 on their limit of open files is 0 (where
+#: prlimit of util-linux is installed). The `sleep` is short: one that misses the signal delays the
+#: end of the step.
 GUARD_SCRIPT = (
     _SIGNAL_TASKS
     + f"""
 armed=
-asked= frozen= waited=0
+asked= frozen= waited=0 limited=
 freeze() {{
     # Twice: a process may have started another one meanwhile.
     signal_tasks STOP "$2"; signal_tasks STOP "$2"
     frozen=$all waited=0
     echo frozen
 }}
+limit_files() {{
+    for pid in $frozen; do
+        open_files "$pid"
+        case $soft in ''|0) continue;; esac
+        prlimit --pid "$pid" --nofile=0: 2>/dev/null && limited="$limited $pid:$soft"
+    done
+}}
 thaw() {{
+    for entry in $limited; do
+        prlimit --pid "${{entry%:*}}" --nofile="${{entry#*:}}:" 2>/dev/null
+    done
+    limited=
     [ -z "$frozen" ] || signal_tasks THAW "$2"
     frozen=
 }}
@@ -127,7 +154,7 @@ finish() {{
         thaw "$@"
     fi
 }}
-trap 'if [ -z "$asked" ]; then asked=1; freeze "$@"; else armed=1; fi' USR2
+trap 'if [ -z "$asked" ]; then asked=1; freeze "$@"; else armed=1; limit_files; fi' USR2
 trap '[ -z "$frozen" ] || kill -s STOP $frozen 2>/dev/null' CONT
 trap 'thaw "$@"; exit 0' USR1
 trap 'trap "" TERM CONT; finish "$@"; exit 0' TERM

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.job.signals import signal_scripts
+from tests.support.needs import needs
 
 #: Of this run of the tests: others may run on the same machine.
 MARK = f"test.{os.getpid()}"
@@ -251,13 +252,24 @@ def guard(mark: str = MARK) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
+def step_pids() -> list[int]:
+    """Return the processes of the step."""
+    pids = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"SLURM_ELASTIC_STEP={MARK}\0" in environ.read_text():
+                pids.append(int(environ.parent.name))
+        except OSError:
+            continue
+    return pids
+
+
 def states() -> str:
     """Return the states of all processes of the step: S sleeps, T is stopped."""
     found = ""
-    for status in Path("/proc").glob("[0-9]*/status"):
+    for pid in step_pids():
         try:
-            if f"SLURM_ELASTIC_STEP={MARK}\0" in status.with_name("environ").read_text():
-                found += status.read_text().split("State:\t")[1][0]
+            found += Path(f"/proc/{pid}/status").read_text().split("State:\t")[1][0]
         except OSError:
             continue
     return "".join(sorted(set(found) - {"Z"}))
@@ -294,6 +306,72 @@ def test_slurms_sigcont_does_not_let_frozen_ranks_save_again(tmp_path: Path) -> 
         assert process.wait(20) == 0
         assert stepd.wait(20) in (-9, 247)
         assert (tmp_path / "rank").read_text() == ""
+
+
+#: A rank that overwrites its only checkpoint all the time; its output shows each result.
+SAVER = """
+import os, sys, time
+while True:
+    try:
+        with open(sys.argv[1], 'w') as file:
+            file.write('whole')
+        os.write(1, b'+')
+    except OSError:
+        os.write(1, b'-')
+    time.sleep(0.01)
+"""
+
+
+@contextmanager
+def armed_guard(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Freeze a saver between two saves, and arm the guard; yields it and the saver's results."""
+    results = tmp_path / "results"
+    script = f"exec {sys.executable} -c '{SAVER.replace(chr(39), chr(34))}' ckpt >{results}"
+    with task(tmp_path, "bash", "-c", script, files=("ckpt",)), guard() as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGUSR2)
+        assert process.stdout.readline() == "frozen\n"
+        process.send_signal(signal.SIGUSR2)
+        yield process, results
+
+
+def appended(results: Path, sign: str) -> None:
+    """Wait until the saver's newest result is this one."""
+    size, end = results.stat().st_size, time.monotonic() + 20
+    while not results.read_text()[size:].endswith(sign):
+        assert time.monotonic() < end, results.read_text()[-20:]
+        time.sleep(0.02)
+
+
+def limits(pid: int) -> str:
+    text = Path(f"/proc/{pid}/limits").read_text().partition("Max open files")[2]
+    return text.split()[0]
+
+
+@needs("prlimit")
+@pytest.mark.parametrize("ends", [False, True], ids=["guard", "without guard"])
+def test_ranks_that_run_after_an_answer_overwrite_no_checkpoint(
+    tmp_path: Path, ends: bool
+) -> None:
+    with armed_guard(tmp_path) as (process, results):
+        (rank,) = step_pids()
+        end = time.monotonic() + 20
+        while limits(rank) != "0":
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        os.kill(rank, signal.SIGCONT)
+        appended(results, "-")  # it may have been frozen with the file open
+        (tmp_path / "ckpt").write_text("kept")
+        appended(results, "-")
+        assert (tmp_path / "ckpt").read_text() == "kept"
+        # A notice that is withdrawn gives the files back, also if the guard was killed.
+        if ends:
+            process.kill()
+            process.wait()
+            send("THAW")
+        else:
+            process.send_signal(signal.SIGUSR1)
+        appended(results, "+")
 
 
 def test_frozen_ranks_get_the_end_of_a_job_that_comes_before_the_answer(tmp_path: Path) -> None:
