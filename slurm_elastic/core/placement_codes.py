@@ -160,7 +160,8 @@ ELIGIBILITY = (
     define("held-by-command", "`selastic hold` holds the allocation of the job."),
     define("not-proven", "The job has not yet written a checkpoint and resumed from it."),
     define(
-        "training-jumped", "Step, epoch or learning rate of the job jumped over a change.",
+        "training-jumped",
+        "Step, epoch or learning rate of the job jumped over a change, or each rank trains alone.",
         text("difference", "what jumped"),
     ),
     define("no-report", "The job has not reported in this run; esrun sends the reports."),

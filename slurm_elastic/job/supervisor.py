@@ -22,7 +22,12 @@ from slurm_elastic.job.environment.state_directory import state_directories
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
-from slurm_elastic.job.launchers.nested_launch import NestedLaunchWatch
+from slurm_elastic.job.launchers.lone_ranks import trains_alone
+from slurm_elastic.job.launchers.nested_launch import (
+    NestedLaunchWatch,
+    ranks_only,
+    step_processes,
+)
 from slurm_elastic.job.launchers.rendezvous_watch import RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
@@ -172,6 +177,8 @@ class Supervisor:
             world=self._launch.ranks,
             hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
+            are_alone=self._train_alone,
+            end_ranks=self._end_lone_ranks,
         )
 
     def _start(self) -> JointStep:
@@ -240,6 +247,23 @@ class Supervisor:
                 " of each other in another way, each trains alone and they overwrite each other's"
                 " checkpoints; a program for one GPU needs --elastic=1-1"
             )
+
+    def _train_alone(self, saved_bytes: int) -> bool:
+        """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
+        if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
+            return False  # a launcher starts them, or rank 0 runs on another host
+        processes = ranks_only(step_processes(self._ranks.mark), os.getpid())
+        return trains_alone(processes, saved_bytes)
+
+    def _end_lone_ranks(self) -> None:
+        """End ranks that train alone, as a program that has failed; the watch has frozen them."""
+        self._refused = True
+
+        def end() -> None:
+            self._end_ranks()
+            self._ranks.unguard()
+
+        self._in_background(end)
 
     def _refuse(self, launcher: str) -> None:
         """End a program that has turned out to start a launcher in each rank."""

@@ -49,6 +49,7 @@ class ScriptJob:
 
     Attributes:
         runs: all of the present test.
+        ended: how often its ranks were ended, as each trained alone.
     """
 
     runs: ClassVar[list["ScriptJob"]] = []
@@ -64,8 +65,10 @@ class ScriptJob:
         pattern: str = "*.pt",
         complete: str | None = None,
         directories: Sequence[str] | None = None,
+        are_alone: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.runs.append(self)
+        self.ended = 0
         self.home = home
         self.now = 100.0 + 1000 * run
         self.state = ReportState(
@@ -84,6 +87,8 @@ class ScriptJob:
             world=world,
             hosts=hosts,
             complete=complete,
+            are_alone=are_alone,
+            end_ranks=self._end_ranks,
             clock=lambda: self.now,
         )
         self.state.subscribe(self.watch.apply_orders)
@@ -93,6 +98,9 @@ class ScriptJob:
 
     def _send_signal(self) -> None:
         self.signals += 1
+
+    def _end_ranks(self) -> None:
+        self.ended += 1
 
     def order(self, action: str, notice: int | None = None, *, rehearsal: bool = False) -> None:
         self._seq += 1

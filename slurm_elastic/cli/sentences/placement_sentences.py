@@ -171,7 +171,8 @@ SENTENCES: Mapping[str, Sentence] = {
     "held-by-command": "held by `selastic hold`",
     "not-proven": "its first checkpoint and resume: it is not proven yet",
     "training-jumped": lambda p: (
-        f"its training jumped ({p['difference']}): keep the global batch and submit it again"
+        f"its training went wrong in a new size ({p['difference']}): keep the global batch, or give"
+        " a program for one process one GPU (--elastic=1-1), and submit it again"
     ),
     "no-report": "its first report of this run, which esrun sends",
     "save-missed": lambda p: f"it did not save in time; asked again after {clock(p['until'])}",

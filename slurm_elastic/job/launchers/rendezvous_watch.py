@@ -3,7 +3,7 @@
 A program that was written for one process runs under esrun once per GPU: each rank trains alone,
 and all write the same checkpoints. torch.distributed with the ranks' environment makes rank 0
 listen at MASTER_PORT. Programs that meet in another way cannot be told apart, so the result is a
-line in the log and no more.
+line in the log and no more. What their checkpoints show beside that: `lone_ranks`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,36 @@ _LISTENS = "0A"
 
 def listens(port: int, folder: Path = Path("/proc/net")) -> bool:
     """Return whether a socket of this host listens at a port; True if that cannot be read."""
-    is_known = False
+    try:
+        return port in listening_sockets(folder).values()
+    except OSError:
+        return True
+
+
+def listening_sockets(folder: Path) -> dict[str, int]:
+    """Return the port at which each socket listens for TCP, by its inode.
+
+    Args:
+        folder: of the kernel's tables, such as /proc/net.
+
+    Raises:
+        OSError: none can be read.
+    """
+    sockets: dict[str, int] = {}
+    problem: OSError | None = None
     for name in _TABLES:
         try:
             lines = (folder / name).read_text("ascii", "replace").splitlines()[1:]
-        except OSError:
+        except OSError as error:
+            if problem is not None:
+                raise
+            problem = error
             continue
-        is_known = True
         for line in lines:
-            _, local, _, state, *_ = line.split()
-            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
-                return True
-    return not is_known
+            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == _LISTENS:
+                sockets[inode] = int(local.rpartition(":")[2], 16)
+    return sockets
 
 
 class RendezvousWatch:

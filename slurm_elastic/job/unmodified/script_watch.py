@@ -25,6 +25,7 @@ from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.unmodified import learned_saves
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
+from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
 from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
@@ -73,6 +74,9 @@ class ScriptWatch:
         world: number of ranks.
         hosts: number of hosts on which they run.
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
+        are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
+            have written.
+        end_ranks: ends them then.
         clock: monotonic seconds.
     """
 
@@ -88,11 +92,15 @@ class ScriptWatch:
         world: int = 1,
         hosts: int = 1,
         complete: str | None = None,
+        are_alone: Callable[[int], bool] = lambda _: False,
+        end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._end_ranks, self._is_ended = end_ranks, False
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
+        self._growth = FirstGrowth(self._resume, resume_file, are_alone)
         self._world = world
         self._training = TrainingStateCheck(
             self._resume, world, batch_may_change=batch_may_change(os.environ)
@@ -150,6 +158,7 @@ class ScriptWatch:
             originals = self._rehearsal.begin_attempt()
             self._scanner.accept_existing(self._learned.files.get(self._world_key))
             self._written = 0
+            self._growth.has_failed = self._is_ended = False
             self._copy.begin_attempt()
             self._program_step = None
             self._due = self._frozen_at = None
@@ -287,6 +296,14 @@ class ScriptWatch:
             self._keep_if_due()
             self._answer_if_due()
             self._thaw_if_late()
+            self._end_if_alone()
+
+    def _end_if_alone(self) -> None:
+        """End ranks that train alone, when none of them saves."""
+        is_due = self._growth.has_failed and not self._is_ended and not self._scanner.unsettled
+        if is_due and self.freeze():
+            self._is_ended = True
+            self._end_ranks()
 
     @property
     def orders(self) -> Orders:
@@ -301,6 +318,12 @@ class ScriptWatch:
 
     def _count(self, checkpoint: ScriptCheckpoint) -> None:
         """Count and report a complete checkpoint."""
+        if not self._written:
+            self._growth.check(checkpoint.path, self._world)
+        if self._growth.has_failed:  # such a checkpoint does not end the trial of the attempt
+            self._state.update({"jump": self._resume.jump})
+            self._guard.guard()
+            return
         self._rehearsal.observe(checkpoint)
         if self._orders.action != "notice":
             self._rehearsal.withdraw()

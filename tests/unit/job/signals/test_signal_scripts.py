@@ -350,9 +350,7 @@ def limits(pid: int) -> str:
 
 @needs("prlimit")
 @pytest.mark.parametrize("ends", [False, True], ids=["guard", "without guard"])
-def test_ranks_that_run_after_an_answer_overwrite_no_checkpoint(
-    tmp_path: Path, ends: bool
-) -> None:
+def test_ranks_that_run_after_an_answer_overwrite_no_checkpoint(tmp_path: Path, ends: bool) -> None:
     with armed_guard(tmp_path) as (process, results):
         (rank,) = step_pids()
         end = time.monotonic() + 20
