@@ -98,9 +98,10 @@ class ListeningThread:
         )
         ready.set()
         await self._ending.wait()
-        server.close()
-        for _ in range(3):  # let connections just accepted get the task that closes them
+        self._loop.remove_reader(listener)
+        for _ in range(3):  # a connection just accepted needs a server that is open
             await asyncio.sleep(0)
+        server.close()
         # asyncio.run cancels the connections that are open.
 
 

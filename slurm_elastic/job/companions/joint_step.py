@@ -51,7 +51,7 @@ class JointStep:
         self._parts = [(job_id, Step(srun)) for job_id, srun in parts]
         self._lock = threading.Lock()
         self._failed: int | None = None
-        self._is_ending = False
+        self._killed: set[int | None] = set()  # steps that were not over when all were ended
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch, args=part, name=f"step of {part[0]}", daemon=True)
@@ -72,7 +72,7 @@ class JointStep:
     @property
     def is_unreached(self) -> bool:
         """Whether an srun has ended as slurmctld did not answer it."""
-        return any(step.is_unreached for step in self._steps)
+        return any(step.is_unreached for _, step in self._by_job)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether all have ended."""
@@ -80,22 +80,22 @@ class JointStep:
 
     def send(self, number: int) -> None:
         """Send all sruns a signal; see `Step.send`."""
-        for step in self._steps:
+        for _, step in self._by_job:
             step.send(number)
 
     def end(self) -> None:
         """Kill all ranks; sruns that do not notice it, as of a lost node, are killed after that."""
         with self._lock:
-            self._is_ending = True
+            self._killed |= {i for i, step in self._by_job if not step.ends_within(0.0)}
         self._end_ranks()
-        for step in self._steps:
+        for _, step in self._by_job:
             if not step.ends_within(_SRUN_S):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(step.child.pid, signal.SIGKILL)
 
     @property
-    def _steps(self) -> list[Step]:
-        return [self._base, *(step for _, step in self._parts)]
+    def _by_job(self) -> list[tuple[int | None, Step]]:
+        return [(None, self._base), *self._parts]
 
     def _watch(self, job_id: int, step: Step) -> None:
         self._note(job_id, step.wait())
@@ -104,7 +104,7 @@ class JointStep:
         """Take the end of one step; the first failure ends the others."""
         with self._lock:
             is_first = bool(code) and self._failed is None
-            is_cause = code == KILLED_CODE != self._failed and not self._is_ending
+            is_cause = code == KILLED_CODE != self._failed and job_id not in self._killed
             if is_first or is_cause:
                 self._failed, self.failed_in = code, job_id
         if is_first and self._parts:
@@ -113,6 +113,6 @@ class JointStep:
     def _end_others(self) -> None:
         """Kill the ranks that have not ended a moment after others have failed."""
         end = time.monotonic() + (0.0 if self._failed == KILLED_CODE else _OTHERS_S)
-        for step in self._steps:
+        for _, step in self._by_job:
             step.ends_within(max(0.0, end - time.monotonic()))
         self.end()
