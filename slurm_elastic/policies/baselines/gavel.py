@@ -40,6 +40,7 @@ from slurm_elastic.policies.baselines.rigid import (
     requests,
     waits,
 )
+from slurm_elastic.policies.milp.quiet_highs import QuietHighs
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 Floats = NDArray[np.float64]
@@ -161,9 +162,8 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
     count, rows = len(job), len(rates)
     if not count:
         return x
-    highs = highspy.Highs()
+    highs = QuietHighs()
     for option, value in (
-        ("output_flag", False),
         ("threads", 1),
         ("solver", "ipx"),
         ("run_crossover", "off"),

@@ -23,6 +23,8 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_elastic.policies.milp.quiet_highs import QuietHighs
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -357,8 +359,7 @@ def first_of_rows(row: Ints) -> Ints:
 
 def loaded_program(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
     """Return HiGHS with the program loaded: a row per job, then a row per GPU type."""
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
+    highs = QuietHighs()
     highs.setOptionValue("threads", 1)
     # Presolving takes longer than solving a relaxation, but pays for branching.
     highs.setOptionValue("presolve", "on" if integer else "off")
