@@ -131,8 +131,13 @@ ROWS = (
     Row(label="sia", policy="sia"),
 )
 #: The other policies: those that choose sizes, and those that start jobs at the sizes of the
-#: workloads, whose batches do not change either, as in the published comparisons.
+#: workloads, whose batches do not change either, as in the published comparisons. Under `fair` and
+#: `dally` batches do not change; so the first ones run such jobs, too.
 OTHER_ROWS = (
+    *(
+        Row(label=f"{policy}, fixed batches", policy=policy, job_class=JobClass.STRONG_SCALING)
+        for policy in ("goodput", "sia")
+    ),
     *(Row(label=p, policy=p) for p in ("icefrog", "fair", "elastic_batch", "dally", "pollux")),
     *(
         Row(label=f"{policy}, rigid jobs", policy=policy, job_class=JobClass.RIGID)

@@ -54,7 +54,7 @@ def test_without_the_artifacts_figures_rows_have_ours_alone(data):
 def test_rows_name_each_policy_and_differ(data):
     rows = (*ROWS, *OTHER_ROWS)
     assert len({row.label for row in rows}) == len(rows)
-    assert len({repr((row.config, row.length_error)) for row in rows}) == len(rows)
+    assert len({repr((row.config, row.job_class, row.length_error)) for row in rows}) == len(rows)
 
 
 def test_together_they_have_all_policies_of_the_project():
