@@ -31,7 +31,7 @@ LONG = (
     "test_frameworks.py", "test_demo.py", "test_life.py", "test_in_place_trials.py",
     "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
     "test_controller.py", "test_esrun.py", "test_companions.py", "test_companion_faults.py",
-    "test_in_place.py",
+    "test_in_place.py", "test_policies_live.py",
     "test_people.py", "test_queue.py",
     "test_standby.py", "test_launchers.py", "test_many.py", "test_guard.py",
     "test_debian_torch.py", "test_training.py", "test_sizes.py",
@@ -41,7 +41,8 @@ RELEASES = "test_releases.py"
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
-    "test_esrun.py", "test_guard.py", "test_rehearsal.py", "test_rights.py",
+    "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rehearsal.py",
+    "test_rights.py",
 )  # fmt: skip
 for _name in {*LONG, *SINGLE_TESTS}:
     assert Path(__file__).with_name(_name).exists(), f"{_name} is no longer a file of tests"
