@@ -1,4 +1,4 @@
-"""Trainings of other frameworks, in a researcher's environment, grown and shrunk by a controller.
+"""Trainings of other frameworks, in a researcher's environment, resized and moved by a controller.
 
 Each is submitted as docs/integrations.md says, from an activated environment that has the
 framework and the library without the extra `controller`. They train at the same time; each is
@@ -53,10 +53,11 @@ class Training:
 
 TRAININGS = {
     "trainer": Training("hf_training", "checkpoint-*", "--plain --accumulation 4"),
+    "accelerate": Training("accelerate_training", "step_*"),
     "lightning": Training("lightning_training", "*.ckpt"),
     "deepspeed": Training("deepspeed_training", "global_step*", resized="--stage 1"),
 }
-SBATCH = """#SBATCH --nodes=1 --gres=gpu:1 --elastic=1-2 --open-mode=append --time=60
+SBATCH = """#SBATCH --nodes=1 --gres=gpu:1 --elastic=1-2,types=a100 --open-mode=append --time=60
 source {environment}/bin/activate
 export PYTHONPATH={stage} OMP_NUM_THREADS=1
 exec esrun --micro-batches {micro_batches} --checkpoint '{out}/ckpt/{checkpoint}' \\
@@ -121,15 +122,22 @@ class Trainings(StagedJobs):
             )
 
     def watch(self) -> None:
-        """Wait until the jobs have ended; take the second GPU of each back once it uses it."""
+        """Wait until the jobs have ended; once one uses two GPUs, give it one of the other type."""
         end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
         while running := self.running():
             assert time.monotonic() < end, self.logs()
             for name in running.keys() - self.shrunk:
                 if self._world(name) == 2:
-                    self.daemon.selastic("update", str(self.jobs[name]), "--elastic=1-1")
+                    elsewhere = "--elastic=1-1,types=v100"
+                    self.daemon.selastic("update", str(self.jobs[name]), elsewhere)
                     self.shrunk.add(name)
             time.sleep(1)
+
+    def moved(self, name: str) -> bool:
+        """Return whether the last run of a job was on another type of GPU than all before."""
+        command = f"sacct -DXPn -j {self.jobs[name]} --format=AllocTRES"
+        rows = self.cluster.exec(command).stdout.splitlines()
+        return ["gpu:v100" in row for row in rows] == [False] * (len(rows) - 1) + [True]
 
     def _world(self, name: str) -> int:
         text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/steps.0", check=False).stdout
@@ -170,6 +178,7 @@ def test_a_training_that_is_resized_is_the_undisturbed_one(trainings: Trainings,
     state, gpus = trainings.sizes(name)
     assert state == "COMPLETED", trainings.logs()
     assert [count for count, _ in groupby(gpus)] == [1, 2, 1], trainings.logs()
+    assert trainings.moved(name), trainings.logs()
     expected, actual = trainings.steps(TRAININGS[name].script), trainings.steps(name)
     assert_same_steps(actual, expected, steps=STEPS, tolerance=TOLERANCE)
     assert {line["world"] for line in actual.values()} == {1, 2}
