@@ -1,0 +1,177 @@
+"""Promised and delivered goodput of trainings on a cluster, and what changes did to their losses.
+
+For `mixed_cluster`: pure functions of what the jobs wrote and `selastic` answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: A speed is the median of at least so many steps; the first ones after a change do not count.
+FEWEST, SKIPPED = 5, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Steps of a training in one shape.
+
+    Attributes:
+        begin, end: epoch s of its first and last step.
+        ranks: number of ranks.
+        step_s: median seconds of a step; None: too few.
+    """
+
+    begin: float
+    end: float
+    ranks: int
+    step_s: float | None
+
+
+def segments(steps: Sequence[Mapping[str, Any]]) -> list[Segment]:
+    """Return the parts of a training between its changes.
+
+    >>> rows = [{"run": 0, "ranks": 1, "end": float(i)} for i in range(10)]
+    >>> rows += [{"run": 1, "ranks": 2, "end": 20 + i / 2} for i in range(12)]
+    >>> [(s.begin, s.ranks, s.step_s) for s in segments(rows)]
+    [(0.0, 1, 1.0), (20.0, 2, 0.5)]
+    """
+    groups: list[list[Mapping[str, Any]]] = []
+    for row in steps:
+        shape = row["run"], row["ranks"]
+        if not groups or (groups[-1][-1]["run"], groups[-1][-1]["ranks"]) != shape:
+            groups.append([])
+        groups[-1].append(row)
+    found = []
+    for group in groups:
+        ends = [row["end"] for row in group][SKIPPED:]
+        times = [b - a for a, b in itertools.pairwise(ends)]
+        step_s = statistics.median(times) if len(times) >= FEWEST else None
+        found.append(
+            Segment(
+                begin=group[0]["end"],
+                end=group[-1]["end"],
+                ranks=group[0]["ranks"],
+                step_s=step_s,
+            )
+        )
+    return found
+
+
+def goodput_of(reason: Any, gpus: int, gpu_type: str) -> tuple[float, tuple[int, str]] | None:
+    """Return the goodput of a size by a reason, in multiples of that of the size that follows.
+
+    >>> parameters = {"gpus": 2, "gpu_type": "a100", "times": 3.5, "base_gpus": 1,
+    ...               "base_type": "v100"}
+    >>> chosen = {"code": "goodput-chosen", "parameters": parameters}
+    >>> goodput_of({"code": "several", "parameters": {"reasons": [chosen]}}, 2, "a100")
+    (3.5, (1, 'v100'))
+    """
+    if isinstance(reason, list):
+        answers = (goodput_of(part, gpus, gpu_type) for part in reason)
+        return next((answer for answer in answers if answer), None)
+    if not isinstance(reason, dict):
+        return None
+    parameters = reason.get("parameters", {})
+    if (parameters.get("gpus"), parameters.get("gpu_type")) == (gpus, gpu_type):
+        if reason["code"] == "goodput-smallest":
+            return 1.0, (gpus, gpu_type)
+        if reason["code"] == "goodput-chosen":
+            return parameters["times"], (parameters["base_gpus"], parameters["base_type"])
+    return goodput_of(list(parameters.values()), gpus, gpu_type)
+
+
+def promised(change: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the predicted goodput after a change over that before; None: none was predicted.
+
+    Args:
+        change: a row of `selastic history`.
+        answers: of `explain` about its job, in their order.
+    """
+    new_gpus, new_type = change["to"].split()[:2]
+    after = goodput_of(change["reason"], int(new_gpus), new_type)
+    for answer in reversed([a for a in answers if a["time"] <= change["time"]]):
+        job, decision = answer["job"], answer["decision"]
+        if not job["gpus"] or not decision:
+            continue
+        before = goodput_of(decision["reason"], job["gpus"], job["gpu_type"])
+        if before and after and before[1] == after[1]:
+            return after[0] / before[0]
+    if after is None:
+        return None
+    return after[0] if _shape(change["from"]) == after[1] else None
+
+
+def _shape(text: str) -> tuple[int, str]:
+    gpus, gpu_type = text.split()[:2]
+    return int(gpus), gpu_type
+
+
+def compared(
+    changes: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return promised and delivered goodput of each change that a job went through.
+
+    Args:
+        changes: rows of `selastic history` of the job.
+        steps: lines of its steps.jsonl.
+        answers: of `explain` about it.
+    """
+    parts, rows = segments(steps), []
+    for change in changes:
+        if change["outcome"] not in ("done", "trial") or not change["from"][:1].isdigit():
+            continue
+        after = next((i for i, s in enumerate(parts) if s.begin > change["time"]), 0)
+        delivered = None
+        if after and parts[after - 1].step_s and parts[after].step_s:
+            delivered = float(parts[after - 1].step_s or 0) / float(parts[after].step_s or 1)
+        rows.append(
+            {
+                "time": change["time"],
+                "from": change["from"],
+                "to": change["to"],
+                "kind": change["kind"],
+                "reason": change["reason"]["code"] if change["reason"] else "",
+                "promised": promised(change, answers),
+                "delivered": delivered,
+                "still_s": parts[after].begin - parts[after - 1].end if after else None,
+            }
+        )
+    return rows
+
+
+def losses(
+    steps: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return how the losses differ from those of an undisturbed run, and which steps are lost."""
+    undisturbed = {row["step"]: row["loss"] for row in reference}
+    differences = [abs(row["loss"] / undisturbed[row["step"]] - 1) for row in steps]
+    first, last = reference[0]["loss"], steps[-1]
+    descent = first - undisturbed[last["step"]]
+    numbers = [row["step"] for row in steps]
+    return {
+        "steps": last["step"],
+        "repeated": len(numbers) - len(set(numbers)),
+        "missing": last["step"] - len(set(numbers)),
+        "largest": max(differences),
+        "last": differences[-1],
+        "missed_descent": (last["loss"] - undisturbed[last["step"]]) / descent if descent else 0.0,
+        "frozen": max(row["frozen"] for row in steps),
+        "loss": last["loss"],
+    }
+
+
+def median_error(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the median of |delivered / promised - 1| over changes that have both."""
+    errors = [
+        abs(change["delivered"] / change["promised"] - 1)
+        for row in rows
+        for change in row["changes"]
+        if change["promised"] and change["delivered"]
+    ]
+    return statistics.median(errors) if errors else None
