@@ -1,19 +1,21 @@
 """Places that a running job can reach in place: its companions leave, or new ones join. Pure.
 
-Slurm gives each companion exactly the GPUs that it asks for on its node, so that these places need
-no even shares. A change in place keeps the job's own GPUs and cuts no companion
-(docs/adr/0018-in-place-changes.md).
+A change in place keeps the job's own GPUs and cuts no companion
+(docs/adr/0018-in-place-changes.md). Slurm gives each companion exactly the GPUs that it asks for on
+its node, so that `smaller` and `larger` need no even shares. `place_in_place` is for binding
+proposals, whose shape is given (pack.py): whole nodes, and what remains on one node.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 import numpy as np
 
-from slurm_elastic.core.cluster import Allocation, Companion
+from slurm_elastic.core.cluster import Allocation, Companion, Job, Node, Snapshot
+from slurm_elastic.core.resize_kind import companion_change
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import SPRAWL, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
@@ -112,3 +114,100 @@ def _without(current: Allocation, leaving: Iterable[Companion]) -> Allocation:
         for node, gpus in companion.allocation.shares:
             left[node] = left.get(node, 0) - gpus
     return Allocation.of(current.gpu_type, {n: g for n, g in left.items() if g > 0})
+
+
+def place_in_place(job: Job, gpus: int, most: int, room: Mapping[str, int]) -> Allocation | None:
+    """Return a place for so many GPUs that a job reaches in place, or None.
+
+    Args:
+        job: running.
+        gpus: > 0, on GPUs of the type that it holds.
+        most: GPUs of the largest node of the type.
+        room: GPUs that the job may hold on each node, those that it holds included; where there is
+            a choice, earlier nodes are taken.
+    """
+    base, held = job.base_allocation, job.allocation
+    if base is None or held is None or most <= 0:
+        return None
+    companions = [c.allocation for c in job.companions]
+    full, remainder = divmod(gpus, most)
+    # Nodes of the base first, then those of companions, then the others.
+    base_shares, shares_held = dict(base.shares), dict(held.shares)
+    own = sorted(
+        (n for n in room if n in shares_held),
+        key=lambda n: (-base_shares.get(n, 0), -shares_held[n]),
+    )
+    others = [n for n in room if n not in shares_held]
+    order = [*own, *others]
+    for last in _last_nodes(own, others, remainder, room):
+        nodes = [n for n in order if n != last and room[n] >= most][:full]
+        if len(nodes) < full:
+            continue
+        shares = dict.fromkeys(nodes, most)
+        if last is not None:
+            shares[last] = remainder
+        place = Allocation.of(base.gpu_type, shares)
+        if companion_change(base, companions, place) is not None:
+            return place
+    return None
+
+
+class FreeRoom:
+    """Free GPUs of a snapshot, for `place_in_place`; nodes that make no difference are left out."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._names: dict[tuple[str, str], dict[int, list[str]]] = {}
+
+    def of(self, job: Job, nodes: int) -> dict[str, int]:
+        """Return the GPUs of its type that a running job may hold now, by node.
+
+        Args:
+            job: running.
+            nodes: most nodes that it may get.
+        """
+        held = job.allocation
+        if held is None:
+            return {}
+        names = self._by_free_gpus(job.partition, held.gpu_type)
+        whole = self._snapshot.per_node.get(held.gpu_type, 0)
+        free: dict[str, int] = {}
+        for gpus, equal in names.items():
+            count = (nodes if gpus == whole else 1) + len(held.shares)
+            free.update(dict.fromkeys(equal[:count], gpus))
+        own = {
+            name: gpus + self._free(self._snapshot.node.get(name), job.partition)
+            for name, gpus in held.shares
+        }
+        return free | own
+
+    def _by_free_gpus(self, partition: str, gpu_type: str) -> dict[int, list[str]]:
+        names = self._names.get((partition, gpu_type))
+        if names is None:
+            names = {}
+            for node in self._snapshot.nodes:
+                gpus = self._free(node, partition)
+                if gpus and node.gpu_type == gpu_type:
+                    names.setdefault(gpus, []).append(node.name)
+            self._names[partition, gpu_type] = names
+        return names
+
+    @staticmethod
+    def _free(node: Node | None, partition: str) -> int:
+        """Return the GPUs into which jobs of a partition may grow."""
+        if node is None or node.planned or partition not in node.partitions:
+            return 0
+        return node.free_gpus
+
+
+def _last_nodes(
+    own: list[str], others: list[str], remainder: int, room: Mapping[str, int]
+) -> Iterator[str | None]:
+    """Iterate over nodes for what remains: those held, then the one with the least to spare."""
+    if not remainder:
+        yield None
+        return
+    yield from (n for n in own if room[n] >= remainder)
+    with_room = [n for n in others if room[n] >= remainder]
+    if with_room:
+        yield min(with_room, key=lambda n: room[n])

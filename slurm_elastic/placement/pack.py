@@ -20,7 +20,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome, dearer
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
-from slurm_elastic.placement.in_place_fit import place_in_place
+from slurm_elastic.placement.in_place_places import place_in_place
 from slurm_elastic.placement.node_arrays import Ints
 
 

@@ -7,7 +7,7 @@ Sia (Jayaram Subramanya et al., SOSP'23), section 3. Every round:
    of the slowest type;
 3. everything but what a job holds now multiplied by its restart factor
    `max(T - N S, 0) / (T + S)`: T its age, N its restarts so far, S the seconds of one; what it
-   can reach in place (placement/in_place_fit.py) with the seconds of such a change;
+   can reach in place (placement/in_place_places.py) with the seconds of such a change;
 4. `min sum_jc X_jc G_jc^p + lambda_n (jobs - sum X)` under the capacity of each type
    (milp/assignment_milp.py); p < 0 evens goodput out, lambda_n lets a job have its first GPU before
    others have more.
@@ -27,7 +27,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.resize_kind import ResizeKind
-from slurm_elastic.placement.in_place_fit import FreeRoom, place_in_place
+from slurm_elastic.placement.in_place_places import FreeRoom, place_in_place
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
