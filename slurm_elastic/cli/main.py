@@ -41,6 +41,7 @@ VERBS = {
     "partition": "partition",
     "profile": "profile.profile_command",
     "recommend": "recommend.recommend_command",
+    "durations": "durations_command",
 }
 
 

@@ -1,8 +1,8 @@
 """Folder of the published data that tests and benchmarks read (docs/data.md).
 
-It holds `sia/`, `dally/` and `pipedream/`. Named by `--data DIR` (an option of pytest and of the
-benchmarks), else by SELASTIC_DATA; without either each set is looked for in `../shared/data`
-beside the checkout, then in `data` in it, where contrib/fetch-data puts it.
+It holds `sia/`, `dally/`, `pipedream/` and `helios/`. Named by `--data DIR` (an option of pytest
+and of the benchmarks), else by SELASTIC_DATA; without either each set is looked for in
+`../shared/data` beside the checkout, then in `data` in it, where contrib/fetch-data puts it.
 """
 
 from __future__ import annotations

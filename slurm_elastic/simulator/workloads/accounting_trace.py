@@ -1,5 +1,7 @@
 """Reader of a site's accounting: `sacct --json`, or `sacct -P` with a header.
 
+Columns Partition and Timelimit (or TimelimitRaw) are read where the file has them.
+
 There is one `PastJob` per job or array task: a requeued job has a row for each run (with
 `sacct -D`), of which the earliest submission and all running time count.
 Jobs without GPUs are left out and counted.
@@ -62,6 +64,8 @@ class PastJob:
         end: epoch seconds of the end of its last run.
         runs: runs in order, at least one.
         state: state of its last run.
+        partition: "": the file does not name it.
+        limit_s: time limit of its last run; None: unlimited, or the file does not name it.
     """
 
     job_id: str
@@ -71,6 +75,8 @@ class PastJob:
     end: float
     runs: tuple[PastRun, ...]
     state: str = _ENDED_WELL
+    partition: str = ""
+    limit_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -120,6 +126,8 @@ class _Row:
     state: str
     tres: str
     nodes: int
+    partition: str
+    limit_s: float | None
 
 
 def read(path: Path, *, completed_only: bool = False, least_s: float = LEAST_S) -> AccountingTrace:
@@ -188,6 +196,8 @@ def _job(life: list[_Row], *, completed_only: bool, least_s: float) -> PastJob |
         end=runs[-1].start + runs[-1].seconds,
         runs=tuple(runs),
         state=last.state,
+        partition=last.partition,
+        limit_s=last.limit_s,
     )
     if completed_only and job.state != _ENDED_WELL:
         return "not completed"
@@ -262,7 +272,23 @@ def _text_row(row: Mapping[str, str], location: str) -> _Row:
         state=_word(row.get("state", "")),
         tres=row.get("alloctres") or "",
         nodes=int(nodes) if nodes.isdecimal() and len(nodes) < 10 else 1,
+        partition=row.get("partition", ""),
+        limit_s=_limit(row),
     )
+
+
+def _limit(row: Mapping[str, str]) -> float | None:
+    """Return the time limit in seconds; None: there is none."""
+    minutes, text = row.get("timelimitraw", ""), row.get("timelimit", "")
+    if minutes.isdecimal() and len(minutes) < 12:
+        return float(minutes) * 60 or None
+    match = _ELAPSED.fullmatch(text)
+    return _clock_seconds(match) or None if match else None
+
+
+def _clock_seconds(match: re.Match[str]) -> float:
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _seconds(row: Mapping[str, str], location: str) -> float | None:
@@ -276,8 +302,7 @@ def _seconds(row: Mapping[str, str], location: str) -> float | None:
     match = _ELAPSED.fullmatch(text)
     if match is None:
         raise SacctError(f'{location}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return _clock_seconds(match)
 
 
 def _time(text: str, location: str) -> float | None:
@@ -334,6 +359,8 @@ def _json_row(job: Mapping[str, Any]) -> _Row:
         state=_word(str(state or "")),
         tres=_tres(tres.get("allocated")),
         nodes=int(nodes or 1),
+        partition=str(job.get("partition") or ""),
+        limit_s=(_number(times.get("limit")) or 0.0) * 60 or None,
     )
 
 

@@ -1,0 +1,1 @@
+"""Values that predictions consist of."""

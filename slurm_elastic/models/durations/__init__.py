@@ -1,0 +1,1 @@
+"""Predicted run times of jobs, from a site's own accounting (docs/durations.md)."""

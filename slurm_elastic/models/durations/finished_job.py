@@ -1,0 +1,46 @@
+"""Jobs as the prediction of run times sees them: what is known at submission, and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Longer names are cut: comparing names takes time that grows with the square of their length.
+MOST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What is known of a job at its submission.
+
+    Attributes:
+        group: partition, or another division of the cluster.
+        submitted: epoch s.
+        limit_s: time limit; None: unlimited, or not known.
+    """
+
+    user: str
+    name: str
+    gpus: int
+    group: str = ""
+    submitted: float = 0.0
+    limit_s: float | None = None
+
+    @property
+    def short_name(self) -> str:
+        """Name for comparisons: printable, and not longer than `MOST_NAME`."""
+        return "".join(c if c.isprintable() else "?" for c in self.name[:MOST_NAME])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedJob:
+    """A job that has ended.
+
+    Attributes:
+        seconds: run time on the GPUs requested; of a job that ran on others, its GPU seconds
+            divided by these.
+        ended: epoch s.
+    """
+
+    request: JobRequest
+    seconds: float
+    ended: float
