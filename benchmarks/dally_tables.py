@@ -39,7 +39,7 @@ from slurm_elastic.simulator.gangs.own_dally import OwnDally
 from slurm_elastic.simulator.gangs.published_dally import PublishedDally
 from slurm_elastic.simulator.gangs.tiresias import Tiresias
 from tests.support import published_data
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
 LEASE_S = 3600.0

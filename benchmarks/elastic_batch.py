@@ -48,7 +48,7 @@ from slurm_elastic.simulator.workloads.application_profiles import (
 )
 from slurm_elastic.simulator.workloads.builtin_profiles import Family, Gpu
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 HOURS = 8.0
 INTERVAL_S = 600.0

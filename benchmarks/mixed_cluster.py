@@ -32,8 +32,8 @@ from rich.table import Table
 
 from benchmarks.promised_goodput import compared, losses, median_error, segments
 from benchmarks.resize import ROOT
-from tests.support.selasticd import ADDRESS, PYTHON, Daemon, running
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.selasticd import ADDRESS, PYTHON, Daemon, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 HOME = "/shared/home/alice/mixed"
 DRIVER = ROOT / "benchmarks" / "drivers" / "mixed_training.py"

@@ -33,7 +33,7 @@ from slurm_elastic.placement.assignment import Assignment
 from slurm_elastic.policies import utility_curves
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Question
-from tests.support.synthetic_clusters import Cluster, busy
+from tests.support.decisions.synthetic_clusters import Cluster, busy
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from slurm_elastic.controller.metrics.metrics_text import MetricsText
 from slurm_elastic.controller.queries.view import View
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import busy
+from tests.support.decisions.synthetic_clusters import busy
 
 
 def main() -> None:

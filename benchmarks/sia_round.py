@@ -18,7 +18,7 @@ from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.sia import Sia
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 TYPES = ("a100", "rtx", "t4")
 

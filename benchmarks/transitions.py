@@ -38,7 +38,7 @@ from benchmarks.resize import on_cluster, place_driver, quantile
 from benchmarks.simulated_users import USERS_DIR, SimulatedUsers, cluster_command
 from slurm_elastic.core.reason import Reason, log_form
 from slurm_elastic.core.resize_kind import ResizeKind
-from tests.support import light_trainings
+from tests.support.container_cluster import light_trainings
 
 #: Jobs at most, two a node.
 MOVERS = 32

@@ -15,7 +15,7 @@ from tests.chaos.campaign import Campaign
 from tests.chaos.load import HOME
 from tests.chaos.schedule import KINDS, Schedule, schedule
 from tests.chaos.script_histories import MANNERS
-from tests.support.slurm_cluster import CLUSTER_DIR, SlurmCluster
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
 #: Beside selasticd's log: file → (node, command that prints it).
 EVIDENCE = {

@@ -15,7 +15,7 @@ from tests.chaos.faults import Faults
 from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 #: After the last fault: Slurm delays a requeued job for two minutes, a job takes a minute.
 SETTLE_S = 420.0

@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.chaos.invariants import COMPANION
 from tests.chaos.load import HOME, SMALL
-from tests.support import light_trainings
-from tests.support.selasticd import PYTHON, REPORTER, eager_config
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster import light_trainings
+from tests.support.container_cluster.selasticd import PYTHON, REPORTER, eager_config
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 DRIVERS = Path(__file__).parent / "drivers"
 #: The ledger's own small file system; filled by `ledger-full`.

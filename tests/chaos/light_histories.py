@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tests.chaos.histories import Attempt, History
-from tests.support.light_trainings import expected_steps
+from tests.support.container_cluster.light_trainings import expected_steps
 
 
 def light_reference(samples: int, epochs: int, batch: int) -> History:

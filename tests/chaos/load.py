@@ -10,8 +10,8 @@ from collections import defaultdict
 from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
 from tests.chaos.script_histories import SaverHistory
-from tests.support.light_trainings import PROGRAM
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.light_trainings import PROGRAM
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 HOME = "/shared/scratch/chaos"
 #: Checkpoints: leads to /small where the cluster has that (`cluster up --small-disk`).

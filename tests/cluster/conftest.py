@@ -8,9 +8,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.needs import lack
-from tests.support.selasticd import Daemon, leaves_no_trace, running
-from tests.support.slurm_cluster import (
+from tests.support.container_cluster.selasticd import Daemon, leaves_no_trace, running
+from tests.support.container_cluster.slurm_cluster import (
     CLUSTER_DIR,
     FIRST_WORKER,
     WAIT_FACTOR,
@@ -18,6 +17,7 @@ from tests.support.slurm_cluster import (
     cluster_name,
     worker_name,
 )
+from tests.support.needs import lack
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files in which the controller acts on step times that it measures. They run one after the other:

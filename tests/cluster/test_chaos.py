@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import schedule
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: What Slurm itself mends within seconds; the rest takes minutes: make chaos.
 KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user-hold", "drain",

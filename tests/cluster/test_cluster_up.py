@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 NODES = {"g01": "a100", "g02": "a100", "g03": "v100", "g04": "a100", "g05": "v100", "g06": "v100"}
 

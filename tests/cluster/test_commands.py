@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 SLEEP = "srun --overlap sleep 300"
 

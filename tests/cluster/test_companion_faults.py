@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 from clusterlib.lifecycle import container
 
-from tests.support import light_trainings
-from tests.support.esrun_stand_in import StandIn, running_stand_in
-from tests.support.growing_job import DIRECTORY, GrowingJob
-from tests.support.slow_links import cut
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster import light_trainings
+from tests.support.container_cluster.esrun_stand_in import StandIn, running_stand_in
+from tests.support.container_cluster.growing_job import DIRECTORY, GrowingJob
+from tests.support.container_cluster.slow_links import cut
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: Samples, epochs, samples of a step: more steps than a test waits for.
 SIZE = (3200, 200, 32)

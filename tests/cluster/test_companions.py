@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.esrun_stand_in import StandIn, running_stand_in
-from tests.support.growing_job import DIRECTORY, GrowingJob
-from tests.support.slow_links import cut
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.esrun_stand_in import StandIn, running_stand_in
+from tests.support.container_cluster.growing_job import DIRECTORY, GrowingJob
+from tests.support.container_cluster.slow_links import cut
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, gpus, held, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, gpus, held, running, shown
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.usefixtures("no_trace")
 

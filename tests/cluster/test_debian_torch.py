@@ -5,7 +5,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 TESTS = Path(__file__).parents[1]
 FILES = ("test_layout_changes.py", "pipeline/test_weight_stashing.py")

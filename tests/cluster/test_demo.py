@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.container_cluster.slurm_cluster import cluster_name
 from tests.support.needs import lack
-from tests.support.slurm_cluster import cluster_name
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A cluster of its own: the demo wants an empty one.

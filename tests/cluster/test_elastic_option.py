@@ -10,8 +10,8 @@ import pytest
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import Submission, parse_admin_comment
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 from tests.support.directives import DIRECTIVES, octets
-from tests.support.slurm_cluster import SlurmCluster, until
 
 # Submits one held job per directive and tells what sbatch said.
 SUBMIT_ALL = """

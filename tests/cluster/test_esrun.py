@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.esrun_stand_in import ADDRESS, StandIn, running_stand_in
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.esrun_stand_in import ADDRESS, StandIn, running_stand_in
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 DIRECTORY = "/shared/scratch/esrun"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config
-from tests.support.slurm_cluster import SlurmCluster
-from tests.support.staged_jobs import StagedJobs
+from tests.support.container_cluster.selasticd import Daemon, eager_config
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.staged_jobs import StagedJobs
 
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"

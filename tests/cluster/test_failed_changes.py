@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: A script as people write it: rank 0 saves every eight seconds by rename, and reads the newest.
 #: Arguments: what it does on more than two ranks, and how many steps it trains.

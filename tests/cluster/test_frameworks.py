@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.integrations.recorded_steps import assert_same_steps, steps_of
-from tests.support.selasticd import Daemon, eager_config, run_concurrently
-from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
-from tests.support.staged_jobs import StagedJobs
+from tests.support.container_cluster.selasticd import Daemon, eager_config, run_concurrently
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster
+from tests.support.container_cluster.staged_jobs import StagedJobs
 
 ENVIRONMENT = "/opt/frameworks"
 STAGE = "/shared/scratch/frameworks"

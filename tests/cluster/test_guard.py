@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, held, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, held, running, shown
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: Fails as soon as it runs, and sends itself back.
 HOPELESS = """

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import ADDRESS, PYTHON, Daemon, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import ADDRESS, PYTHON, Daemon, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
 PLACE = "/shared/scratch/hostile.py"

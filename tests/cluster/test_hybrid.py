@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running, total_gpus
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running, total_gpus
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.

@@ -14,8 +14,14 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, reservations, running, total_gpus
-from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
+from tests.support.container_cluster.selasticd import (
+    Daemon,
+    eager_config,
+    reservations,
+    running,
+    total_gpus,
+)
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
 #: Its 24 ranks need most of two cores: beside other clusters the times would be theirs.
 pytestmark = pytest.mark.alone

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, companions, eager_config, gpus, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import (
+    Daemon,
+    companions,
+    eager_config,
+    gpus,
+    running,
+    shown,
+)
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "companion_reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import light_trainings
-from tests.support.selasticd import (
+from tests.support.container_cluster import light_trainings
+from tests.support.container_cluster.selasticd import (
     Daemon,
     companions,
     eager_config,
@@ -20,7 +20,7 @@ from tests.support.selasticd import (
     shown,
     total_gpus,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 PROJECT = "/opt/src/slurm-elastic"
 LIGHT = "/shared/scratch/light-in-place"

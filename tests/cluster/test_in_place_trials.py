@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running, shown
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "failing_when_grown.py"
 SCRIPT = "/shared/scratch/failing_when_grown.py"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running
-from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster
 
 FOLDER = "/shared/scratch/launchers"
 #: Adds up all ranks, each on the GPU that it would take.

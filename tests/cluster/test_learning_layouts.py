@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running, total_gpus
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running, total_gpus
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "slow_layers.py"
 STAGE = "/shared/home/alice/layouts"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.slurm_cluster import CLUSTER_DIR, WAIT_FACTOR, SlurmCluster
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR, WAIT_FACTOR, SlurmCluster
 
 ROOT = CLUSTER_DIR.parents[1]
 #: On a calm machine it takes half as long.

@@ -5,8 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_elastic.controller.metrics import metric_definitions as metrics
-from tests.support.selasticd import METRICS, Daemon, eager_config, gpus, running, submit_running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import (
+    METRICS,
+    Daemon,
+    eager_config,
+    gpus,
+    running,
+    submit_running,
+)
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.usefixtures("no_trace")
 

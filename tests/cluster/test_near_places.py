@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, held, reservations, running
-from tests.support.slow_links import slow
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import (
+    Daemon,
+    eager_config,
+    held,
+    reservations,
+    running,
+)
+from tests.support.container_cluster.slow_links import slow
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Samples per second of a v100, and times the emulated communication.

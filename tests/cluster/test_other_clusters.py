@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, gpus, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, gpus, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: The other cluster has alice's account with a limit of no GPU, and each job of this one under the
 #: same number, with other times.

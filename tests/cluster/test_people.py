@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from tests.support.selasticd import (
+from tests.support.container_cluster.selasticd import (
     Daemon,
     gpus,
     held,
     run_concurrently,
     shown,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.usefixtures("no_trace")
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus, held, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus, held, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 #: GPUs of the node that is left free; the other two a100 nodes are full.
 NODE, KIND = "g04", "gpu:a100:4"

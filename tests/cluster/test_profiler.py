@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slow_links import slow
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slow_links import slow
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 DRIVER = Path(__file__).parent / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"

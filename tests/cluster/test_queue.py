@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import (
+from tests.support.container_cluster.selasticd import (
     Daemon,
     eager_config,
     gpus,
@@ -13,7 +13,7 @@ from tests.support.selasticd import (
     running,
     shown,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.usefixtures("no_trace")
 

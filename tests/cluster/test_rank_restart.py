@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 from clusterlib.lifecycle import container
 
-from tests.support import plain_training
-from tests.support.selasticd import Daemon, companions, eager_config, gpus, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster import plain_training
+from tests.support.container_cluster.selasticd import (
+    Daemon,
+    companions,
+    eager_config,
+    gpus,
+    running,
+    shown,
+)
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 FOLDER = "/shared/scratch/rank-restart"
 TRAIN = Path(plain_training.__file__).read_text()

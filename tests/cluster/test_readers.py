@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import PYTHON, Daemon, eager_config, gpus, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import PYTHON, Daemon, eager_config, gpus, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "compare_readers.py"
 PLACE = "/shared/scratch/compare_readers.py"

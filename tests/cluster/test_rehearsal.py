@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import PYTHON, Daemon, running, shown
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import PYTHON, Daemon, running, shown
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 SCRATCH = "/shared/scratch/rehearsal"
 FULL_DISK = Path(__file__).parent / "drivers" / "full_disk.py"

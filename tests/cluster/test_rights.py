@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, gpus
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 CONF = "/etc/slurm/slurm.conf"
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import (
+from tests.support.container_cluster.selasticd import (
     ADDRESS,
     PYTHON,
     Daemon,
@@ -20,7 +20,7 @@ from tests.support.selasticd import (
     reservations,
     running,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 TYPES = {"g01": "a100", "g03": "v100"}

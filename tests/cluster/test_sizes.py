@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.support.selasticd import Daemon, gpus, shown, submit_running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, gpus, shown, submit_running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 pytestmark = pytest.mark.usefixtures("no_trace")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.selasticd import (
+from tests.support.container_cluster.selasticd import (
     METRICS,
     PYTHON,
     REPORTER,
@@ -18,7 +18,7 @@ from tests.support.selasticd import (
     shown,
     submit_running,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 BOTH = "ctld:7321,g06:7321"
 #: Seconds: the wait of one who stands by; and all that a takeover may take on a loaded machine.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager_config, running
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 NETWORK = """
 [topology]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 PROJECT = "/opt/src/slurm-elastic"
 SIZE = "--samples 1024 --epochs 2 --global-batch 32"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import (
+from tests.support.container_cluster.selasticd import (
     PYTHON,
     Daemon,
     eager_config,
@@ -16,7 +16,7 @@ from tests.support.selasticd import (
     shown,
     submit_running,
 )
-from tests.support.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"

@@ -29,7 +29,7 @@ from slurm_elastic.rpc.protocol import VERSION
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
-from tests.support import example_round
+from tests.support.decisions import example_round
 
 #: bob's own job, and numbers that JSON can name.
 _JOBS = ("4722", "4711", "4700", "4711_3", "99999", "0", "4294967295")

@@ -13,7 +13,7 @@ from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz.grammar import BREAKERS, Directives
 from tests.fuzz.submit import BAD, CLUSTER_DIR, GRES, LOG, RESERVATIONS, TEXTS
 from tests.fuzz.tally import MOST_CRASHES, Tally
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 BATCH = 200
 SOURCE = Path(__file__).with_name("fuzz_requests.c")

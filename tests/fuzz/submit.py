@@ -16,7 +16,7 @@ from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
 from tests.fuzz.grammar import BREAKERS, Directives
 from tests.fuzz.tally import MOST_CRASHES, Tally
-from tests.support.slurm_cluster import CLUSTER_DIR, SlurmCluster
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
 BATCH = 200
 RUNNER = Path(__file__).with_name("fuzz_commands.py")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.support.container_cluster.package_machine import BUILT, QUIET, PackageMachine
 from tests.support.needs import require
-from tests.support.package_machine import BUILT, QUIET, PackageMachine
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.package_machine import QUIET
+from tests.support.container_cluster.package_machine import QUIET
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT_UID = "871"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.package_machine import QUIET
+from tests.support.container_cluster.package_machine import QUIET
 
 NO_ANSWER = 3  # exit code of selastic
 

@@ -19,7 +19,7 @@ from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
 from slurm_elastic.policies.dally.bid_order import order_of
 from slurm_elastic.policies.dally.dally import Dally
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import NOW, Cluster, node, racks
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 FLOOR = 600.0
 TIMERS = ("own", "auto", "nowait", "full", "1,2")

@@ -23,8 +23,8 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
-from tests.support.reasons import told
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
 

@@ -21,7 +21,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.policies.elastic_batch.division import divide
 from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as Policy
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 TYPES = ("a100", "v100")
 

@@ -12,7 +12,7 @@ from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 from tests.unit.controller.transitions.test_exchange_changes import Pair
 from tests.unit.placement.test_binding_proposals import Told
 

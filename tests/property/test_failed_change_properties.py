@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.core.cluster import JobState
-from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_script import SimulatedScript
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 
 FAILURES = st.dictionaries(
     st.integers(1, 8), st.sampled_from(["crash", "hang", "idle"]), max_size=6

@@ -9,7 +9,7 @@ from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettin
 from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.core.resize_kind import companion_change
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 from tests.unit.placement.test_binding_proposals import Told
 
 

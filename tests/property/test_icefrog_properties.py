@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from slurm_elastic.core.application import LayerCost, Prefixes
 from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.sia.sia import Sia
-from tests.support.reasons import words
-from tests.support.sia_strategies import (
+from tests.support.decisions.reasons import words
+from tests.support.decisions.sia_strategies import (
     CASES,
     TYPES,
     random_cluster,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import JobState
-from tests.support.simulated_slurm import SimulatedSite, short_trials
-from tests.support.simulated_training import SimulatedTraining
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_training import SimulatedTraining
 
 IN_PLACE = short_trials() + 'in_place = "auto"\nmin_gain = 0.01\n'
 EVENTS = (

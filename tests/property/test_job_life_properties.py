@@ -12,7 +12,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 ROUND_S = 30.0
 

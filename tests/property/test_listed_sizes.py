@@ -19,8 +19,8 @@ from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies.policy_protocol import capabilities_of, load
 from slurm_elastic.round import decide_round
-from tests.support.cluster_strategies import random_cluster
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.cluster_strategies import random_cluster
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 POLICIES = (
     *("fair", "sia", "dally", "elastic_batch", "icefrog"),

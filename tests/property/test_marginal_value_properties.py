@@ -11,8 +11,8 @@ from slurm_elastic.config.schema import GoodputSettings
 from slurm_elastic.policies.goodput import wait_bound
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.sia_strategies import (
+from tests.support.decisions.reasons import words
+from tests.support.decisions.sia_strategies import (
     CASES,
     TYPES,
     random_cluster,

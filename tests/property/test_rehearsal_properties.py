@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.script_job import ScriptJob
+from tests.support.job.script_job import ScriptJob
 
 OLD = "before the rehearsal"
 

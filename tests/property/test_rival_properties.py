@@ -16,7 +16,7 @@ from slurm_elastic.policies.baselines.themis import Themis
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 PROFILES = {
     "short": synthetic_application("short", seconds=300.0, restart_s=10.0),

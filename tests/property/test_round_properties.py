@@ -9,8 +9,8 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.free_resources import ResourceNeed
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
-from tests.support.cluster_strategies import clusters
-from tests.support.reasons import words
+from tests.support.decisions.cluster_strategies import clusters
+from tests.support.decisions.reasons import words
 
 FREE_OF_COST = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.sia_strategies import (
+from tests.support.decisions.sia_strategies import (
     CASES,
     TYPES,
     random_cluster,

@@ -10,9 +10,9 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.placement import site_limits
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
-from tests.support.cluster_strategies import clusters
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW
+from tests.support.decisions.cluster_strategies import clusters
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 POLICIES = ("fair", "las", "dally")

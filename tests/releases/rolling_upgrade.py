@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.selasticd import Daemon, eager_config, gpus, shown
-from tests.support.slurm_cluster import (  # puts clusterlib on the path
+from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus, shown
+from tests.support.container_cluster.slurm_cluster import (  # puts clusterlib on the path
     CLUSTER_DIR,
     SlurmCluster,
     until,

@@ -7,8 +7,8 @@ test is skipped.
 import pytest
 
 from tests.releases.release_trial import SERIES, STEPS, missing, try_release
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, cluster_name
 from tests.support.needs import require
-from tests.support.slurm_cluster import WAIT_FACTOR, cluster_name
 
 #: In the form that tests/support/needs.py sums up in one line.
 NO_TREE = (

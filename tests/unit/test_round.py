@@ -15,8 +15,8 @@ from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node, racks
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 CONTROLLER = Config(controller=ControllerSettings(queue="controller"))
 
@@ -587,7 +587,7 @@ def test_no_resizes_at_all_with_a_budget_of_none():
 @pytest.mark.parametrize(
     "module",
     [
-        "tests.support.synthetic_clusters",
+        "tests.support.decisions.synthetic_clusters",
         "slurm_elastic.models.speedup",
         "slurm_elastic.placement.best_fit",
         "slurm_elastic.topology",

@@ -10,7 +10,10 @@ import socket
 import time
 from typing import Any
 
-from tests.support.light_training.leader_reports import LeaderReports, LightCheckpoint
+from tests.support.light_training.leader_reports import (
+    LeaderReports,
+    LightCheckpoint,
+)
 from tests.support.light_training.light_rank import (
     PRIME,
     SEPARATED,

@@ -12,7 +12,13 @@ import time
 from typing import Any
 
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
-from tests.support.light_training.light_rank import JOIN_S, SEPARATED, Peer, Rank, end_with
+from tests.support.light_training.light_rank import (
+    JOIN_S,
+    SEPARATED,
+    Peer,
+    Rank,
+    end_with,
+)
 
 
 class Member(Rank):

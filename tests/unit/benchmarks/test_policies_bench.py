@@ -15,8 +15,8 @@ from benchmarks.policies import (
 )
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.synthetic_applications import synthetic_application
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_applications import synthetic_application
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 REFERENCE = """name,submission_s,completion_s,jct_s,restarts,gpu_seconds,mean_contention
 net-0,0,3600,3600,2,7200,1

@@ -23,8 +23,8 @@ from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram
 from slurm_elastic.policies.milp.round_program import RoundProgram
-from tests.support import example_round as example
-from tests.support.fake_controller import FakeBackend, FakeLog
+from tests.support.controller.fake_controller import FakeBackend, FakeLog
+from tests.support.decisions import example_round as example
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 

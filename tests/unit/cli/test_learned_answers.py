@@ -16,7 +16,7 @@ from slurm_elastic.core.application import (
     Observation,
     TypeProfile,
 )
-from tests.support import example_round as example
+from tests.support.decisions import example_round as example
 
 NET = Application(
     name="net",

@@ -14,7 +14,7 @@ from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
-from tests.support import example_round as example
+from tests.support.decisions import example_round as example
 
 
 def ask(op, view=example.VIEW, **args):

@@ -13,7 +13,7 @@ from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.core.cluster import Allocation, Switch
 from slurm_elastic.core.plan import JobRecord, Measurement
-from tests.support import example_round as example
+from tests.support.decisions import example_round as example
 from tests.support.needs import require
 
 SETTINGS = schema.TopologySettings(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm_cluster import CLUSTER_DIR  # puts clusterlib on the path
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR  # puts clusterlib on the path
 
 # isort: split
 

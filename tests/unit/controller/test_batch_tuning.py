@@ -33,10 +33,10 @@ from slurm_elastic.core.report import Orders
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.policies import policy_protocol
-from tests.support import example_round as example
-from tests.support.batch_tuning import NODES, PER_NODE, TuningController, report, running
-from tests.support.job_records import FakeScontrol, Log, job
-from tests.support.reasons import words
+from tests.support.controller.batch_tuning import NODES, PER_NODE, TuningController, report, running
+from tests.support.controller.job_records import FakeScontrol, Log, job
+from tests.support.decisions import example_round as example
+from tests.support.decisions.reasons import words
 
 ONE = Allocation.of("a100", {"n1": 1})
 FOUR = Allocation.of("a100", {"n1": 4})

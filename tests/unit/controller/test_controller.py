@@ -1,7 +1,7 @@
 """A whole controller on a simulated Slurm."""
 
-from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_script import SimulatedScript
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 from tests.unit.controller.transitions.test_failed_changes import play, sizes
 
 

@@ -16,7 +16,7 @@ from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 TEXT = (
     '[controller]\npolicy = "{policy}"\n'

@@ -15,8 +15,8 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 CONFIG = schema.parse(
     '[controller]\npolicy = "sia"\n[resize]\nmin_interval_s = 2\nper_hour = 3600\nrestart_s = 1\n'

@@ -15,7 +15,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import JobState, Snapshot
 from slurm_elastic.core.report import Report
-from tests.support.job_records import FakeScontrol, Log, job, transition
+from tests.support.controller.job_records import FakeScontrol, Log, job, transition
 
 LAYERS = (("a", 0.1, 0.2, 10.0, 100.0), ("b", 0.1, 0.2, 10.0, 100.0))
 

@@ -15,7 +15,7 @@ from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.submission import Submission
-from tests.support.reasons import words
+from tests.support.decisions.reasons import words
 
 FOUR = Allocation.of("a100", {"n1": 4})
 

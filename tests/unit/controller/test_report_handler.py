@@ -16,8 +16,8 @@ from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-from tests.support.job_records import FakeScontrol, Log, job, transition
-from tests.support.reasons import words
+from tests.support.controller.job_records import FakeScontrol, Log, job, transition
+from tests.support.decisions.reasons import words
 
 
 class Site:

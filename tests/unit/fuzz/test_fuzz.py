@@ -25,7 +25,7 @@ from slurm_elastic.simulator.workloads import accounting_trace
 from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 from tests.fuzz import checked_log, files, inbox, jobs, texts
-from tests.support import job_records
+from tests.support.controller import job_records
 
 
 @pytest.fixture(autouse=True)

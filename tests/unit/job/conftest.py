@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.simulated_clock import SimulatedClock
+from tests.support.job.simulated_clock import SimulatedClock
 
 
 @pytest.fixture

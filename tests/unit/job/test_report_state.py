@@ -8,7 +8,7 @@ import pytest
 from slurm_elastic.core.member_orders import MemberOrders
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.report_state import GRACE_S, ReportState
-from tests.support.simulated_clock import SimulatedClock
+from tests.support.job.simulated_clock import SimulatedClock
 
 
 @pytest.fixture

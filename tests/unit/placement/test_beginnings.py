@@ -4,7 +4,7 @@ import pytest
 
 from slurm_elastic.config.schema import Config, LimitSettings, ResizeSettings
 from slurm_elastic.core.cluster import Allocation, Companion
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 from tests.unit.placement.test_binding_proposals import Told, decide, targets
 
 SLURM = Config(resize=ResizeSettings(min_interval_s=0.0))

@@ -10,8 +10,8 @@ from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
-from tests.support.reasons import told, words
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.reasons import told, words
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 CONTROLLER = Config(
     controller=ControllerSettings(queue="controller"), resize=ResizeSettings(min_interval_s=0.0)

@@ -9,8 +9,8 @@ from slurm_elastic.core.cluster import Allocation, Limit
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 from tests.unit.placement.test_binding_proposals import InPlace, Told
 
 A100, V100 = ["a1", "a2", "a3"], ["v1", "v2", "v3"]

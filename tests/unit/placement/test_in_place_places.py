@@ -12,7 +12,7 @@ from slurm_elastic.placement.eligibility import RoundJob, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.in_place_places import FreeRoom, place_in_place
 from slurm_elastic.placement.node_arrays import NodeArrays
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 
 def companions(*shares: tuple[str, int]) -> tuple[Companion, ...]:

@@ -18,8 +18,8 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 SPEEDS = {"node": 2400.0, "rack": 100.0, "spine": 10.0}
 VGG, SMALL = 500e6, 1e6

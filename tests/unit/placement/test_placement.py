@@ -11,7 +11,7 @@ from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 
 def cluster(count=4, gpus=4, rack=0, **more):

@@ -16,8 +16,8 @@ from slurm_elastic.core.cluster import Limit
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 

@@ -8,8 +8,8 @@ from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Question
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, busy, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, busy, node
 
 CALM = Config(resize=ResizeSettings(restart_s=0.0, min_gain=0.0))
 

@@ -15,8 +15,8 @@ from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.reasons import told
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 CLUSTER = cluster_text.parse("t4:3x4,a100:1x8")
 PROFILE = synthetic_application("net", seconds=600.0, restart_s=20.0)

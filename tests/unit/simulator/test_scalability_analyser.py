@@ -12,8 +12,8 @@ from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.reasons import told
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
 PROFILES = {"net": synthetic_application("net", seconds=600.0, restart_s=20.0)}

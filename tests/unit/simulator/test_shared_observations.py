@@ -10,8 +10,8 @@ from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.reasons import told
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 NET = synthetic_application("net", seconds=600.0, restart_s=20.0)
 

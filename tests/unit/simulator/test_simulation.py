@@ -21,8 +21,8 @@ from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
-from tests.support.reasons import told
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 CLUSTER = "t4:2x4,a100:1x8"
 PROFILES = {"net": synthetic_application("net", seconds=600.0, restart_s=20.0)}

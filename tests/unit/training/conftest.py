@@ -11,7 +11,7 @@ require("python/torch")
 
 import torch  # noqa: E402
 
-from tests.support.training_runs import FakeLauncher, TrainingRuns  # noqa: E402
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,9 +17,9 @@ import torch
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
-from tests.support.forked_scripts import run_forked
-from tests.support.loop_runs import LoopRuns
-from tests.support.training_runs import BATCH, EPOCHS, SAMPLES, STEPS, FakeLauncher
+from tests.support.trainings.forked_scripts import run_forked
+from tests.support.trainings.loop_runs import LoopRuns
+from tests.support.trainings.training_runs import BATCH, EPOCHS, SAMPLES, STEPS, FakeLauncher
 
 _MADE = "loop = ElasticLoop('c', global_batch=8, model=model)"
 ONCE = [Counter(range(SAMPLES))] * EPOCHS

@@ -10,7 +10,7 @@ import torch
 
 from slurm_elastic.core.application import LayerCost, Prefixes
 from slurm_elastic.models.effective_progress import part
-from tests.support.forked_scripts import run_forked
+from tests.support.trainings.forked_scripts import run_forked
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.forked_scripts import run_forked
+from tests.support.trainings.forked_scripts import run_forked
 
 SCRIPT = """
 from slurm_elastic.training import init

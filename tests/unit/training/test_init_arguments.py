@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from slurm_elastic.training import init
 from slurm_elastic.training.init_arguments import UnsupportedTrainingError, epoch_schedule_warning
-from tests.support.forked_scripts import run_forked
+from tests.support.trainings.forked_scripts import run_forked
 
 POINTS = TensorDataset(torch.randn(12, 3), torch.randint(2, (12,)))
 OWN_LOOP = "keep your own loop, with slurm_elastic.training.ElasticLoop"

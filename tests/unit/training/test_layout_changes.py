@@ -15,7 +15,7 @@ from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 LAYOUTS = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
 DIRECTIVE = "1-8,parallel=hybrid"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.training.signals import STOPPED
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 
 def move(

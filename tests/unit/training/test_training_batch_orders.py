@@ -16,9 +16,9 @@ import torch
 from slurm_elastic.core.report import Orders
 from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
-from tests.support import training_runs as harness
-from tests.support.fixed_criterion import FixedCriterion
-from tests.support.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings import training_runs as harness
+from tests.support.trainings.fixed_criterion import FixedCriterion
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
 SCHEDULE = EPOCHS * SAMPLES // INITIAL

@@ -18,7 +18,7 @@ import check_run  # noqa: E402
 import emulate  # noqa: E402
 
 from slurm_elastic.core.directive import Directive  # noqa: E402
-from tests.support.forked_scripts import run_forked  # noqa: E402
+from tests.support.trainings.forked_scripts import run_forked  # noqa: E402
 
 SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
 

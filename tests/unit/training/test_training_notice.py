@@ -10,7 +10,14 @@ import pytest
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns, wait
+from tests.support.trainings.training_runs import (
+    EPOCHS,
+    SAMPLES,
+    STEPS,
+    FakeLauncher,
+    TrainingRuns,
+    wait,
+)
 
 ONCE = [Counter(range(SAMPLES))] * EPOCHS
 

@@ -5,7 +5,7 @@ import pytest
 from slurm_elastic.controller.companions.companion_folding import fold
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.member_orders import CompanionComment
-from tests.support.job_records import allocation, job
+from tests.support.controller.job_records import allocation, job
 
 
 def companion(job_id, shares, *, base=7, run=0, **fields):

@@ -8,7 +8,7 @@ from slurm_elastic.controller.leader.leader_election import LeaderElection, riva
 from slurm_elastic.controller.leader.leader_lease import DURABLE_S, comment_of
 from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.scontrol import NotActiveError, ScontrolError, SlurmUnreachableError
-from tests.support.job_records import Log
+from tests.support.controller.job_records import Log
 
 T = 30.0
 

@@ -5,7 +5,7 @@ import pytest
 from slurm_elastic.config.schema import ControllerSettings
 from slurm_elastic.controller.leader import standby_sync
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from tests.support.job_records import SEGMENT, Log
+from tests.support.controller.job_records import SEGMENT, Log
 
 RECORD = {"held": True, "override": "1-2", "pin": ["n1"], "pins": [["n1"]], "leased": True}
 

@@ -5,8 +5,8 @@ import pytest
 from slurm_elastic.controller.metrics import metric_definitions as metrics
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.core.report import Report
-from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_script import SimulatedScript
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 
 
 @pytest.fixture

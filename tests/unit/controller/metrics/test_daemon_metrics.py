@@ -9,7 +9,7 @@ from slurm_elastic.config.schema import ConfigError, parse
 from slurm_elastic.controller.daemon import Daemon
 from slurm_elastic.controller.metrics.metrics_service import serving
 from slurm_elastic.controller.state.ledger import Ledger
-from tests.support.fake_controller import FakeLog
+from tests.support.controller.fake_controller import FakeLog
 
 
 def daemon(tmp_path, port):

@@ -15,7 +15,7 @@ from slurm_elastic.controller.metrics.metrics_source import MetricsSource
 from slurm_elastic.controller.metrics.metrics_text import MetricsText
 from slurm_elastic.controller.queries.view import View
 from slurm_elastic.core.cluster import Node, Snapshot
-from tests.support.fake_controller import FakeLog
+from tests.support.controller.fake_controller import FakeLog
 
 VIEW = View(snapshot=Snapshot(time=1.0, nodes=(Node(name="g1", gpu_type="a100", gpus=4),), jobs=()))
 

@@ -17,8 +17,8 @@ from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.rpc.answers import ExplainAnswer
 from slurm_elastic.rpc.requests import OPERATIONS
-from tests.support import example_round as example
-from tests.support.typed_answers import mismatches
+from tests.support.controller.typed_answers import mismatches
+from tests.support.decisions import example_round as example
 
 EVERYBODY = Viewer(uid=example.BOB, operator=False)
 ONLY_BOBS = Viewer(uid=example.BOB, operator=False, private=True)

@@ -16,8 +16,8 @@ from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
 from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.rpc.requests import OPERATIONS
-from tests.support import example_round as example
-from tests.support.typed_answers import mismatches
+from tests.support.controller.typed_answers import mismatches
+from tests.support.decisions import example_round as example
 
 ALICES, BOBS = 4711, 4722
 EVERYBODY = Viewer(uid=example.BOB, operator=False)

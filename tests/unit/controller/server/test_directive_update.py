@@ -16,7 +16,7 @@ from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.policies import policy_protocol
-from tests.support.job_records import FakeScontrol, Log, job
+from tests.support.controller.job_records import FakeScontrol, Log, job
 
 
 class Site:

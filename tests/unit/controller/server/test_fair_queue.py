@@ -11,8 +11,8 @@ import pytest
 
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
-from tests.support.api_server import ask, serving
-from tests.support.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainAuth
+from tests.support.controller.api_server import ask, serving
+from tests.support.controller.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainAuth
 
 REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
 

@@ -18,7 +18,7 @@ from slurm_elastic.profiler.profile_file import (
     StepProfile,
     to_body,
 )
-from tests.support.job_records import job
+from tests.support.controller.job_records import job
 
 NODES = tuple(Node(name=f"n{i}", gpu_type="a100", gpus=4) for i in (1, 2))
 

@@ -17,8 +17,15 @@ from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.request_auth import MungeAuth
 from slurm_elastic.core.report import Report
 from slurm_elastic.rpc import frames, munge_auth, protocol
-from tests.support.api_server import address, answer, ask, serving
-from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeBackend, FakeLog, PlainAuth
+from tests.support.controller.api_server import address, answer, ask, serving
+from tests.support.controller.fake_controller import (
+    ALICE,
+    BOB,
+    OPERATOR,
+    FakeBackend,
+    FakeLog,
+    PlainAuth,
+)
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 

@@ -27,9 +27,9 @@ from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import protocol
 from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.rpc.requests import OPERATIONS, build
-from tests.support import example_round
-from tests.support.job_records import SEGMENT, FakeScontrol, Log, transition
-from tests.support.typed_answers import mismatches
+from tests.support.controller.job_records import SEGMENT, FakeScontrol, Log, transition
+from tests.support.controller.typed_answers import mismatches
+from tests.support.decisions import example_round
 
 RECORDED = json.loads((Path(__file__).parents[3] / "data" / "wire-0.1.0.json").read_text("utf-8"))
 EXCHANGES = RECORDED["exchanges"]

@@ -8,7 +8,7 @@ from slurm_elastic.controller.state.allocation_segments import (
 )
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Companion, JobState, Snapshot
-from tests.support.job_records import allocation, job
+from tests.support.controller.job_records import allocation, job
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from slurm_elastic.core.application import LayerCost
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.models import effective_progress
 from slurm_elastic.models.goodput import GoodputModel
-from tests.support.batch_tuning import TuningController, report, running
+from tests.support.controller.batch_tuning import TuningController, report, running
 
 AUTO = Directive.parse("1-8,freeze=auto,max-penalty=5%")
 TOLD = {"layers": 4, "certified": 3, "frozen": 1, "penalty": 0.004, "certified_penalty": 0.04}

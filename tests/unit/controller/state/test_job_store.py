@@ -10,7 +10,7 @@ from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-from tests.support.job_records import job, transition
+from tests.support.controller.job_records import job, transition
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.ledger_schema import VERSIONS
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.report import Report
-from tests.support.job_records import job
+from tests.support.controller.job_records import job
 
 ROWS = (("conv", 0.01, 0.02, 4096, 1024), ("head", 0.001, 0.002, 40, 40960))
 

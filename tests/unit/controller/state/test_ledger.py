@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from tests.support.job_records import SEGMENT
+from tests.support.controller.job_records import SEGMENT
 
 
 def test_everything_is_there_after_a_restart(tmp_path):

@@ -20,7 +20,7 @@ from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.submission import Submission
-from tests.support.job_records import FakeScontrol, Log, job
+from tests.support.controller.job_records import FakeScontrol, Log, job
 
 SQL = Path(__file__).parents[3] / "data" / "ledger-0.1.0.sql"
 SUBMITTED = 1795372238

@@ -24,7 +24,7 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.models import application_jobs
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.models.type_rates import estimated, measured
-from tests.support.job_records import job
+from tests.support.controller.job_records import job
 
 NODES = tuple(
     Node(name=name, gpu_type=kind, gpus=4)

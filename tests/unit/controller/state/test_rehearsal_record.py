@@ -5,7 +5,7 @@ import pytest
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.core.report import Report
-from tests.support.reasons import words
+from tests.support.decisions.reasons import words
 
 
 def report(**fields):

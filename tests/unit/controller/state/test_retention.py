@@ -8,7 +8,7 @@ import pytest
 from slurm_elastic.controller.state import retention
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.ledger_schema import VERSIONS
-from tests.support.job_records import SEGMENT
+from tests.support.controller.job_records import SEGMENT
 
 DAY = 86400.0
 NOW = 1_800_000_000.0

@@ -17,7 +17,7 @@ from slurm_elastic.controller.transitions.limit_extension import allowed, most_s
 from slurm_elastic.core.cluster import Limit, Node, Partition, Reservation, Snapshot
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
-from tests.support.job_records import allocation, job, transition
+from tests.support.controller.job_records import allocation, job, transition
 
 LINEAR = SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.0)
 ON = Config(resize=ResizeSettings(extend_time=True), speedup=LINEAR)

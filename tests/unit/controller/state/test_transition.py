@@ -3,7 +3,7 @@
 import pytest
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from tests.support.job_records import transition
+from tests.support.controller.job_records import transition
 
 
 def test_seconds_are_told_as_far_as_they_are_known():

@@ -12,7 +12,7 @@ from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.core.cluster import JobState, Node, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-from tests.support.job_records import FakeScontrol, Log, job, transition
+from tests.support.controller.job_records import FakeScontrol, Log, job, transition
 
 
 class Site:

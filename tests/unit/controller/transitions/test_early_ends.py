@@ -4,8 +4,8 @@ import pytest
 
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm.scontrol import ScontrolError
-from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_script import SimulatedScript
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 from tests.unit.controller.transitions.test_failed_changes import (
     outcomes,
     play,

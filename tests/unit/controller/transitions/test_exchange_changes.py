@@ -7,8 +7,8 @@ import pytest
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
-from tests.support.simulated_slurm import SimulatedSite, short_trials
-from tests.support.simulated_training import SimulatedTraining
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_failed_changes import play
 from tests.unit.placement.test_binding_proposals import Told
 

@@ -8,8 +8,8 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
-from tests.support.simulated_script import SimulatedScript
-from tests.support.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_script import SimulatedScript
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 
 from slurm_elastic.core.cluster import JobState
-from tests.support.simulated_slurm import SimulatedSite, short_trials
-from tests.support.simulated_training import SimulatedTraining
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_failed_changes import play
 from tests.unit.placement.test_binding_proposals import Told
 

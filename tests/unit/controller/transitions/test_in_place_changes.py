@@ -5,8 +5,8 @@ import pytest
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
-from tests.support.simulated_slurm import SimulatedSite, short_trials
-from tests.support.simulated_training import SimulatedTraining
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_failed_changes import play
 
 IN_PLACE = short_trials() + 'in_place = "auto"\nmin_gain = 0.01\n'

@@ -6,7 +6,7 @@ from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
-from tests.support.job_records import FakeScontrol, Log, job
+from tests.support.controller.job_records import FakeScontrol, Log, job
 
 
 def test_a_lease_is_renewed_although_the_clock_was_set_back(monkeypatch):

@@ -8,7 +8,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
-from tests.support.job_records import FakeScontrol, Log, job, transition
+from tests.support.controller.job_records import FakeScontrol, Log, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
 

@@ -10,7 +10,7 @@ from slurm_elastic.controller.transitions import rehearsal_choice
 from slurm_elastic.core.cluster import JobState, Snapshot
 from slurm_elastic.core.plan import Action, JobRecord
 from slurm_elastic.core.report import Report
-from tests.support.job_records import job
+from tests.support.controller.job_records import job
 
 NOW = 10_000.0
 REPORT = {

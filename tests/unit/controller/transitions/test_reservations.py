@@ -8,7 +8,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.scontrol import ScontrolError
-from tests.support.job_records import FakeScontrol, Log
+from tests.support.controller.job_records import FakeScontrol, Log
 
 
 @pytest.fixture

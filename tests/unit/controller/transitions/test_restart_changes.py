@@ -3,8 +3,8 @@
 import pytest
 
 from slurm_elastic.core.cluster import JobState
-from tests.support.simulated_slurm import SimulatedSite, short_trials
-from tests.support.simulated_training import SimulatedTraining
+from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_in_place_changes import (
     kinds,
     play,

@@ -11,8 +11,8 @@ from slurm_elastic.controller.transitions.transition_steps import TransitionStep
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
-from tests.support.job_records import FakeScontrol, Log, job, transition
-from tests.support.reasons import words
+from tests.support.controller.job_records import FakeScontrol, Log, job, transition
+from tests.support.decisions.reasons import words
 
 PENDING = {"run": 1, "gpus": 4, "gpu_type": "a100", "min_nodes": 1}
 

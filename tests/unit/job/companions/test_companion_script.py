@@ -20,7 +20,7 @@ from slurm_elastic.job.companions.companion_server import CompanionServer
 from slurm_elastic.job.companions.companion_submission import CompanionShape, CompanionSubmission
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
-from tests.support.companion_slurm import CompanionSlurm, eventually
+from tests.support.job.companion_slurm import CompanionSlurm, eventually
 
 #: Tests run side by side, and a companion kills all processes with its mark.
 MARK = f"test-{os.getpid()}.0.1+5001"

@@ -16,7 +16,7 @@ from slurm_elastic.job.companions.companion_set import CompanionSet
 from slurm_elastic.job.esrun_options import parse
 from slurm_elastic.job.launch import RankLaunch
 from slurm_elastic.job.report_state import ReportState
-from tests.support.companion_slurm import CompanionSlurm, eventually
+from tests.support.job.companion_slurm import CompanionSlurm, eventually
 
 #: A rank: prints its environment, and ends when a file of its companion tells it to.
 PROGRAM = (

@@ -15,7 +15,7 @@ from slurm_elastic.job.companions.companion_submission import (
     own_hosts,
     refusal,
 )
-from tests.support.companion_slurm import CompanionSlurm
+from tests.support.job.companion_slurm import CompanionSlurm
 
 FAILED = "Batch job submission failed:"
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"

@@ -12,7 +12,7 @@ from slurm_elastic.job.companions.program_companions import ProgramCompanions
 from slurm_elastic.job.esrun_options import parse
 from slurm_elastic.job.launch import RankLaunch
 from slurm_elastic.job.report_state import ReportState
-from tests.support.companion_slurm import CompanionSlurm, eventually
+from tests.support.job.companion_slurm import CompanionSlurm, eventually
 
 
 class Program:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.script_job import ScriptJob
+from tests.support.job.script_job import ScriptJob
 
 
 @pytest.fixture(autouse=True)

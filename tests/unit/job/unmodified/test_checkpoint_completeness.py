@@ -13,9 +13,9 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.unmodified import checkpoint_scanner
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
 from slurm_elastic.job.unmodified.settle_time import FIRST_S, LACKING_S
-from tests.support import checkpoint_savers as savers
-from tests.support.checkpoint_savers import Phases, SaverScript, Write, in_order
-from tests.support.simulated_clock import SimulatedClock
+from tests.support.job import checkpoint_savers as savers
+from tests.support.job.checkpoint_savers import Phases, SaverScript, Write, in_order
+from tests.support.job.simulated_clock import SimulatedClock
 
 RANKS = 3
 #: Saver → pattern of its checkpoints.

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner
 from slurm_elastic.job.unmodified.settle_time import FIRST_S
-from tests.support.simulated_clock import SimulatedClock
+from tests.support.job.simulated_clock import SimulatedClock
 
 
 @pytest.fixture

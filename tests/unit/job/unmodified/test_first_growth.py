@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.script_job import ScriptJob as Job
+from tests.support.job.script_job import ScriptJob as Job
 
 JUMP = "1 → 4 ranks: each trains alone and writes the same checkpoints"
 

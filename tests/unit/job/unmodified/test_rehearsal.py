@@ -14,7 +14,7 @@ import pytest
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.unmodified import kept_checkpoint
 from slurm_elastic.job.unmodified.resume_state import ResumeState
-from tests.support.script_job import ScriptJob
+from tests.support.job.script_job import ScriptJob
 
 KEPT = "memory/kept/r-7/before-rehearsal"
 AFTER = "memory/kept/r-7/after-rehearsal"

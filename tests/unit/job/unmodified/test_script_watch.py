@@ -11,7 +11,7 @@ import pytest
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
 from slurm_elastic.job.unmodified.settle_time import FIRST_S, LEAST_S
-from tests.support.script_job import ScriptJob as Job
+from tests.support.job.script_job import ScriptJob as Job
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 #: Far places cost half the speed, as configured, unless measured.
 STATED = SpeedupSettings(loss_across_nodes=0.5)

@@ -19,9 +19,9 @@ from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, de
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
-from tests.support import reasons
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, node, racks
+from tests.support.decisions import reasons
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, node, racks
 
 LEASE = 100.0
 

@@ -20,8 +20,8 @@ from slurm_elastic.policies.baselines.srtf import ShortestRemaining
 from slurm_elastic.policies.baselines.static import Static
 from slurm_elastic.policies.baselines.themis import Themis
 from slurm_elastic.policies.policy_protocol import Question
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel, Themis, Shockwave)
 

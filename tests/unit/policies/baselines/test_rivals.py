@@ -28,8 +28,8 @@ from slurm_elastic.policies.baselines.themis import LEASE_S, Themis
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.simulator.workloads import workload
 from tests.support import published_data
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 
 def question(cluster, capacity=None, seed=0):

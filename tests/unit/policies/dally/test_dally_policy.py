@@ -23,8 +23,8 @@ from slurm_elastic.policies.dally.job_state import GangStates
 from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate, collect
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
-from tests.support.reasons import told, words
-from tests.support.synthetic_clusters import NOW, Cluster, node, racks
+from tests.support.decisions.reasons import told, words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 BOTH = pytest.mark.parametrize("at_once", [False, True])
 

@@ -34,8 +34,8 @@ from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as P
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="elastic_batch")
 

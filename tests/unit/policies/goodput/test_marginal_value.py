@@ -20,8 +20,8 @@ from slurm_elastic.policies.goodput import remaining_work
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.goodput.type_prices import type_prices
 from slurm_elastic.policies.policy_protocol import Question
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 NET = Application(
     name="net",

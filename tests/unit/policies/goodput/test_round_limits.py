@@ -6,7 +6,7 @@ import pytest
 
 from slurm_elastic.core.cluster import Limit
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
-from tests.support.synthetic_clusters import NOW, node
+from tests.support.decisions.synthetic_clusters import NOW, node
 from tests.unit.policies.goodput.test_marginal_value import cluster, config, first, question
 
 

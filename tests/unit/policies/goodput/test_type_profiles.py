@@ -8,8 +8,8 @@ from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSetti
 from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 NET = Application(
     name="net",

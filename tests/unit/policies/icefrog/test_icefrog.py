@@ -21,8 +21,8 @@ from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 CONFIG = Config(
     controller=ControllerSettings(queue="controller", mode="act", policy="icefrog"),

@@ -29,8 +29,8 @@ from slurm_elastic.policies.sia import sia_configurations
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.policies.sia.sia_configurations import configurations, node_counts, shapes
 from slurm_elastic.round import decide_round
-from tests.support.reasons import words
-from tests.support.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.reasons import words
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="sia")
 PLAIN = Config(

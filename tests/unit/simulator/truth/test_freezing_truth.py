@@ -13,8 +13,8 @@ from slurm_elastic.simulator.truth.freezing_truth import BELIEFS, MAX_PENALTY
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
-from tests.support.reasons import told
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.reasons import told
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 KNOWN = ("cifar10", "imagenet", "yolov3", "bert", "deepspeech2")
 CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")

@@ -17,7 +17,7 @@ from slurm_elastic.simulator.workloads.application_profiles import (
 )
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
 from tests.support import published_data
-from tests.support.synthetic_applications import synthetic_application
+from tests.support.decisions.synthetic_applications import synthetic_application
 
 
 @pytest.fixture(scope="module")

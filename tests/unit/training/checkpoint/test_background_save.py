@@ -14,14 +14,14 @@ import pytest
 from slurm_elastic.training.checkpoint import dcp_files
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import (
+from tests.support.trainings.checkpoint_ranks import (
     NAMES,
     CheckpointRanks,
     differences,
     run_concurrently,
     state,
 )
-from tests.support.training_runs import PROCESSES, wait
+from tests.support.trainings.training_runs import PROCESSES, wait
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
 

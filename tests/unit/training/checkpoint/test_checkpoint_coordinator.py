@@ -24,7 +24,7 @@ from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManag
 from slurm_elastic.training.checkpoint.dcp_files import TensorReader
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import (
+from tests.support.trainings.checkpoint_ranks import (
     NAMES,
     CheckpointRanks,
     FakeRankGroup,
@@ -34,7 +34,7 @@ from tests.support.checkpoint_ranks import (
     state,
     step,
 )
-from tests.support.training_runs import PROCESSES, wait
+from tests.support.trainings.training_runs import PROCESSES, wait
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
 

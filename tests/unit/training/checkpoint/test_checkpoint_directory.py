@@ -21,7 +21,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     parts,
     verify,
 )
-from tests.support.training_runs import PROCESSES, wait
+from tests.support.trainings.training_runs import PROCESSES, wait
 
 TENSORS = {
     "model.w": torch.arange(6.0).reshape(2, 3),

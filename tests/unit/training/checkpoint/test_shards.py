@@ -12,8 +12,8 @@ from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManag
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import differences, restore_newest
-from tests.support.training_runs import PROCESSES, unused_port
+from tests.support.trainings.checkpoint_ranks import differences, restore_newest
+from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = pytest.mark.skipif(RELEASE < (2, 7), reason="torch 2.6 has no FSDP2 for CPUs")

@@ -20,8 +20,8 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     open_checkpoint,
 )
 from slurm_elastic.training.signals import STOPPED, exit_now
-from tests.support.kill_points import KillPoint
-from tests.support.training_runs import (
+from tests.support.trainings.kill_points import KillPoint
+from tests.support.trainings.training_runs import (
     BATCH,
     PATIENCE_S,
     PROCESSES,

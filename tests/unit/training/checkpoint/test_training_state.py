@@ -8,7 +8,7 @@ import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError
 from slurm_elastic.training.checkpoint.training_state import TrainingState, check
-from tests.support.checkpoint_ranks import differences
+from tests.support.trainings.checkpoint_ranks import differences
 
 
 def network() -> torch.nn.Module:

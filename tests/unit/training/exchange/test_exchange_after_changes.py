@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.member_faults import MemberFault
-from tests.support.small_buckets import SmallBuckets
-from tests.support.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings.member_faults import MemberFault
+from tests.support.trainings.small_buckets import SmallBuckets
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 EPOCHS, STEPS = 6, 36
 

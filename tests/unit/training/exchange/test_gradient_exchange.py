@@ -15,8 +15,8 @@ from slurm_elastic.training.exchange import gradient_exchange
 from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
 from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
-from tests.support.small_buckets import SmallBuckets
-from tests.support.training_runs import PROCESSES, unused_port
+from tests.support.trainings.small_buckets import SmallBuckets
+from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 #: Samples of each rank in the passes of one step; the last rank of four has none at all.
 PASSES = ([2], [1, 3, 2], [1, 1, 1], [])

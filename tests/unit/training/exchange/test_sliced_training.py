@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.training.exchange.sliced_exchange import owners
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("tied", "adamw"), ("plain", "sgd")])

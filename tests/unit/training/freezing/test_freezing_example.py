@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.support.forked_scripts import run_forked
+from tests.support.trainings.forked_scripts import run_forked
 
 SCRIPT = Path(__file__).resolve().parents[4] / "docs" / "examples" / "train_cnn.py"
 

@@ -13,7 +13,7 @@ from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.freezing.criteria import Plasticity
 from slurm_elastic.training.freezing.front_layers import FrontLayers
-from tests.support.fixed_criterion import FixedCriterion
+from tests.support.trainings.fixed_criterion import FixedCriterion
 
 SAMPLES, BATCH, EPOCHS = 120, 12, 5
 STEPS = EPOCHS * SAMPLES // BATCH

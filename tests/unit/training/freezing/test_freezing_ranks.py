@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
-from tests.support.fixed_criterion import FixedCriterion
-from tests.support.training_runs import PROCESSES, unused_port
+from tests.support.trainings.fixed_criterion import FixedCriterion
+from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
 STEPS = EPOCHS * SAMPLES // BATCH

@@ -32,7 +32,7 @@ from slurm_elastic.training.measure.step_times import (
 )
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
-from tests.support.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 DIMENSIONS = 400
 #: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.

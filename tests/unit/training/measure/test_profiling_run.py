@@ -11,7 +11,7 @@ from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
 from slurm_elastic.training.sampler import EvenSplit, Sampler
-from tests.support.forked_scripts import run_forked
+from tests.support.trainings.forked_scripts import run_forked
 
 COMPUTE, PREP, COLD = 1.0, 0.25, 0.5
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.training.parallel import fsdp
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_elastic.job.rank_socket import RESTART_CODE
-from tests.support.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 
 def test_a_hybrid_job_restarts_in_the_layout_for_its_measured_layers(

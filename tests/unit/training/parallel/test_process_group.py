@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
-from tests.support.training_runs import PROCESSES, unused_port
+from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 BATCH = 5
 

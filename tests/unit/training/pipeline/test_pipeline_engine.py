@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slurm_elastic.training.pipeline import LayoutError, PipelineEngine, StageLayout, cut
-from tests.support.pipeline_ranks import CLASSES, WIDTH, data, engine, layers, loss, spawn
+from tests.support.trainings.pipeline_ranks import CLASSES, WIDTH, data, engine, layers, loss, spawn
 
 STEPS = 3
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}

@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from slurm_elastic.training.pipeline import StageLayout, cut
-from tests.support.pipeline_ranks import LENGTHS, PATIENCE_S, data, engine, errors, layers, spawn
+from tests.support.trainings.pipeline_ranks import (
+    LENGTHS,
+    PATIENCE_S,
+    data,
+    engine,
+    errors,
+    layers,
+    spawn,
+)
 
 GONE = 3
 

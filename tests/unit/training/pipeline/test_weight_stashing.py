@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slurm_elastic.training.pipeline import StageLayout, cut, weight_stashing
-from tests.support.pipeline_ranks import LENGTHS, data, engine, layers, loss, spawn
+from tests.support.trainings.pipeline_ranks import LENGTHS, data, engine, layers, loss, spawn
 
 COUNT = 13
 STRAIGHT = [StageLayout.of(1, 1), StageLayout.of(1, 1, 1)]

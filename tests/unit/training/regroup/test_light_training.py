@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.light_trainings import PROGRAM, expected_steps
-from tests.support.member_faults import MemberFault
-from tests.support.training_runs import FakeLauncher, TrainingRuns, unused_port
+from tests.support.container_cluster.light_trainings import PROGRAM, expected_steps
+from tests.support.trainings.member_faults import MemberFault
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns, unused_port
 
 #: Functions of the library before which a rank that joins dies, and moments of a light one.
 MOMENTS = {

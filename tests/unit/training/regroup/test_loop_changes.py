@@ -10,9 +10,9 @@ import pytest
 
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.signals import STOPPED
-from tests.support.loop_runs import LoopRuns
-from tests.support.member_faults import MemberFault
-from tests.support.training_runs import FakeLauncher
+from tests.support.trainings.loop_runs import LoopRuns
+from tests.support.trainings.member_faults import MemberFault
+from tests.support.trainings.training_runs import FakeLauncher
 
 OPTIONS: dict[str, Any] = {"in_place": True}
 LIBRARY = "slurm_elastic.training.regroup."

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.member_faults import MemberFault
-from tests.support.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings.member_faults import MemberFault
+from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 EPOCHS, STEPS = 12, 72
 OPTIONS = {"epochs": EPOCHS, "step_s": 0.04}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 
 def begin(runs: TrainingRuns, launcher: FakeLauncher, size: int, **options: object) -> int:

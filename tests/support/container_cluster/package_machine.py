@@ -5,13 +5,13 @@ import subprocess
 import uuid
 from pathlib import Path
 
-from tests.support.slurm_cluster import CLUSTER_DIR  # puts clusterlib on the path
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR  # puts clusterlib on the path
 
 # isort: split
 
 from clusterlib.engine import ensure_base_image
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUILT = ROOT / "dist" / "packages"
 PROGRAMS = ROOT / "tests" / "packages"
 QUIET = "DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0"

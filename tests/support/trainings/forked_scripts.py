@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.support.training_runs import PROCESSES
+from tests.support.trainings.training_runs import PROCESSES
 
 
 def run_forked(

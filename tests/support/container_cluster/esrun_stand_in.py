@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 ADDRESS = "ctld:7391"
 

@@ -7,7 +7,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.report import Report
-from tests.support.job_records import job
+from tests.support.controller.job_records import job
 
 PER_NODE = {"a100": 4, "v100": 4}
 NODES = tuple(

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from tests.support.selasticd import Daemon
-from tests.support.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.selasticd import Daemon
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 
 class StagedJobs:

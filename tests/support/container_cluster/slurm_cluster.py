@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
+CLUSTER_DIR = Path(__file__).resolve().parents[3] / "contrib" / "cluster"
 sys.path.insert(0, str(CLUSTER_DIR))
 
 from clusterlib.lifecycle import exec_command, home_of  # noqa: E402
 
-from tests.support.node_sessions import NodeSessions  # noqa: E402
+from tests.support.container_cluster.node_sessions import NodeSessions  # noqa: E402
 
 #: By how much waits may be longer than on a calm machine: several clusters share it. They bound
 #: a test that hangs; no test asserts a time.

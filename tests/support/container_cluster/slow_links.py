@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from clusterlib.lifecycle import container
 
+from tests.support.container_cluster.slurm_cluster import SlurmCluster
 from tests.support.needs import require
-from tests.support.slurm_cluster import SlurmCluster
 
 _DEVICE = "eth0"
 

@@ -14,7 +14,7 @@ from slurm_elastic.core.application import (
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.policy_protocol import Question
-from tests.support.synthetic_clusters import Cluster, node
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 TYPES = ("a100", "t4", "v100")
 

@@ -27,7 +27,7 @@ import torch
 from slurm_elastic.core.report import ACTIONS, PHASES, Orders
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.training import init
-from tests.support.kill_points import KillPoint, write_pid
+from tests.support.trainings.kill_points import KillPoint, write_pid
 
 PROCESSES = multiprocessing.get_context("forkserver")
 #: Imported once by the server, not by each rank; the library first, as in a job.
@@ -39,7 +39,10 @@ PROCESSES.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.optim.swa_utils",
         __name__,
-        *(f"tests.support.{name}" for name in ("forked_scripts", "loop_runs", "pipeline_ranks")),
+        *(
+            f"tests.support.trainings.{name}"
+            for name in ("forked_scripts", "loop_runs", "pipeline_ranks")
+        ),
     ]
 )
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from slurm_elastic.training import ElasticLoop
 from slurm_elastic.training.checkpoint.object_state import unwrapped
-from tests.support.training_runs import (
+from tests.support.trainings.training_runs import (
     BATCH,
     EPOCHS,
     LABELS,

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.esrun_stand_in import ADDRESS, StandIn
-from tests.support.selasticd import PYTHON
+from tests.support.container_cluster.esrun_stand_in import ADDRESS, StandIn
+from tests.support.container_cluster.selasticd import PYTHON
 
 DIRECTORY = "/shared/scratch/companions"
 #: A program that regroups without torch.
-PROGRAM = Path(__file__).parents[1] / "cluster" / "drivers" / "regrouping.py"
+PROGRAM = Path(__file__).parents[2] / "cluster" / "drivers" / "regrouping.py"
 
 
 class GrowingJob:

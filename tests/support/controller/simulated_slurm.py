@@ -33,7 +33,7 @@ from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partitio
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
-from tests.support.job_records import Log
+from tests.support.controller.job_records import Log
 
 #: Modules whose clock is the simulated one.
 _MODULES = (

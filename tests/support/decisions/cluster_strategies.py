@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.cluster import Allocation, Limit
 from slurm_elastic.core.plan import Measurement
-from tests.support.synthetic_clusters import NOW, Cluster, node, racks
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 
 def clusters(*, transitions=True, costs=True):

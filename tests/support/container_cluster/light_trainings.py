@@ -9,7 +9,7 @@ from typing import Protocol
 from tests.support.light_training.light_rank import Samples
 
 PROGRAM = "tests.support.light_training"
-_FILES = sorted((Path(__file__).parent / "light_training").glob("*.py"))
+_FILES = sorted((Path(__file__).parents[1] / "light_training").glob("*.py"))
 
 
 class _Shell(Protocol):

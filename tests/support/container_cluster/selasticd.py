@@ -10,9 +10,9 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
-REPORTER = Path(__file__).parents[1] / "cluster" / "drivers" / "reporter.py"
+REPORTER = Path(__file__).parents[2] / "cluster" / "drivers" / "reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
 ADDRESS = "ctld:7321"
 #: Section of a configuration, and what asks for the metrics on the same host.

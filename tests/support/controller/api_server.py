@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from slurm_elastic.config import schema
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.rpc.protocol import VERSION
-from tests.support.fake_controller import FakeLog
+from tests.support.controller.fake_controller import FakeLog
 
 
 @contextmanager
