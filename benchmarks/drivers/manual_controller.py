@@ -17,7 +17,7 @@ from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.reader_choice import connect
+from slurm_elastic.slurm.readers.reader_choice import connect
 from slurm_elastic.slurm.scontrol import Scontrol
 
 CONFIG = """\

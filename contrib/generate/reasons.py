@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from contrib.generate.definitions import TEMPLATES
-from slurm_elastic.core.reason_codes import AREAS
-from slurm_elastic.core.reason_definition import Parameter, ParameterKind
+from slurm_elastic.core.reasons.reason_codes import AREAS
+from slurm_elastic.core.reasons.reason_definition import Parameter, ParameterKind
 
 
 def page() -> str:

@@ -39,7 +39,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.milp.round_program import StatesProgram
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
-from slurm_elastic.slurm.cluster_reader import ClusterReader
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe

@@ -49,10 +49,10 @@ from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc.answers import CheckAnswer
-from slurm_elastic.slurm.cluster_reader import ClusterReader
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.pyslurm_source import pyslurm_version
-from slurm_elastic.slurm.reader_choice import connect
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
+from slurm_elastic.slurm.readers.pyslurm_source import pyslurm_version
+from slurm_elastic.slurm.readers.reader_choice import connect
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
     NotActiveError,

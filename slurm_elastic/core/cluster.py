@@ -1,7 +1,8 @@
 """The cluster at one instant, as frozen values.
 
 A `Snapshot` holds all input of a decision: nodes with their use, jobs, the switch tree, partitions
-and limits. The live reader (`slurm_elastic.slurm.cluster_reader`) and the simulator both build it.
+and limits. The live reader (`slurm_elastic.slurm.readers.cluster_reader`) and the simulator both
+build it.
 
 >>> a = Allocation.of("a100", {"g02": 4, "g01": 4})
 >>> a.gpus, a.nodes

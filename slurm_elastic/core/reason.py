@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Union
 
-from slurm_elastic.core.reason_codes import DEFINITIONS
-from slurm_elastic.core.reason_definition import Parameter, ParameterKind, ReasonDefinition
+from slurm_elastic.core.reasons.reason_codes import DEFINITIONS
+from slurm_elastic.core.reasons.reason_definition import Parameter, ParameterKind, ReasonDefinition
 
 Shape = tuple[str, int]
 Value = Union[

@@ -31,8 +31,8 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.cluster_reader import ClusterReader
-from slurm_elastic.slurm.pyslurm_source import PyslurmSource
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
+from slurm_elastic.slurm.readers.pyslurm_source import PyslurmSource
 from slurm_elastic.slurm.scontrol import Scontrol
 from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.cli.reason_text import sentence, text
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.reason_definition import ParameterKind
+from slurm_elastic.core.reasons.reason_definition import ParameterKind
 from tests.support.decisions.reason_strategies import reasons
 
 OWN, STRANGE = ("4711", "4712_3", "4713_[1-9%2]"), ("8", "15", "9000_1")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.core.cluster import Reservation
-from slurm_elastic.slurm.cluster_reader import LEASE
+from slurm_elastic.slurm.readers.cluster_reader import LEASE
 from slurm_elastic.slurm.scontrol import LeaseWrites, NotActiveError, ScontrolError
 
 #: A loop that is busy with one look for this many times `takeover_s` hangs.

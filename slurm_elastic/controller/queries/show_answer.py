@@ -9,7 +9,7 @@ from typing import Any
 from slurm_elastic.controller.queries.job_answers import JobRows, change, explain
 from slurm_elastic.controller.queries.view import HistoryRow, Particulars, View, Viewer
 from slurm_elastic.controller.state.job_ending import EndedJob
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.layers import Layer, chain
 from slurm_elastic.core.report import Report

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from slurm_elastic.config import schema
 from slurm_elastic.controller.batch_tuning import BatchChoice
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord, Plan

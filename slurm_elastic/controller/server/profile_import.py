@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
-from slurm_elastic.controller.state.measurement import key_of
-from slurm_elastic.controller.state.observations import Observations, ObservedTime, number
+from slurm_elastic.controller.state.reported.measurement import key_of
+from slurm_elastic.controller.state.reported.observations import Observations, ObservedTime, number
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.profiler.profile_file import ProfiledConfiguration, ProfileFileError, from_body

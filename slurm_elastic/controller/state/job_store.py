@@ -14,15 +14,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
-from slurm_elastic.controller.state import attempt_progress, freezing_reports
+from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.allocation_segments import AllocationSegments
 from slurm_elastic.controller.state.ended_jobs import EndedJobs
-from slurm_elastic.controller.state.layer_profiles import LayerProfileStore, StoredProfile
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.measurement import key_of, measured, staged
-from slurm_elastic.controller.state.observation_store import ObservationStore
-from slurm_elastic.controller.state.observations import Observations
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
+from slurm_elastic.controller.state.reported import freezing_reports
+from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore, StoredProfile
+from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
+from slurm_elastic.controller.state.reported.observation_store import ObservationStore
+from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.resize_rate import ResizeRate
 from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
 from slurm_elastic.controller.state.stored_job import StoredJob

@@ -10,9 +10,9 @@ from typing import Any
 from slurm_elastic.controller.companions.placed_companions import PlacedCompanions
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
 from slurm_elastic.controller.state.job_ending import JobEnding
-from slurm_elastic.controller.state.measurement import from_ledger
-from slurm_elastic.controller.state.observations import Observations
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
+from slurm_elastic.controller.state.reported.measurement import from_ledger
+from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.time_limits import TimeBudget
 from slurm_elastic.core.layout import LayoutText, LayoutTextError

@@ -14,7 +14,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import LedgerError
-from slurm_elastic.controller.transitions.state_steps import HELD
+from slurm_elastic.controller.transitions.steps.state_steps import HELD
 from slurm_elastic.core.cluster import Job, JobState, Reservation, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.slurm import shape

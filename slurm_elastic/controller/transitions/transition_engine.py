@@ -19,15 +19,15 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
-from slurm_elastic.controller.transitions.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.requested_change import RequestedChange
 from slurm_elastic.controller.transitions.reservations import Reservations
-from slurm_elastic.controller.transitions.restart_steps import RestartSteps
-from slurm_elastic.controller.transitions.state_steps import StateSteps
-from slurm_elastic.controller.transitions.step_inputs import StepInputs, present_job
+from slurm_elastic.controller.transitions.steps.in_place_steps import InPlaceSteps
+from slurm_elastic.controller.transitions.steps.restart_steps import RestartSteps
+from slurm_elastic.controller.transitions.steps.state_steps import StateSteps
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs, present_job
+from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
-from slurm_elastic.controller.transitions.transition_steps import TransitionSteps
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason

@@ -12,9 +12,9 @@ import sys
 import time
 
 from slurm_elastic.core.cluster import JobState
-from slurm_elastic.slurm.cluster_reader import ClusterReader
-from slurm_elastic.slurm.json_source import JsonSource
-from slurm_elastic.slurm.pyslurm_source import PyslurmSource
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
+from slurm_elastic.slurm.readers.json_source import JsonSource
+from slurm_elastic.slurm.readers.pyslurm_source import PyslurmSource
 from slurm_elastic.slurm.slurm_command import installed_release
 
 #: Words that only one of the two ways uses for a state of a node.

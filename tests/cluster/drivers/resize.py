@@ -29,7 +29,7 @@ from slurm_elastic.controller.transitions.transition_engine import TransitionEng
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.slurm.reader_choice import connect
+from slurm_elastic.slurm.readers.reader_choice import connect
 from slurm_elastic.slurm.scontrol import Scontrol
 
 

@@ -20,13 +20,15 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.transitions import (
     companion_cleanup,
     crash_loop_guard,
-    in_place_steps,
     order_outbox,
     orphan_cleanup,
     requested_change,
     reservations,
-    restart_steps,
     transition_engine,
+)
+from slurm_elastic.controller.transitions.steps import (
+    in_place_steps,
+    restart_steps,
     transition_steps,
 )
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition, Snapshot

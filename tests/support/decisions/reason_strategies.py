@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.reason_codes import DEFINITIONS
-from slurm_elastic.core.reason_definition import Parameter, ParameterKind, ReasonDefinition
+from slurm_elastic.core.reasons.reason_codes import DEFINITIONS
+from slurm_elastic.core.reasons.reason_definition import Parameter, ParameterKind, ReasonDefinition
 
 _NUMBERS = st.floats(0.01, 1e6)
 _WORDS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Z")), max_size=12)

@@ -20,7 +20,7 @@ from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.request_dispatcher import Role
 from slurm_elastic.controller.server.socket_server import Server
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram
 from slurm_elastic.policies.milp.round_program import RoundProgram
 from tests.support.controller.fake_controller import FakeBackend, FakeLog

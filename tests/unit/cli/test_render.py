@@ -9,7 +9,7 @@ from slurm_elastic.cli.exit_codes import CliError
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders

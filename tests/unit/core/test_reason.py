@@ -11,7 +11,7 @@ import pytest
 
 from slurm_elastic.cli.reason_text import SENTENCES, text, with_texts
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.reason_codes import AREAS, DEFINITIONS
+from slurm_elastic.core.reasons.reason_codes import AREAS, DEFINITIONS
 
 PACKAGE = Path(__file__).parents[3] / "slurm_elastic"
 

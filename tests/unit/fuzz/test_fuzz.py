@@ -22,7 +22,8 @@ from slurm_elastic.core.submission import Submission
 from slurm_elastic.rpc import frames
 from slurm_elastic.rpc.requests import build
 from slurm_elastic.simulator.workloads import accounting_trace
-from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
+from slurm_elastic.slurm import gres, limits, shape, slurm_settings, switches
+from slurm_elastic.slurm.readers import pyslurm_records
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 from tests.fuzz import checked_log, files, inbox, jobs, texts
 from tests.support.controller import job_records

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.slurm import gres, pyslurm_records, switches
+from slurm_elastic.slurm import gres, switches
 from slurm_elastic.slurm.gres import parse_link_domains, read_link_domains
+from slurm_elastic.slurm.readers import pyslurm_records
 from slurm_elastic.slurm.switches import combined, parse_topology, read_switches
 from slurm_elastic.topology import Tier, Topology, problems
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.core import controller_codes, placement_codes, policy_codes
-from slurm_elastic.core.reason_definition import ReasonDefinition
+from slurm_elastic.core.reasons import controller_codes, placement_codes, policy_codes
+from slurm_elastic.core.reasons.reason_definition import ReasonDefinition
 
 AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
     "Placement": placement_codes.PLACEMENT,

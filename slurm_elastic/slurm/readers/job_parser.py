@@ -21,7 +21,7 @@ from slurm_elastic.core.submission import (
     parse_admin_comment,
     parse_comment,
 )
-from slurm_elastic.slurm import pyslurm_records
+from slurm_elastic.slurm.readers import pyslurm_records
 
 _STATES = {
     "PENDING": JobState.PENDING,

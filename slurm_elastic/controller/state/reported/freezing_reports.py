@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.application import LayerCost, Learned, Prefixes
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.report import ProfileRow, Report

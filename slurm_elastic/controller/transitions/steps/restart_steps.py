@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions.in_place_steps import JOIN_S, LEAVE_S, InPlaceSteps
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
-from slurm_elastic.controller.transitions.state_steps import HELD
-from slurm_elastic.controller.transitions.step_inputs import StepInputs
+from slurm_elastic.controller.transitions.steps.in_place_steps import JOIN_S, LEAVE_S, InPlaceSteps
+from slurm_elastic.controller.transitions.steps.state_steps import HELD
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.member_orders import MemberOrders
 from slurm_elastic.core.reason import Reason

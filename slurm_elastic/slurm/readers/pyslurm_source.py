@@ -11,8 +11,8 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from slurm_elastic.slurm import pyslurm_records
-from slurm_elastic.slurm.record_source import SlurmConf
+from slurm_elastic.slurm.readers import pyslurm_records
+from slurm_elastic.slurm.readers.record_source import SlurmConf
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.slurm_command import require_answer
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions.step_inputs import StepInputs
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError

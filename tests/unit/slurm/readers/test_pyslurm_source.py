@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.pyslurm_source import PyslurmSource
+from slurm_elastic.slurm.readers.pyslurm_source import PyslurmSource
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.controller.state import freezing_reports
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.reported import freezing_reports
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.application import LayerCost
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.models import effective_progress

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from slurm_elastic.slurm import reader_choice
-from slurm_elastic.slurm.reader_choice import choose, connect
+from slurm_elastic.slurm.readers import reader_choice
+from slurm_elastic.slurm.readers.reader_choice import choose, connect
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 
 

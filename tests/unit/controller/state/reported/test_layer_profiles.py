@@ -6,12 +6,12 @@ import sqlite3
 
 import pytest
 
-from slurm_elastic.controller.state import layer_profiles
 from slurm_elastic.controller.state import ledger as ledgers
 from slurm_elastic.controller.state.job_store import JobStore
-from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.ledger_schema import VERSIONS
+from slurm_elastic.controller.state.reported import layer_profiles
+from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.report import Report
 from tests.support.controller.job_records import job

@@ -6,8 +6,8 @@ import pytest
 
 from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget, fresh
 from slurm_elastic.controller.state.transition import TransitionState
-from slurm_elastic.controller.transitions.step_inputs import StepInputs, present_job
-from slurm_elastic.controller.transitions.transition_steps import TransitionSteps
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs, present_job
+from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError

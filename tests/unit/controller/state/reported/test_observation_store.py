@@ -13,7 +13,7 @@ from slurm_elastic.controller.state import ledger as ledgers
 from slurm_elastic.controller.state import ledger_schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.state.observations import (
+from slurm_elastic.controller.state.reported.observations import (
     Observations,
     ObservedTime,
     counted_micro_batches,

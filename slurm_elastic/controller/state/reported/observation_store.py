@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.observations import (
+from slurm_elastic.controller.state.reported.observations import (
     Observations,
     ObservedTime,
     counted_micro_batches,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.controller.state.measurement import staged
+from slurm_elastic.controller.state.reported.measurement import staged
 from slurm_elastic.core.application import Observation
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement

@@ -14,8 +14,8 @@ def main() -> None:
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
     import pyslurm  # noqa: PLC0415
 
-    from slurm_elastic.slurm import pyslurm_records  # noqa: PLC0415
-    from slurm_elastic.slurm.job_parser import JobParser  # noqa: PLC0415
+    from slurm_elastic.slurm.readers import pyslurm_records  # noqa: PLC0415
+    from slurm_elastic.slurm.readers.job_parser import JobParser  # noqa: PLC0415
 
     pyslurm.slurm_init()
     str(pyslurm.slurmctld.Config.load().version)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.core.cluster import JobState
-from slurm_elastic.slurm import pyslurm_records
-from slurm_elastic.slurm.job_parser import JobParser
+from slurm_elastic.slurm.readers import pyslurm_records
+from slurm_elastic.slurm.readers.job_parser import JobParser
 
 
 def tres(gpus: int, nodes: int = 1) -> SimpleNamespace:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch
-from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
-from slurm_elastic.slurm.job_parser import JobParser
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.record_source import RecordSource, SlurmConf
+from slurm_elastic.slurm.readers import pyslurm_records
+from slurm_elastic.slurm.readers.job_parser import JobParser
+from slurm_elastic.slurm.readers.record_source import RecordSource, SlurmConf
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
 from slurm_elastic.slurm.switches import read_switches
 

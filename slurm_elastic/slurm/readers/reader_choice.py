@@ -8,19 +8,19 @@ import sys
 
 import structlog
 
-from slurm_elastic.slurm.cluster_reader import ClusterReader, ReaderChoice
-from slurm_elastic.slurm.deferred_source import DeferredSource
-from slurm_elastic.slurm.json_source import JsonSource
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.pyslurm_source import PyslurmSource, pyslurm_version
-from slurm_elastic.slurm.record_source import RecordSource
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader, ReaderChoice
+from slurm_elastic.slurm.readers.deferred_source import DeferredSource
+from slurm_elastic.slurm.readers.json_source import JsonSource
+from slurm_elastic.slurm.readers.pyslurm_source import PyslurmSource, pyslurm_version
+from slurm_elastic.slurm.readers.record_source import RecordSource
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.slurm_command import installed_release, output
 
 #: Name of the choice while slurmctld does not answer, so that pyslurm cannot be tried.
 UNDECIDED = "undecided"
 
-_PROBE = "slurm_elastic.slurm.pyslurm_probe"
+_PROBE = "slurm_elastic.slurm.readers.pyslurm_probe"
 _PROBE_S = 60.0
 
 

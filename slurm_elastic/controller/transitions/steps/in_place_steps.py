@@ -21,13 +21,13 @@ from slurm_elastic.controller.state.transition import (
 )
 from slurm_elastic.controller.transitions import handovers
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
-from slurm_elastic.controller.transitions.state_steps import (
+from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
     HELD,
     StateSteps,
     runs_elsewhere,
 )
-from slurm_elastic.controller.transitions.step_inputs import StepInputs
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
 from slurm_elastic.core.reason import Reason

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from slurm_elastic.slurm import json_records
-from slurm_elastic.slurm.json_records import JobJson
-from slurm_elastic.slurm.record_source import SlurmConf
+from slurm_elastic.slurm.readers import json_records
+from slurm_elastic.slurm.readers.json_records import JobJson
+from slurm_elastic.slurm.readers.record_source import SlurmConf
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.slurm_command import output

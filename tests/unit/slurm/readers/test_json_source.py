@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.core.cluster import Allocation, JobState
-from slurm_elastic.slurm.cluster_reader import ClusterReader, ReaderChoice
-from slurm_elastic.slurm.json_records import JobJson, gres_of
-from slurm_elastic.slurm.json_source import JsonSource
+from slurm_elastic.slurm.readers.cluster_reader import ClusterReader, ReaderChoice
+from slurm_elastic.slurm.readers.json_records import JobJson, gres_of
+from slurm_elastic.slurm.readers.json_source import JsonSource
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 

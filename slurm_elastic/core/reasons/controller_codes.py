@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_elastic.core.reason_definition import (
+from slurm_elastic.core.reasons.reason_definition import (
     BECAUSE,
     GPU_TYPE,
     GPUS,

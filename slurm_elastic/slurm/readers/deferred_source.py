@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from slurm_elastic.slurm.record_source import RecordSource, SlurmConf
+from slurm_elastic.slurm.readers.record_source import RecordSource, SlurmConf
 
 
 class DeferredSource:

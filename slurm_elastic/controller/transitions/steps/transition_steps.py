@@ -12,13 +12,13 @@ from typing import Any
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions import exchange_partners
-from slurm_elastic.controller.transitions.state_steps import (
+from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
     HELD,
     StateSteps,
     runs_elsewhere,
 )
-from slurm_elastic.controller.transitions.step_inputs import StepInputs
+from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape

@@ -1,0 +1,1 @@
+"""Reports of jobs as models take them: measurements, observations, layer profiles."""

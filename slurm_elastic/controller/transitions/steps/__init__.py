@@ -1,0 +1,1 @@
+"""Steps of a transition, by kind: requeue, in place, and restart of the ranks."""
