@@ -2,8 +2,8 @@
 
 Plainly (`[sia] share`), or as the pool of models/application_pool.py with the noise of the first
 epoch, for policies whose capabilities ask for that. As in the live controller
-(controller/state/reported/observation_store.py). On published workloads of five applications it gains more
-than on a site where few jobs are repeated: state that with results.
+(controller/state/reported/observation_store.py). On published workloads of five applications it
+gains more than on a site where few jobs are repeated: state that with results.
 """
 
 from __future__ import annotations

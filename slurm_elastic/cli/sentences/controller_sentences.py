@@ -1,4 +1,4 @@
-"""Sentences of `core.controller_codes`."""
+"""Sentences of `core.reasons.controller_codes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of `core.placement_codes`."""
+"""Sentences of `core.reasons.placement_codes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of `core.policy_codes`."""
+"""Sentences of `core.reasons.policy_codes`."""
 
 from __future__ import annotations
 
