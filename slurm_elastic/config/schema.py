@@ -416,6 +416,24 @@ class LasSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QssfSettings:
+    """Section `[qssf]`."""
+
+    ageing: float = key(
+        0.3,
+        "GPU seconds by which a job's predicted service counts less for each second that it has"
+        " waited; 0: large jobs may starve, as published.",
+        bounds=(0, 1e6),
+    )
+    backfill: bool = key(
+        True, "Start jobs that do not delay the first one without room; false as published."
+    )
+    quantile: float = key(
+        0.9, "Quantile of the predicted run time that backfill counts with.", bounds=(0.1, 0.99)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DallySettings:
     """Section `[dally]`."""
 
@@ -533,6 +551,9 @@ class Config:
         "policy `elastic_batch` (docs/elastic_batch.md); defaults as published",
     )
     las: LasSettings = section(LasSettings, "policy `las`, Tiresias' queues (docs/baselines.md)")
+    qssf: QssfSettings = section(
+        QssfSettings, "policy `qssf`, by predicted GPU time (docs/durations.md)"
+    )
     dally: DallySettings = section(DallySettings, "policy `dally` (docs/dally.md)")
     placement: PlacementSettings = section(
         PlacementSettings, "whether jobs wait for a near place (docs/dally.md)"

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind, companion_change
 
@@ -234,6 +235,8 @@ class JobRecord:
         failed: how its attempt failed on trial; it is about to go back.
         barred: shapes in which it failed: (type, GPUs, how).
         jump: what jumped in its training over a change; "": nothing that is known.
+        length: run time predicted at its submission, for the size that it asked for; None: there
+            is no prediction.
     """
 
     job_id: int
@@ -266,6 +269,7 @@ class JobRecord:
     failed: Reason | None = None
     barred: tuple[tuple[str, int, Reason], ...] = ()
     jump: str = ""
+    length: DurationEstimate | None = None
 
     def change_s(self, assumed_s: float) -> float:
         """Return the seconds without training of a requeue: a save and a restart.

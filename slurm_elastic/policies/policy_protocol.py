@@ -127,6 +127,8 @@ class Capabilities:
             (`models.application_pool`). False: as `[sia] share` says.
         residual_models: goodput models correct their fits by what these leave over
             (`models.step_residuals`).
+        predicted_lengths: simulated jobs have predicted run times (`JobRecord.length`), as live
+            ones have where `[durations]` is on.
     """
 
     binding_proposals: bool = False
@@ -137,6 +139,7 @@ class Capabilities:
     initial_measurements: bool = False
     shares_measurements: bool = False
     residual_models: bool = False
+    predicted_lengths: bool = False
 
     def __post_init__(self) -> None:
         """Check each value.

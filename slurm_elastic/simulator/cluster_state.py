@@ -14,6 +14,7 @@ from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.models.link_estimates import LEAST_REPORTS
 from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.simulated_lengths import SimulatedLengths
 from slurm_elastic.simulator.truth.rack_network import Network
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
 
@@ -29,14 +30,23 @@ class SimulatedCluster:
         rack_of: rack of each node; empty without racks.
     """
 
-    def __init__(self, cluster: Cluster, *, measure: bool, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        measure: bool,
+        network: Network | None = None,
+        lengths: SimulatedLengths | None = None,
+    ) -> None:
         """Create the nodes, all idle.
 
         Args:
             cluster: nodes.
             measure: also report speeds, for policies that do not read `learned`.
             network: racks; None: all nodes are one rack.
+            lengths: predicted run times; None: jobs have none.
         """
+        self._lengths = lengths
         self.nodes = cluster.nodes(_PARTITION)
         self._index = {n.name: i for i, n in enumerate(self.nodes)}
         self._used: dict[tuple[str, int], Node] = {}
@@ -95,7 +105,11 @@ class SimulatedCluster:
 
     def _record(self, job: SimulatedJob) -> JobRecord:
         changing = job.changing
-        fields = (id(job.learned), id(job.places), changing, job.progress, job.allocation)
+        length = self._lengths.of(job) if self._lengths else None
+        fields = (
+            *(id(job.learned), id(job.places), id(length)),
+            *(changing, job.progress, job.allocation),
+        )
         last_fields, record = self._records.get(job.job_id, (None, None))
         if record is None or last_fields != fields:
             record = JobRecord(
@@ -116,6 +130,7 @@ class SimulatedCluster:
                 pause_s=job.resize_s,
                 learned=job.learned,
                 gradient_bytes=self._gradient_bytes.get(job.submitted.application),
+                length=length,
             )
             self._records[job.job_id] = (fields, record)
         return record

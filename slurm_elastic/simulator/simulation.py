@@ -32,6 +32,7 @@ from slurm_elastic.simulator.shared_observations import (
     application_of,
 )
 from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.simulated_lengths import SimulatedLengths
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 from slurm_elastic.simulator.truth.rack_network import Network
 from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
@@ -200,13 +201,17 @@ class _Run:
     _plan: Plan | None = None
     _idle: int = 0
     _shared: SharedObservations | SharedPools | None = None
+    _lengths: SimulatedLengths | None = None
 
     def __post_init__(self) -> None:
+        predicts = self.policy.capabilities.predicted_lengths
+        self._lengths = SimulatedLengths() if predicts else None
         self.cluster_state = SimulatedCluster(
             self.cluster,
             # With racks, the delay timers of every policy need the cost of distance.
             measure=self.policy.capabilities.simulates_measured_speeds or self.network is not None,
             network=self.network,
+            lengths=self._lengths,
         )
         if self.policy.capabilities.shares_measurements:
             self._shared = SharedPools()
@@ -286,6 +291,8 @@ class _Run:
                 self.cluster_state.forget(job.job_id)
                 if self._shared is not None:
                     self._shared.add(job)
+                if self._lengths is not None:
+                    self._lengths.add(job)
         self.active = [job for job in self.active if job.completion_s is None]
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
             self._arrives(self.jobs[self.arrived], at_s)

@@ -118,6 +118,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "would-delay-job": lambda p: f"would delay {job(p)}",
     "short-remaining": "about {left_s:.0f} s are left, and there is room",
     "others-shorter": "others have less left to do",
+    "least-service": lambda p: (
+        f"{p['reason']}; about {p['service_s'] / 3600:.1f} GPU hours are predicted"
+    ),
     "queue-turn": lambda p: (
         f"in the {'first' if p['queue'] == 1 else 'second'} queue, and there is room"
     ),

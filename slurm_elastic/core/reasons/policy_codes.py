@@ -66,6 +66,10 @@ BASELINES = (
     ),
     define("others-shorter", "Other jobs have less time left."),
     define(
+        "least-service", "Little service is predicted for the job, less what it has waited.",
+        number("service_s", "predicted service", "GPU seconds"), BECAUSE,
+    ),
+    define(
         "queue-turn", "The queue of the job has its turn, and there is room.",
         count("queue", "1 or 2"),
     ),

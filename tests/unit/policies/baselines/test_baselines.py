@@ -14,6 +14,7 @@ from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.baselines.gavel import Gavel, shares
 from slurm_elastic.policies.baselines.las import LeastAttainedService
+from slurm_elastic.policies.baselines.qssf import QuasiShortestService
 from slurm_elastic.policies.baselines.rigid import requests
 from slurm_elastic.policies.baselines.shockwave import Shockwave
 from slurm_elastic.policies.baselines.srtf import ShortestRemaining
@@ -23,7 +24,10 @@ from slurm_elastic.policies.policy_protocol import Question
 from tests.support.decisions.reasons import words
 from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
-EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel, Themis, Shockwave)
+EVERY = (
+    *(Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel, Themis, Shockwave),
+    QuasiShortestService,
+)
 
 
 def two_types(a100=4, v100=4):
@@ -96,6 +100,7 @@ WAITS = ("", 0)
 @pytest.mark.parametrize("policy", EVERY)
 def test_each_is_installed_and_its_proposals_are_binding(policy):
     names = {Fifo: "fifo", Static: "static", LeastAttainedService: "las"}
+    names |= {QuasiShortestService: "qssf"}
     names |= {ShortestRemaining: "srtf", Gavel: "gavel", Themis: "themis", Shockwave: "shockwave"}
     controller = dataclasses.replace(Config().controller, policy=names[policy])
     if names[policy] not in policy_protocol.known():
