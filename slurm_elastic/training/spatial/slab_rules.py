@@ -1,0 +1,537 @@
+# ruff: noqa: PLR0917 - arguments in the order of torch's functions
+"""Rules by which functions of torch work on slabs, by the names of the functions.
+
+Importing this module registers them. A function without a rule is refused by `SlabTensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.spatial import slab_layers
+from slurm_elastic.training.spatial.slab_grid import SpatialCutError
+from slurm_elastic.training.spatial.slab_tensor import RULES, SlabTensor, plain, wrapped
+
+#: Functions that treat each voxel alone.
+_ELEMENTWISE = (
+    "abs add addcdiv addcmul bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bool ceil "
+    "celu clamp clamp_max clamp_min clip clone contiguous cos cosh cpu cuda detach div divide "
+    "double elu eq erf exp expm1 float floor floordiv full_like ge gelu gt half hardshrink "
+    "hardsigmoid hardswish hardtanh iadd imul int invert isfinite isinf isnan isub itruediv "
+    "le leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor "
+    "logsigmoid long lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg "
+    "ones_like pow radd rand_like rdiv reciprocal relu relu6 remainder requires_grad rmul "
+    "round rpow rrelu rsqrt rsub rtruediv selu sigmoid sign silu sin softplus softshrink "
+    "softsign sqrt square sub subtract tan tanh tanhshrink threshold to true_divide truediv "
+    "type type_as where zeros_like"
+)
+#: Properties and methods whose result is no tensor of the volume.
+_PLAIN = (
+    "backward data_ptr dim element_size get_device hash is_complex is_contiguous "
+    "is_floating_point is_pinned is_same_size is_signed ndimension numpy register_hook "
+    "register_post_accumulate_grad_hook retain_grad tolist untyped_storage"
+)
+
+
+def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the rule of these names."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def _first(values: Any) -> SlabTensor:
+    """Return the first slab among arguments."""
+    for value in values:
+        if isinstance(value, SlabTensor):
+            return value
+        if isinstance(value, list | tuple):
+            for item in value:
+                if isinstance(item, SlabTensor):
+                    return item
+    raise SpatialCutError("model: no tensor that is cut in space is among the arguments")
+
+
+def _matched(value: Any, like: SlabTensor) -> Any:
+    """Return an argument as this rank needs it: a slab of tensors of the whole volume."""
+    if isinstance(value, SlabTensor):
+        if value.extents != like.extents:
+            shown = ("x".join(map(str, t.extents)) for t in (like, value))
+            raise SpatialCutError(
+                f"model: tensors of {' and '.join(shown)} that are cut in space do not fit each"
+                " other: expected equal extents"
+            )
+        return plain(value)
+    if isinstance(value, torch.Tensor) and tuple(value.shape[-len(like.extents) :]) == like.extents:
+        return slab_layers.slab_of(value, like)
+    if isinstance(value, list | tuple):
+        return type(value)(_matched(v, like) for v in value)
+    return value
+
+
+def _rewrapped(result: Any, like: SlabTensor) -> Any:
+    if isinstance(result, SlabTensor) or not isinstance(result, torch.Tensor):
+        return result
+    return wrapped(result, like.group, like.extents)
+
+
+@rule(*_ELEMENTWISE.split())
+def _elementwise(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    like = _first([*args, *kwargs.values()])
+    written = args[0] if isinstance(args[0], SlabTensor) else None
+    matched = [_matched(a, like) for a in args]
+    result = func(*matched, **{k: _matched(v, like) for k, v in kwargs.items()})
+    if written is not None and result is matched[0]:
+        return written  # changed in place
+    return _rewrapped(result, like)
+
+
+@rule(*_PLAIN.split())
+def _unchanged(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+@rule("get")
+def _property(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    of = getattr(getattr(func, "__self__", None), "__name__", "")
+    if of == "shape":
+        return args[0].volume_shape
+    result = func(*args, **kwargs)
+    if isinstance(result, torch.Tensor) and of not in {"grad", "data"}:
+        raise SpatialCutError(f"model: .{of} of a tensor that is cut in space is invalid")
+    return _rewrapped(result, args[0]) if of == "data" else result
+
+
+@rule("set", "delete")
+def _set_property(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+@rule("size")
+def _size(_: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    shape = args[0].volume_shape
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return shape if dim is None else shape[dim]
+
+
+@rule("numel", "nelement")
+def _numel(_: Any, args: list[Any], kwargs: dict[str, Any]) -> int:
+    del kwargs
+    return int(args[0].volume_shape.numel())
+
+
+@rule("len")
+def _len(_: Any, args: list[Any], kwargs: dict[str, Any]) -> int:
+    del kwargs
+    return int(args[0].volume_shape[0])
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def _convolution(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    del func
+
+    def arguments(
+        input: Any,  # noqa: A002 - torch's own names
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> torch.Tensor:
+        return slab_layers.convolve(
+            _slab(input),
+            weight,
+            bias,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _transposed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    del func
+
+    def arguments(
+        input: Any,  # noqa: A002
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> torch.Tensor:
+        return slab_layers.convolve(
+            _slab(input),
+            weight,
+            bias,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            transposed=True,
+            output_padding=output_padding,
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> torch.Tensor:
+        if return_indices:
+            raise SpatialCutError(
+                f"model: {func.__name__} with return_indices is invalid for a tensor that is cut in"
+                " space: expected values only"
+            )
+        return slab_layers.pool_largest(
+            _slab(input), kernel_size, stride, padding, dilation, ceil_mode=ceil_mode
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _avg_pool(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    del func
+
+    def arguments(
+        input: Any,  # noqa: A002
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> torch.Tensor:
+        return slab_layers.pool_mean(
+            _slab(input),
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode=ceil_mode,
+            count_padding=count_include_pad,
+            divisor=divisor_override,
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def _adaptive(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = _slab(args[0])
+    sizes = args[1] if len(args) > 1 else kwargs["output_size"]
+    spatial = range(-len(tensor.extents), 0)
+    if set(sizes if isinstance(sizes, list | tuple) else [sizes]) == {1}:
+        return _reduced(tensor, list(spatial), keep=True, mean=True)
+    result: torch.Tensor = func(slab_layers.spatial_whole(tensor), *args[1:], **kwargs)
+    return result
+
+
+@rule(
+    "flatten",
+    "reshape",
+    "view",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "item",
+)
+def _of_whole(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Compute what needs the whole volume, equally on every rank."""
+    return func(slab_layers.spatial_whole(args[0]), *args[1:], **kwargs)
+
+
+@rule("batch_norm")
+def _batch_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> torch.Tensor:
+        tensor = _slab(input)
+        if not training:
+            output = func(plain(tensor), running_mean, running_var, weight, bias, False, 0.0, eps)
+            return wrapped(output, tensor.group, tensor.extents)
+        return slab_layers.normalize(
+            tensor,
+            weight,
+            bias,
+            parts=tensor.volume_shape[1],
+            over_batch=True,
+            epsilon=eps,
+            running=(running_mean, running_var),
+            momentum=momentum,
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("instance_norm")
+def _instance_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        running_mean: Any = None,
+        running_var: Any = None,
+        weight: Any = None,
+        bias: Any = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> torch.Tensor:
+        tensor = _slab(input)
+        if not use_input_stats:
+            output = func(
+                plain(tensor), running_mean, running_var, weight, bias, False, momentum, eps
+            )
+            return wrapped(output, tensor.group, tensor.extents)
+        if running_mean is not None:
+            raise SpatialCutError(
+                "model: instance_norm with running statistics is invalid for a tensor that is cut"
+                " in space: expected track_running_stats=False"
+            )
+        return slab_layers.normalize(
+            tensor, weight, bias, parts=tensor.volume_shape[1], over_batch=False, epsilon=eps
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("group_norm")
+def _group_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    del func
+
+    def arguments(
+        input: Any,  # noqa: A002
+        num_groups: int,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> torch.Tensor:
+        return slab_layers.normalize(
+            _slab(input), weight, bias, parts=num_groups, over_batch=False, epsilon=eps
+        )
+
+    return arguments(*args, **kwargs)
+
+
+@rule("interpolate", "upsample", "upsample_nearest")
+def _interpolate(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        size: Any = None,
+        scale_factor: Any = None,
+        mode: str = "nearest",
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        tensor = _slab(input)
+        count = len(tensor.extents)
+        scales = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor] * count
+        if size is not None:
+            sizes = size if isinstance(size, list | tuple) else [size] * count
+            scales = [s / n for s, n in zip(sizes, tensor.extents, strict=True)]
+        if mode != "nearest" or any(s is None or s < 1 or s != int(s) for s in scales):
+            raise SpatialCutError(
+                f"model: {func.__name__} with mode {mode!r} and factors {scales} is invalid for a"
+                " tensor that is cut in space: expected 'nearest' and whole factors; a transposed"
+                " convolution works, too"
+            )
+        return slab_layers.enlarge(tensor, [int(s) for s in scales])
+
+    return arguments(*args, **kwargs)
+
+
+@rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
+def _dropout(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        **further: Any,
+    ) -> torch.Tensor:
+        del inplace
+        tensor = _slab(input)
+        if not further.get("train", training):
+            return tensor
+        return slab_layers.drop(tensor, p, channels=func.__name__ != "dropout")
+
+    return arguments(*args, **kwargs)
+
+
+@rule("cat", "concat", "concatenate")
+def _cat(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensors = args[0] if args else kwargs.pop("tensors")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    like = _first(tensors)
+    _check_dim(func, like, dim)
+    result = func([_matched(t, like) for t in tensors], dim)
+    return wrapped(result, like.group, like.extents)
+
+
+@rule("softmax", "log_softmax", "argmax", "argmin")
+def _over_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = _slab(args[0])
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    _check_dim(func, tensor, dim)
+    return wrapped(func(plain(tensor), *args[1:], **kwargs), tensor.group, tensor.extents)
+
+
+@rule("unsqueeze", "squeeze", "chunk", "split", "select_channels")
+def _reshaped_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    tensor = _slab(args[0])
+    default = 0 if func.__name__ in {"chunk", "split"} else None
+    position = 2 if func.__name__ in {"chunk", "split"} else 1
+    dim = args[position] if len(args) > position else kwargs.get("dim", default)
+    if func.__name__ == "unsqueeze" and dim is not None and dim < 0:
+        dim -= 1  # counted in the result
+    _check_dim(func, tensor, dim)
+    result = func(plain(tensor), *args[1:], **kwargs)
+    if isinstance(result, torch.Tensor):
+        return wrapped(result, tensor.group, tensor.extents)
+    return tuple(wrapped(part, tensor.group, tensor.extents) for part in result)
+
+
+@rule("sum", "mean")
+def _reduction(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = _slab(args[0])
+    dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
+    rank = len(tensor.volume_shape)
+    dims = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    return _reduced(tensor, dims, keep=keep, mean=func.__name__ == "mean")
+
+
+@rule(
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+def _voxel_loss(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    if len(args) > 2:
+        kwargs |= dict(zip(("weight",), args[2:3], strict=True))
+    reduction = kwargs.pop("reduction", "mean")
+    for name in ("size_average", "reduce"):
+        kwargs.pop(name, None)
+    like = _first(args[:2])
+    each = wrapped(
+        func(
+            *[_matched(a, like) for a in args[:2]],
+            **{k: _matched(v, like) for k, v in kwargs.items()},
+            reduction="none",
+        ),
+        like.group,
+        like.extents,
+    )
+    return _loss(each, reduction)
+
+
+@rule("cross_entropy", "nll_loss")
+def _class_loss(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    def arguments(
+        input: Any,  # noqa: A002
+        target: Any,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:
+        del size_average, reduce
+        like = _slab(input)
+        further = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        own_target = _matched(target, like)
+        each = func(
+            plain(like), own_target, weight, ignore_index=ignore_index, reduction="none", **further
+        )
+        losses = wrapped(each, like.group, like.extents)
+        if reduction != "mean" or own_target.is_floating_point():
+            return _loss(losses, reduction)
+        counts = (own_target != ignore_index).to(each.dtype)
+        if weight is not None:
+            counts = counts * weight[own_target.clamp(0, len(weight) - 1)]
+        total = slab_layers.group_sum(counts.sum(), like)
+        return slab_layers.group_sum(each.sum(), like) / total
+
+    return arguments(*args, **kwargs)
+
+
+def _loss(each: SlabTensor, reduction: str) -> torch.Tensor:
+    if reduction == "none":
+        return each
+    dims = list(range(len(each.volume_shape)))
+    return _reduced(each, dims, keep=False, mean=reduction == "mean")
+
+
+def _reduced(tensor: SlabTensor, dims: list[int], *, keep: bool, mean: bool) -> torch.Tensor:
+    """Return the sum or mean over dimensions."""
+    shape = tensor.volume_shape
+    rank, count = len(shape), len(tensor.extents)
+    dims = sorted({dim % rank for dim in dims})
+    spatial = [dim for dim in dims if dim >= rank - count]
+    result = plain(tensor).sum(dims, keepdim=keep)
+    if spatial and len(spatial) < count:
+        raise SpatialCutError(
+            "model: a sum or mean over some of the spatial dimensions of a tensor that is cut in"
+            " space is invalid: expected all of them or none"
+        )
+    if spatial:
+        result = slab_layers.group_sum(result, tensor)
+    if mean:
+        number = 1
+        for dim in dims:
+            number *= shape[dim]
+        result = result / number
+    return result if spatial else wrapped(result, tensor.group, tensor.extents)
+
+
+def _check_dim(func: Any, tensor: SlabTensor, dim: Any) -> None:
+    rank = len(tensor.volume_shape)
+    limit = rank - len(tensor.extents)
+    if not isinstance(dim, int) or not (0 <= dim < limit or -rank <= dim < limit - rank):
+        raise SpatialCutError(
+            f"model: {func.__name__} along dimension {dim} of a tensor that is cut in space is"
+            " invalid: expected that of samples or channels"
+        )
+
+
+def _slab(value: Any) -> SlabTensor:
+    if not isinstance(value, SlabTensor):
+        raise SpatialCutError(
+            "model: a tensor that is cut in space as weight or second argument of a layer is"
+            " invalid: expected it as the input"
+        )
+    return value

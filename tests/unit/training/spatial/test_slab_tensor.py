@@ -1,0 +1,116 @@
+"""Layers on slabs compute what one rank computes, and what they cannot compute is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError
+from slurm_elastic.training.spatial.slab_layers import spatial_whole
+from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
+from slurm_elastic.training.spatial.spatial_group import SpatialGroup
+from tests.support.pipeline_ranks import spawn
+from tests.support.spatial_ranks import largest_differences, spatial_group
+
+EXTENTS = (6, 5, 4)
+
+
+@pytest.mark.parametrize("parts", [(2, 1, 1), (3, 1, 1), (1, 4, 1), (2, 1, 2)])
+def test_results_gradients_and_statistics_are_those_of_one_rank(
+    tmp_path: Path, parts: tuple[int, ...]
+) -> None:
+    for differences in spawn(tmp_path, math.prod(parts), largest_differences, parts):
+        worst = max(differences, key=differences.__getitem__)
+        assert differences[worst] < 1e-10, worst
+
+
+def _losses(rank: int) -> list[tuple[float, float]]:
+    group = spatial_group(rank, (2, 1, 1))
+    torch.manual_seed(0)
+    output, labels = torch.randn(2, 3, *EXTENTS), torch.randint(0, 3, (2, *EXTENTS))
+    values, weight = torch.rand(2, 3, *EXTENTS), torch.tensor([0.2, 0.3, 0.5])
+    functions: list[tuple[Callable[..., torch.Tensor], torch.Tensor]] = [
+        (functional.cross_entropy, labels),
+        (nn.CrossEntropyLoss(weight, ignore_index=1), labels),
+        (functional.mse_loss, values),
+        (functional.binary_cross_entropy_with_logits, values),
+        (_dice, values),
+    ]
+    results = []
+    for function, targets in functions:
+        cut = [
+            slab_tensor(t[(..., *group.grid.slab(EXTENTS))], group, EXTENTS)
+            for t in (output, targets)
+        ]
+        results.append((float(function(*cut)), float(function(output, targets))))
+    return results
+
+
+def _dice(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    probable = torch.softmax(output, dim=1)
+    axes = (2, 3, 4)
+    common, sizes = (probable * targets).sum(axes), (probable + targets).sum(axes)
+    return 1.0 - (2.0 * common / sizes).mean()
+
+
+def test_losses_and_metrics_are_those_of_the_whole_volume(tmp_path: Path) -> None:
+    for results in spawn(tmp_path, 2, _losses):
+        for actual, expected in results:
+            assert actual == pytest.approx(expected, abs=1e-6)
+
+
+def _dropped(rank: int, parts: tuple[int, ...]) -> torch.Tensor:
+    group = spatial_group(rank, parts)
+    torch.manual_seed(7)
+    cut = slab_tensor(torch.ones(1, 2, *EXTENTS)[(..., *group.grid.slab(EXTENTS))], group, EXTENTS)
+    return spatial_whole(functional.dropout(cut, 0.4))
+
+
+def test_dropout_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+    alone = spawn(tmp_path / "1", 1, _dropped, (1, 1, 1))[0]
+    for together in spawn(tmp_path / "2", 2, _dropped, (1, 1, 2)):
+        assert torch.equal(together, alone)
+    assert 0.4 < float((alone > 0).float().mean()) < 0.8
+
+
+@pytest.fixture
+def cut() -> SlabTensor:
+    """Return a tensor of which this process has the first of two slabs."""
+    group = SpatialGroup(SlabGrid((2, 1, 1)), [0, 1])
+    return slab_tensor(torch.zeros(1, 3, 3, 5, 4), group, EXTENTS)
+
+
+@pytest.mark.parametrize(
+    ("operation", "culprit"),
+    [
+        (lambda x: x.mean(dim=2), "some of the spatial dimensions"),
+        (lambda x: x.flip(2), "flip of a tensor that is cut in space"),
+        (lambda x: x[:, :, 1:], "__getitem__ of a tensor that is cut in space"),
+        (lambda x: functional.softmax(x, dim=2), "softmax along dimension 2"),
+        (lambda x: torch.cat([x, x], dim=2), "cat along dimension 2"),
+        (lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear"), "trilinear"),
+        (lambda x: functional.pad(x, [1, 1]), "pad of a tensor that is cut in space"),
+    ],
+)
+def test_what_would_mean_something_else_on_a_slab_is_refused(
+    cut: SlabTensor, operation: Callable[[torch.Tensor], torch.Tensor], culprit: str
+) -> None:
+    with pytest.raises(SpatialCutError, match=culprit):
+        operation(cut)
+
+
+def test_a_cut_tensor_has_the_shape_of_the_whole(cut: SlabTensor) -> None:
+    assert cut.shape == cut.size() == (1, 3, *EXTENTS)
+    assert (cut + 1.0).relu_().shape[2] == 6
+    assert cut.numel() == 3 * math.prod(EXTENTS)
+
+
+def test_a_volume_with_fewer_planes_than_ranks_names_both() -> None:
+    with pytest.raises(SpatialCutError, match=r"volume of 3x5x4 .* cut of 4x1x1.*use fewer ranks"):
+        SlabGrid((4, 1, 1)).slab((3, 5, 4))
