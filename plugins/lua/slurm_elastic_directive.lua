@@ -124,8 +124,8 @@ readers["batch"] = function(d, value)
 end
 
 readers["parallel"] = function(d, value)
-	if not contains({ "data", "pipeline", "hybrid" }, value) then
-		fail(value, 'parallel "%s" is unknown; write data, pipeline or hybrid', value)
+	if not contains({ "data", "pipeline", "hybrid", "spatial" }, value) then
+		fail(value, 'parallel "%s" is unknown; write data, pipeline, hybrid or spatial', value)
 	end
 	d.parallel = value
 end

@@ -57,8 +57,9 @@ def update(
 
     A layout is for jobs with `parallel=pipeline` or `parallel=hybrid`: `2x3` is 2 replicas of 3
     stages, `2x3x2` the same with 2 parts of the model on each GPU, `2-1` two stages of 2 and 1
-    replicas, `auto` the job's own choice. The job saves and restarts in place; a layout for another
-    number of GPUs waits until the job holds them. With both options, both are applied or none.
+    replicas, `auto` the job's own choice. With `parallel=spatial`, `2x1s4` is 2 groups of 4 GPUs
+    that share each sample. The job saves and restarts in place; a layout for another number of GPUs
+    waits until the job holds them. With both options, both are applied or none.
     """
     from slurm_elastic.core.directive import Directive, DirectiveError  # noqa: PLC0415
     from slurm_elastic.core.layout import LayoutText, LayoutTextError  # noqa: PLC0415

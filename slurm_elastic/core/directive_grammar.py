@@ -21,7 +21,7 @@ MAX_NOTICE = 86400
 #: Default fraction of useful progress that freezing may cost.
 DEFAULT_MAX_PENALTY = 0.005
 
-Parallel = Literal["data", "pipeline", "hybrid"]
+Parallel = Literal["data", "pipeline", "hybrid", "spatial"]
 Freeze = Literal["off", "auto"]
 InPlace = Literal["auto", "never"]
 
@@ -139,9 +139,9 @@ def _batch(value: str) -> dict[str, object]:
 
 
 def _parallel(value: str) -> dict[str, object]:
-    if value not in {"data", "pipeline", "hybrid"}:
+    if value not in {"data", "pipeline", "hybrid", "spatial"}:
         raise DirectiveError(
-            value, f'parallel "{value}" is unknown; write data, pipeline or hybrid'
+            value, f'parallel "{value}" is unknown; write data, pipeline, hybrid or spatial'
         )
     return {"parallel": cast("Parallel", value)}
 

@@ -50,6 +50,7 @@ class Loader:
         collate: makes a micro-batch out of samples; None: torch's default.
         pin: whether fetched batches go to pinned memory.
         seed: of everything random in this run.
+        ranks_per_sample: consecutive ranks that share each sample, and their random numbers.
     """
 
     dataset: Any
@@ -57,6 +58,7 @@ class Loader:
     collate: Callable[[Sequence[Any]], Any] | None
     pin: bool
     seed: int
+    ranks_per_sample: int = 1
 
     def batches(
         self, shares: Callable[[], Iterator[StepShare]], *, rank: int, step: int
@@ -69,6 +71,7 @@ class Loader:
             step: optimisation steps done.
         """
         generator = torch.Generator()
+        rank //= self.ranks_per_sample
         generator.manual_seed(derive_seed(self.seed, step, rank))
         fetched = iter(
             DataLoader(

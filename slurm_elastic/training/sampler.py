@@ -45,7 +45,7 @@ class MicroBatchSlice:
     Attributes:
         number: index among the micro-batches of the step.
         span: its samples, as positions within the step.
-        counts: whether this rank computes its loss.
+        counts: whether this rank computes its loss; of ranks that share samples, the first one.
     """
 
     number: int

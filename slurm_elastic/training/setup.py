@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from slurm_elastic.training.parallel.parallel_strategy import LossFunction, Para
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
+from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
 from slurm_elastic.training.regroup.obstacles import in_place_obstacle
@@ -39,6 +41,7 @@ from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Sampler
 from slurm_elastic.training.scaling_rules import DEFAULT_RULE, BatchSize, limits
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.spatial.slab_dataset import SlabDataset
 from slurm_elastic.training.training_job import TrainingJob
 
 #: A module, or its layers in order.
@@ -70,6 +73,8 @@ def init(
     schedule: str = "1f1b",
     shard: bool = False,
     overlap: str = "none",
+    spatial: Sequence[int] | None = None,
+    keep_slabs: bool = False,
 ) -> TrainingJob:
     """Make a job from a model, an optimizer and a dataset, and restore its newest checkpoint.
 
@@ -108,6 +113,10 @@ def init(
         overlap: without stages and `shard`: exchange gradients after the backward pass, "none"; in
             "buckets" during it; or "auto": measure in the first steps which of them is faster.
             "sliced": as buckets, and divide the state of the optimizer among the ranks.
+        spatial: ranks that share each sample along each spatial dimension, such as (2, 1, 1), where
+            the directive says `parallel=spatial` or there is none; None: all of a group's ranks
+            along the first dimension (docs/spatial.md).
+        keep_slabs: with spatial groups: keep what a rank has read of samples in memory.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -150,14 +159,14 @@ def init(
         reporter=reporter,
         measured=earlier_profile,
         share=-(-global_batch // rank_group.size),
+        space=0 if profile else math.prod(spatial or (0,)),
+    )
+    slabs = slabs_of(
+        dataset, spatial, layout_agreement.choice, keep=keep_slabs, rank=rank_group.rank
     )
     staged = layout_agreement.choice.staged or (schedule == "pipedream" and bool(layers))
-    sharded = shard and not staged and rank_group.size > 1
-    if sharded and (reason := unsupported()):
-        sharded = False
-        if rank_group.rank == 0:
-            log_line(f"{reason}; every rank holds the whole model")
-    sliced = overlap == SLICED and not (staged or sharded) and rank_group.size > 1
+    sharded = shard and not staged and not slabs and _can_shard(rank_group)
+    sliced = overlap == SLICED and not (staged or sharded or slabs) and rank_group.size > 1
     if not staged:
         full_model.to(rank_group.device)
     optimizer, scheduler = _make_optimizer(optimizer, scheduler, full_model)
@@ -178,7 +187,7 @@ def init(
         noise=reporter.noise,
         parameters=[p for p in full_model.parameters() if p.requires_grad],
         rank_group=rank_group,
-        profiler=None if staged or sharded or sliced or profile else profiler,
+        profiler=None if staged or sharded or sliced or slabs or profile else profiler,
     )
     strategy: ParallelStrategy
     if staged:
@@ -214,6 +223,8 @@ def init(
             optimizer,
             loss_fn,
             overlap=overlap if sliced or overlap != SLICED else "none",
+            slabs=slabs,
+            layout=str(layout_agreement.choice.text),
             micro_batch=micro_batch,
             rank_group=rank_group,
             signals=signals,
@@ -239,11 +250,12 @@ def init(
         log=log_line,
     )
     loader = Loader(
-        dataset=dataset,
+        dataset=slabs or dataset,
         workers=workers,
         collate=collate,
         pin=rank_group.device.type == "cuda",
         seed=seed,
+        ranks_per_sample=slabs.grid.size if slabs else 1,
     )
     batch_size = BatchSize(
         global_batch,
@@ -255,9 +267,9 @@ def init(
         log=log_line,
     )
     obstacle = in_place_obstacle(
-        staged=staged or layout_agreement.may_be_staged,
+        staged=staged or bool(slabs) or layout_agreement.may_be_staged,
         # Of a single rank, too: ranks that join would divide the state.
-        sharded=sharded or overlap == SLICED,
+        sharded=sharded or (overlap == SLICED and not slabs),
         profile=profile is not None,
         device=rank_group.device,
     )
@@ -291,6 +303,14 @@ def init(
             rank_group=rank_group,
         ),
     )
+
+
+def _can_shard(rank_group: RankGroup) -> bool:
+    """Return whether ranks can hold parts of the parameters; log why not."""
+    reason = unsupported()
+    if reason and rank_group.size > 1:
+        _log(rank_group, f"{reason}; every rank holds the whole model")
+    return rank_group.size > 1 and not reason
 
 
 def _enter_group() -> tuple[Signals, RankGroup, RegroupMember | None]:
@@ -329,9 +349,22 @@ def _replicas(
     loss_fn: LossFunction,
     *,
     overlap: str,
+    slabs: SlabDataset | None,
+    layout: str,
     **settings: Any,
 ) -> ParallelStrategy:
     """Return the strategy of ranks that hold the whole model; further settings: of its class."""
+    if slabs:
+        return SpatialParallel(
+            full_model,
+            loss_fn,
+            grid=slabs.grid,
+            extents=slabs.extents,
+            layout=layout,
+            overlap=overlap,
+            log=log_line,
+            **settings,
+        )
     if overlap == SLICED:
         return SlicedParallel(full_model, optimizer, loss_fn, **settings)
     return DataParallel(full_model, loss_fn, overlap=overlap, log=log_line, **settings)

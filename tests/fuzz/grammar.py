@@ -26,7 +26,7 @@ NUMBERS = (
     ),
 )
 PERCENTS = ("0%", "0.5%", "100%", "100.0001%", "0.00001%", "1.", ".5%", "5", "%", "1.2.3%", "5%%")
-MODES = ("data", "pipeline", "hybrid", "off", "auto", "on", "Data", "")
+MODES = ("data", "pipeline", "hybrid", "spatial", "off", "auto", "on", "Data", "")
 #: Longest text made.
 MAX_BYTES = 8000
 BREAKERS = (

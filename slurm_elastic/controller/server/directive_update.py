@@ -70,10 +70,14 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
 def misfit(layout: LayoutText, directive: Directive) -> str:
     """Return why a job of this directive can never run in this layout, or ""."""
     mode = f"layout {layout}: parallel={directive.parallel}"
+    if directive.parallel != "spatial" and layout.space > 1:
+        return f"{mode} has no spatial groups; add --elastic=...,parallel=spatial"
     if directive.parallel == "data":
         return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
     if directive.parallel == "pipeline" and max(layout.replicas) > 1:
         return f"{mode} has one replica: write 1x{layout.world}, or use parallel=hybrid"
+    if directive.parallel == "spatial" and layout.stages > 1:
+        return f"{mode} has no stages: write Rx1sN, R groups of N GPUs, or use parallel=hybrid"
     types = directive.types or (*(name for name, _ in directive.units), "")
     units = [directive.unit_for(name) for name in types if directive.allows(layout.world, name)]
     if not units:
@@ -81,6 +85,8 @@ def misfit(layout: LayoutText, directive: Directive) -> str:
     replica = layout.stages if layout.even else 0
     if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
         return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
+    if directive.parallel == "spatial" and not {1, layout.space}.intersection(units):
+        return f"layout {layout}: unit={units[0]} asks for groups of {units[0]} GPUs"
     return ""
 
 

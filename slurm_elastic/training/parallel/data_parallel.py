@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -145,7 +146,7 @@ class DataParallel:
 
 
 def run_passes(
-    model: torch.nn.Module,
+    model: Callable[[Any], Any],
     loss_fn: LossFunction,
     batch: Batch,
     *,

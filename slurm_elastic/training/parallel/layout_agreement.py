@@ -34,6 +34,7 @@ class LayoutAgreement:
         reporter: source of the controller's orders.
         measured: profile of the layers from a checkpoint, or None.
         share: samples of a step for each rank.
+        space: ranks of a spatial group that the script asks for; 0: none.
 
     Attributes:
         choice: the layout.
@@ -51,6 +52,7 @@ class LayoutAgreement:
         reporter: Reporter,
         measured: MeasuredLayers | None,
         share: int,
+        space: int = 0,
     ) -> None:
         self._rank_group, self._layers, self._directive, self._reporter = (
             rank_group,
@@ -58,7 +60,7 @@ class LayoutAgreement:
             directive,
             reporter,
         )
-        self._share = share
+        self._share, self._space = share, space
         self._seen = ("", "")
         self._profiled = measured is not None
         self._better = False
@@ -71,7 +73,7 @@ class LayoutAgreement:
 
     @property
     def may_be_staged(self) -> bool:
-        """Whether the directive allows stages."""
+        """Whether the directive allows stages or spatial groups."""
         return self._directive is not None and self._directive.parallel != "data"
 
     def resize(self) -> None:
@@ -113,7 +115,11 @@ class LayoutAgreement:
             raise
         orders = self._reporter.orders()
         self._seen = orders.layout, orders.directive
-        message = {"text": str(choice.text), "lengths": choice.lengths}
+        message = {
+            "text": str(choice.text),
+            "lengths": choice.lengths,
+            "spatial": choice.spatial,
+        }
         self._rank_group.publish(_KEY, json.dumps(message))
         return choice
 
@@ -124,7 +130,11 @@ class LayoutAgreement:
         )
         if "error" in message:
             raise ValueError(message["error"])
-        return LayoutChoice(LayoutText.parse(message["text"]), tuple(message["lengths"]))
+        return LayoutChoice(
+            LayoutText.parse(message["text"]),
+            tuple(message["lengths"]),
+            spatial=message["spatial"],
+        )
 
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
         orders = self._reporter.orders(wait_s=wait_s if self.may_be_staged else 0.0)
@@ -133,5 +143,10 @@ class LayoutAgreement:
         ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
         profile = measured.at(self._share) if measured else None
         return choose(
-            ranks, self._layers, directive=directive, ordered=orders.layout, profile=profile
+            ranks,
+            self._layers,
+            directive=directive,
+            ordered=orders.layout,
+            profile=profile,
+            space=self._space,
         )

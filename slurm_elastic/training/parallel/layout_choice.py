@@ -8,6 +8,7 @@ directive's `parallel` is the rule:
     hybrid    with `unit=N`, N stages and as many replicas of them as fit; without, what
               PipeDream's partitioner (`models.pipedream`) finds best for the layer profile
               of former attempts, and data parallel as long as there is none
+    spatial   with `unit=N`, groups of N ranks that share each sample; without, one group of all
 
 Stages are cut so that the slowest takes least time (our definition, where the
 partitioner does not cut).
@@ -81,12 +82,14 @@ class LayoutChoice:
         lengths: layers of each part of the model, in order; empty for one part.
         remark: for the job's log, or "".
         provisional: another will be chosen once the layers have been measured.
+        spatial: ranks share samples in space, or would if a group had more than one.
     """
 
     text: LayoutText
     lengths: tuple[int, ...] = ()
     remark: str = ""
     provisional: bool = False
+    spatial: bool = False
 
     @property
     def staged(self) -> bool:
@@ -106,6 +109,7 @@ def choose(
     directive: Directive | None,
     ordered: str = "",
     profile: LayerProfile | None = None,
+    space: int = 0,
 ) -> LayoutChoice:
     """Return the layout of an attempt; the same for the same arguments.
 
@@ -116,26 +120,24 @@ def choose(
         directive: the one in force.
         ordered: text of a layout from the controller; "": none.
         profile: of the model; None: unknown.
+        space: ranks of a spatial group that the script asks for; 0: none.
 
     Raises:
-        ValueError: the directive requires stages, and the model cannot be cut.
+        ValueError: the directive requires stages, and the model cannot be cut; or the script asks
+            for spatial groups, and the directive or the number of ranks does not allow them.
     """
     data = LayoutText((ranks.world_size,))
-    parallel = directive.parallel if directive else "data"
-    remark = ""
-    if ordered:
-        try:
-            text = LayoutText.parse(ordered)
-        except LayoutTextError as error:
-            text, remark = data, str(error)
-        parts = text.stages * text.chunks
-        if text.world != ranks.world_size:
-            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world_size}"
-        elif parts > max(1, len(layers)):
-            remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
-        elif not remark:
-            return _cut(text, layers, profile)
-        remark = f"{remark}; the order is ignored"
+    parallel = directive.parallel if directive else "spatial" if space else "data"
+    if space and parallel != "spatial":
+        raise ValueError(
+            f"spatial: groups of {space} ranks are invalid with parallel={parallel} in the"
+            f" directive: expected parallel=spatial,unit={space}"
+        )
+    choice, remark = _as_ordered(ordered, ranks, layers, profile, spatial=parallel == "spatial")
+    if choice is not None:
+        return choice
+    if parallel == "spatial":
+        return _in_space(ranks, directive, space, remark)
     if parallel == "data" or ranks.world_size == 1:
         return LayoutChoice(data, remark=remark)
     if not layers:
@@ -151,6 +153,54 @@ def choose(
         return _cut(LayoutText((ranks.world_size // stages,) * stages), layers, profile, remark)
     choice = _partitioned(ranks, layers, profile)
     return replace(choice, remark=remark or choice.remark)
+
+
+def _as_ordered(
+    ordered: str,
+    ranks: AvailableRanks,
+    layers: Sequence[tuple[str, bool]],
+    profile: LayerProfile | None,
+    *,
+    spatial: bool,
+) -> tuple[LayoutChoice | None, str]:
+    """Return the layout that the controller has ordered, or None and why it is not possible."""
+    if not ordered:
+        return None, ""
+    try:
+        text = LayoutText.parse(ordered)
+    except LayoutTextError as error:
+        return None, f"{error}; the order is ignored"
+    parts = text.stages * text.chunks
+    if text.world != ranks.world_size:
+        remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world_size}"
+    elif parts > 1 if spatial else text.space > 1:
+        remark = f"layout {text} is for another value of parallel in the directive"
+    elif parts > max(1, len(layers)):
+        remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
+    else:
+        return replace(_cut(text, layers, profile), spatial=spatial), ""
+    return None, f"{remark}; the order is ignored"
+
+
+def _in_space(
+    ranks: AvailableRanks, directive: Directive | None, space: int, remark: str
+) -> LayoutChoice:
+    """Return spatial groups of the directive's unit, of the script's size, or of all ranks.
+
+    Raises:
+        ValueError: the ranks are no multiple of it.
+    """
+    unit = _unit(directive, ranks.world_size) if directive else space
+    if unit == 1:
+        unit = space or ranks.world_size
+    unit = min(unit, ranks.world_size)  # fewer ranks than a group has: one group
+    if ranks.world_size % unit:
+        raise ValueError(
+            f"spatial: groups of {unit} ranks are invalid for {ranks.world_size} ranks: expected a"
+            " multiple; start so many, or cut samples over fewer"
+        )
+    text = LayoutText((ranks.world_size // unit,), space=unit)
+    return LayoutChoice(text, remark=remark, spatial=True)
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:

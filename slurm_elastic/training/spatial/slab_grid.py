@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
@@ -28,6 +29,11 @@ class SpatialCutError(InvalidInputError, ValueError):
 def slab_bounds(extent: int, parts: int) -> list[int]:
     """Return the planes at which slabs begin, and the end; sizes differ by one at most."""
     return [extent * i // parts for i in range(parts + 1)]
+
+
+def in_space(slab: Sequence[slice]) -> Any:
+    """Return the index of a slab in a tensor whose last dimensions are the spatial ones."""
+    return (Ellipsis, *slab)  # as a subscript it would need Python 3.11
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from slurm_elastic.training.spatial.halo_operation import Gathering, GroupSum, H
 from slurm_elastic.training.spatial.slab_grid import (
     SlidingWindow,
     SpatialCutError,
+    in_space,
     slab_bounds,
 )
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrapped
@@ -39,7 +40,7 @@ def spatial_whole(tensor: torch.Tensor) -> torch.Tensor:
 def slab_of(tensor: torch.Tensor, like: SlabTensor) -> torch.Tensor:
     """Return this rank's part of a plain tensor of a whole volume."""
     parts = like.group.grid.slab(like.extents)
-    return tensor[(..., *parts)]
+    return tensor[in_space(parts)]
 
 
 def group_sum(part: torch.Tensor, like: SlabTensor) -> torch.Tensor:
@@ -234,7 +235,7 @@ def _random_slab(tensor: SlabTensor, slab: torch.Tensor) -> torch.Tensor:
     shape = [*slab.shape[:2], *tensor.extents[1:]]
     for i, plane in enumerate(range(first.start, first.stop)):
         generator.manual_seed((seed + plane * 0x9E3779B97F4A7C15) % 2**63)
-        values[:, :, i] = torch.rand(shape, generator=generator)[(..., *others)]
+        values[:, :, i] = torch.rand(shape, generator=generator)[in_space(others)]
     return values.to(slab.device)
 
 

@@ -100,6 +100,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         clip_norm=options.get("clip_norm"),
         shard=options.get("shard", False),
         overlap=options.get("overlap", "none"),
+        spatial=options.get("spatial"),
+        keep_slabs=options.get("keep_slabs", False),
         schedule=options.get("schedule", "1f1b"),
         extra={"user_state": user_state} if "padding_kb" in options else None,
     )
@@ -182,10 +184,57 @@ def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
     return layers, torch.utils.data.TensorDataset(words[:, :-1], words[:, 1:])
 
 
+def cosmology(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Return a small CosmoFlow, volumes of odd extents, and their classes."""
+    dropout = torch.nn.Dropout(options.get("dropout", 0.0))
+    layers: list[tuple[str, torch.nn.Module]] = [
+        ("conv1", torch.nn.Conv3d(2, 4, 3, padding=1)),
+        ("norm1", torch.nn.GroupNorm(2, 4)),
+        ("act1", torch.nn.LeakyReLU(0.3)),
+        ("pool1", torch.nn.AvgPool3d(3, 2, 1)),
+        ("drop", dropout),
+        ("conv2", torch.nn.Conv3d(4, 6, 3, stride=2, padding=1)),
+        ("act2", torch.nn.LeakyReLU(0.3)),
+        ("flat", torch.nn.Flatten()),
+        ("dense", torch.nn.Linear(6 * 3 * 2 * 1, 8)),
+        ("act3", torch.nn.Tanh()),
+        ("back", torch.nn.Linear(8, LABELS)),
+    ]
+    volumes = torch.randn(SAMPLES, 2, 9, 6, 4, generator=generator)
+    labels = (volumes.mean((2, 3, 4)) @ torch.randn(2, LABELS, generator=generator)).argmax(dim=1)
+    return layers, torch.utils.data.TensorDataset(volumes, labels)
+
+
+class SmallUNet(torch.nn.Module):
+    """A U-Net of two levels, with a class for each voxel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Conv3d(2, 4, 3, padding=1), torch.nn.Tanh())
+        self.low = torch.nn.Sequential(
+            torch.nn.MaxPool3d(2), torch.nn.Conv3d(4, 6, 3, padding=1), torch.nn.InstanceNorm3d(6)
+        )
+        self.up = torch.nn.ConvTranspose3d(6, 4, 2, stride=2)
+        self.last = torch.nn.Conv3d(8, LABELS, 3, padding=1)
+
+    def forward(self, volume: torch.Tensor) -> torch.Tensor:
+        high = self.first(volume)
+        return self.last(torch.cat([high, self.up(torch.relu(self.low(high)))], dim=1))
+
+
+def segmentation(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
+    """Return a small U-Net, volumes, and the class of each voxel."""
+    volumes = torch.randn(SAMPLES, 2, 8, 4, 4, generator=generator)
+    labels = (volumes[:, 0] > 0.0).long() + 2 * (volumes[:, 1] > 0.5).long()
+    return [("unet", SmallUNet())], torch.utils.data.TensorDataset(volumes, labels)
+
+
 MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
     "plain": plain,
     "narrow": narrow,
     "tied": tied,
+    "cosmology": cosmology,
+    "segmentation": segmentation,
 }
 
 

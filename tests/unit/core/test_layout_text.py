@@ -20,15 +20,26 @@ from slurm_elastic.core.layout import LayoutText, LayoutTextError
         ("3-3-3", (3, 3, 3), 1, "3x3"),
     ],
 )
-def test_three_forms(text, replicas, chunks, canonical):
+def test_forms_of_stages(text, replicas, chunks, canonical):
     layout = LayoutText.parse(text)
     assert (layout.replicas, layout.chunks, str(layout)) == (replicas, chunks, canonical)
     assert layout.world == sum(replicas)
 
 
 @pytest.mark.parametrize(
+    ("text", "replicas", "space", "canonical"),
+    [("2x1s4", 2, 4, "2x1s4"), ("3x1s1", 3, 1, "3x1"), ("1x1x1s2", 1, 2, "1x1s2")],
+)
+def test_spatial_groups(text, replicas, space, canonical):
+    layout = LayoutText.parse(text)
+    assert (layout.replicas, layout.space, str(layout)) == ((replicas,), space, canonical)
+    assert layout.world == replicas * space
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        *("1x2s2", "2x1s0", "2x1s", "2-1s2", "1x1x2s2", "65536x1s2", "2s2"),
         *(
             "",
             "4",

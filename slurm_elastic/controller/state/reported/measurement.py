@@ -77,8 +77,11 @@ def measured(
 
 
 def staged(report: Report) -> bool:
-    """Return whether a model has stages on several ranks, which wait for each other, too."""
-    return bool(report.layout) and len(LayoutText.parse(report.layout).replicas) > 1
+    """Return whether several ranks make up a replica, and wait for each other, too."""
+    if not report.layout:
+        return False
+    layout = LayoutText.parse(report.layout)
+    return layout.stages > 1 or layout.space > 1
 
 
 def _parts(report: Report) -> tuple[float, float] | None:

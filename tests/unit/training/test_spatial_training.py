@@ -1,0 +1,73 @@
+"""Trainings in spatial groups have the losses of one rank, through changes of the layout."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_runs import EPOCHS, PATIENCE_S, SAMPLES, STEPS, TrainingRuns
+
+#: Ranks, directive, and the layout that follows.
+WALK = [
+    (1, "1-4,parallel=spatial", "1x1"),
+    (2, "2-4,parallel=spatial,unit=2", "1x1s2"),
+    (4, "2-4,parallel=spatial,unit=2", "2x1s2"),
+    (3, "3,parallel=spatial,unit=3", "1x1s3"),
+    (2, "1-4", "2x1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("cosmology", {"optimizer": "adamw", "clip_norm": 0.5, "overlap": "buckets"}),
+        ("segmentation", {"optimizer": "sgd", "micro_batch": 4}),
+    ],
+)
+def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
+    tmp_path: Path, model: str, options: dict[str, object]
+) -> None:
+    alone = TrainingRuns(tmp_path / "alone")
+    alone.run(1, model=model, **options)
+    walk = TrainingRuns(tmp_path / "walk")
+    ends = [STEPS * (i + 1) // len(WALK) for i in range(len(WALK))]
+    for (size, directive, _), end in zip(WALK, ends, strict=True):
+        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
+        walk.start(size, model=model, directive=directive, **options, **stop)
+        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+    assert walk.layouts() == [layout for _, _, layout in WALK]
+    assert walk.losses() == pytest.approx(alone.losses(), abs=1e-6)
+    assert walk.samples() == [Counter(range(SAMPLES))] * EPOCHS
+
+
+def test_dropout_in_a_group_is_that_of_one_rank_which_cuts_nothing(tmp_path: Path) -> None:
+    losses = []
+    for size in (1, 2):
+        runs = TrainingRuns(tmp_path / str(size))
+        directive = f"{size},parallel=spatial,unit={size}"
+        runs.run(size, model="cosmology", dropout=0.3, directive=directive, epochs=1)
+        losses.append(runs.losses())
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("directive", "spatial", "size", "line"),
+    [
+        ("2", (2, 1, 1), 2, "expected parallel=spatial,unit=2"),
+        ("", (2, 1, 1), 3, "groups of 2 ranks are invalid for 3 ranks"),
+        ("5,parallel=spatial,unit=5", (1, 1, 5), 5, "a volume of 9x6x4 is invalid for a cut of"),
+    ],
+)
+def test_impossible_groups_end_in_one_line(
+    tmp_path: Path, directive: str, spatial: tuple[int, ...], size: int, line: str
+) -> None:
+    runs = TrainingRuns(tmp_path)
+    runs.start(size, model="cosmology", directive=directive, spatial=spatial)
+    leader = runs.ranks[0]
+    leader.join(PATIENCE_S)
+    runs.kill()  # those that have not met rank 0 wait for it, until the launcher ends them
+    assert leader.exitcode == 1, runs.log()
+    assert line in runs.log()
