@@ -44,7 +44,8 @@
     │   ├── LoaderError                 training.elastic_loader
     │   ├── UnsupportedTrainingError    training.init_arguments
     │   ├── LoopError                   training.loop_arguments
-    │   └── LayoutError                 training.pipeline.stage_layout
+    │   ├── LayoutError                 training.pipeline.stage_layout
+    │   └── SpatialCutError             training.spatial.slab_grid
     ├── CompanionChannelError           job.companions.companion_channel
     ├── CompanionRefusedError           job.companions.companion_submission
     ├── EsbatchError                    job.esbatch

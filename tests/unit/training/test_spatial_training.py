@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_runs import EPOCHS, PATIENCE_S, SAMPLES, STEPS, TrainingRuns
+from tests.support.trainings.training_runs import EPOCHS, PATIENCE_S, SAMPLES, STEPS, TrainingRuns
 
 #: Ranks, directive, and the layout that follows.
 WALK = [

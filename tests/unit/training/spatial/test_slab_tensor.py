@@ -15,8 +15,8 @@ from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
-from tests.support.pipeline_ranks import spawn
-from tests.support.spatial_ranks import largest_differences, spatial_group
+from tests.support.trainings.pipeline_ranks import spawn
+from tests.support.trainings.spatial_ranks import largest_differences, spatial_group
 
 EXTENTS = (6, 5, 4)
 
