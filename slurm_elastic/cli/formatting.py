@@ -207,3 +207,8 @@ def parse_time(text: str, now: float) -> float:
             continue
     examples = "now-2days, today, 2026-11-20 or 2026-11-20T14:00"
     raise ValueError(f'"{text[:40]}" is invalid: expected a time such as {examples}')
+
+
+def cost(label: str, gpu_seconds: float) -> str:
+    """Return a cost with its label, or "" if there is none."""
+    return f"{label} {digits(gpu_seconds)} GPU s" if gpu_seconds > 0 else ""

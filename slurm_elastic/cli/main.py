@@ -20,9 +20,9 @@ from slurm_elastic.core.errors import SlurmElasticError
 VERBS = {
     "status": "status",
     "show": "status",
-    "explain": "explain",
-    "plan": "explain",
-    "history": "explain",
+    "explain": "decisions.explain",
+    "plan": "decisions.planned_changes",
+    "history": "decisions.change_history",
     "usage": "usage",
     "topology": "topology.topology_command",
     "hold": "commands",

@@ -14,13 +14,8 @@ from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import (
-        JobRow,
-        PartitionRow,
-        ShowAnswer,
-        StatusAnswer,
-        Waiting,
-    )
+    from slurm_elastic.rpc.answers import JobRow, PartitionRow, StatusAnswer, Waiting
+    from slurm_elastic.rpc.decision_answers import ShowAnswer
 
 _COLUMNS = (
     Column("JOBID", lambda r: r["display_id"], right=True),

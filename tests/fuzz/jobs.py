@@ -19,7 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from slurm_elastic.cli import explain, status, usage
+from slurm_elastic.cli import status, usage
+from slurm_elastic.cli.decisions import change_history, explain, planned_changes
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.cli.topology import topology_command
 from slurm_elastic.config import schema
@@ -281,8 +282,8 @@ def _shown(controller: Controller) -> None:
         ask = {"history": history, "segments": segments}
         view = controller.view
         lines = status.lines(_answer("status", view, viewer, {"all": True}, ask), TableLayout())
-        lines += explain.planned(_answer("plan", view, viewer, {}, ask), all_jobs=True)
-        lines += explain.past(_answer("history", view, viewer, {}, ask), TableLayout())
+        lines += planned_changes.planned(_answer("plan", view, viewer, {}, ask), all_jobs=True)
+        lines += change_history.past(_answer("history", view, viewer, {}, ask), TableLayout())
         lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=False)
         lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=True)
         lines += topology_command.lines(

@@ -19,12 +19,6 @@ from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.core.cluster import Allocation, Companion, Job, JobState
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.rpc.answers import (
-    BatchRow,
-    ChangeRow,
-    CompanionPlaceRow,
-    DecisionRow,
-    EndingRow,
-    ExplainAnswer,
     GivingJob,
     JobRow,
     PartitionRow,
@@ -32,6 +26,14 @@ from slurm_elastic.rpc.answers import (
     ReasonRow,
     StatusAnswer,
     Waiting,
+)
+from slurm_elastic.rpc.decision_answers import (
+    BatchRow,
+    ChangeRow,
+    CompanionPlaceRow,
+    DecisionRow,
+    EndingRow,
+    ExplainAnswer,
 )
 from slurm_elastic.slurm.shape import submitted_gpus
 

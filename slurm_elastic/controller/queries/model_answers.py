@@ -7,7 +7,7 @@ import bisect
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.report import Report
-from slurm_elastic.rpc.answers import ExchangeRow, ModelRow, TypeRow
+from slurm_elastic.rpc.decision_answers import ExchangeRow, ModelRow, TypeRow
 
 
 def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow | None:

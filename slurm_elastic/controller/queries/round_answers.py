@@ -8,11 +8,7 @@ from slurm_elastic.controller.queries.job_answers import JobRows, change
 from slurm_elastic.controller.queries.program_answer import program
 from slurm_elastic.controller.queries.view import HistoryRow, SegmentRow, View, Viewer
 from slurm_elastic.core.plan import Action, Decision
-from slurm_elastic.rpc.answers import (
-    HistoryAnswer,
-    PlanAnswer,
-    PlanRow,
-)
+from slurm_elastic.rpc.decision_answers import HistoryAnswer, PlanAnswer, PlanRow
 from slurm_elastic.rpc.usage_answers import RunUsage, UsageAnswer, UsageRow, UserUsage
 
 

@@ -14,7 +14,7 @@ from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.layers import Layer, chain
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.pipedream.profile_reader import as_json
-from slurm_elastic.rpc.answers import RunningRow, ShowAnswer
+from slurm_elastic.rpc.decision_answers import RunningRow, ShowAnswer
 
 
 def show(

@@ -15,7 +15,7 @@ from slurm_elastic.core.plan import JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.policies.milp.round_program import RoundProgram
-from slurm_elastic.rpc.answers import ChangeSeconds
+from slurm_elastic.rpc.decision_answers import ChangeSeconds
 
 #: Values of PrivateData in slurm.conf that are obeyed; orders go to the job's owner only.
 PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})

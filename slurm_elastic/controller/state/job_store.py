@@ -26,36 +26,24 @@ from slurm_elastic.controller.state.reported.observation_store import Observatio
 from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.resize_rate import ResizeRate
 from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
-from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.stored_job import StoredJob, job_record
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.state.transition_outcome import record_outcome
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.plan import Action, JobRecord
+from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import LEAST_STEPS, Report
 from slurm_elastic.core.resize_kind import ResizeKind
-from slurm_elastic.slurm.shape import rounded_off_s
 from slurm_elastic.topology import Topology
 
 #: A job that has not reported for this many seconds is left alone.
 _SILENT_S = 180.0
 #: Words in the state of a node on which no program can run.
 _DOWN = ("DOWN", "NOT_RESPONDING", "FAIL")
-#: Node lists set by the controller that are recognised later.
-_PINS = 6
 #: The ledger's oldest rows are looked for this often, and while there are any.
 _FORGET_S, _FORGET_MORE_S = 600.0, 30.0
-#: A job that did not save in time is not asked again for so long at least.
-_DEAF_S = 300.0
-#: Ends of a change in place that say nothing about the next one.
-_BY_OTHERS = frozenset(
-    (
-        *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
-        *("controller-restarted", "controller-stopped", "node-down", "node-excluded"),
-        *("no-checkpoint", "held-in-slurm"),
-    )
-)
 
 
 class JobStore:
@@ -283,56 +271,8 @@ class JobStore:
         if job is None:
             return
         with self._lock:
-            entry = self.entry(job)
-            if transition.id <= entry.counted:
-                return
-            entry.counted = transition.id
-            is_unanswered = "unanswered" in transition.entered
-            if transition.by_companions:
-                moved = self._regrouped(entry, transition, now)
-                if not moved and not is_unanswered:
-                    return
-            entry.watch.excused |= transition.run == entry.watch.run
-            entry.last_change = now
-            entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
-            if transition.action is Action.REHEARSE:
-                entry.rehearsal.end(transition.id, now, moved=transition.moved)
-            elif is_unanswered:
-                entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
-            entry.dirty = True
-            if not transition.moved:
-                return
-            self._resized.add(transition, now)
-            if transition.by_companions:
-                entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
-                entry.resizes += 1
-                return
-            if transition.target is not None:
-                entry.trials.begun(job.run, transition.id)
-            entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
-            entry.resizes += 1
-            entry.leased = transition.target is None and not transition.given_up
-            entry.pin = list(transition.target.nodes) if transition.target else []
-            node_lists = [list(a.nodes) for a in (transition.planned, transition.target) if a]
-            entry.pins = [p for p in entry.pins if p not in node_lists][-_PINS:] + node_lists
-            entry.spare = (job.run, rounded_off_s(transition.limit_s))
-            if transition.budget is not None and transition.budget.set_s is not None:
-                entry.budget = transition.budget
-
-    @staticmethod
-    def _regrouped(entry: StoredJob, transition: Transition, now: float) -> bool:
-        """Record the end of a change in place; return whether it has changed the job."""
-        placed, entry.dirty = entry.placed, True
-        joined = [join.job_id for join in transition.joins if join.job_id]
-        if transition.moved:
-            placed.switch(transition.run, joined=joined, left=transition.leaves)
-            placed.succeed(transition.pause_s, kind=transition.kind)
-            if transition.failed:
-                entry.trials.go_back(transition.target, now=now)
-        problem = transition.problem
-        if problem is not None and problem.code not in _BY_OTHERS:
-            placed.fail(problem, now=now, kind=transition.kind)
-        return transition.moved
+            if record_outcome(self.entry(job), transition, job, now):
+                self._resized.add(transition, now)
 
     def companions(self, job: Job) -> frozenset[int]:
         """Return the ids of the companions that were placed for a job's present attempt."""
@@ -529,41 +469,15 @@ class JobStore:
             gradient_bytes = layers.gradient_bytes(0) if layers else None
         allowed = self.learning.config.resize.in_place == "auto"
         may_regroup = allowed and job.state is JobState.RUNNING
-        not_in_place = self.in_place_obstacle(job, now) if may_regroup else None
-        return JobRecord(
-            job_id=job.job_id,
+        return job_record(
+            entry,
+            job,
+            transition,
             measurements=tuple(shapes.values()),
-            proven=entry.proven,
-            unproven=None if entry.proven else entry.rehearsal.why,
-            jump=entry.jump,
-            reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
-            checkpoint_s=entry.checkpoint_s,
-            restart_s=entry.restart_s,
-            progress=entry.progress,
-            last_change=entry.last_change,
-            changes=tuple(entry.changes),
-            held=entry.held,
-            deaf_until=entry.deaf_until,
-            in_transition=transition is not None,
-            target=transition.target if transition else None,
-            leased=entry.leased,
-            resizes=entry.resizes,
-            resizes_in_place=entry.placed.changes,
-            in_place=may_regroup and not_in_place is None,
-            not_in_place=not_in_place,
-            pause_s=entry.placed.pause_s,
-            restarts=may_regroup and self.may_restart(job, now),
-            ranks_restart_s=entry.placed.restart_s,
-            stopped=entry.watch.why,
-            learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,
-            extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
-            on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
-            failed=entry.trials.failure if _is_current(entry, job) else None,
-            barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
+            learned=self._attached.put(job.key, learned, frozen),
+            reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
+            may_regroup=may_regroup,
+            not_in_place=self.in_place_obstacle(job, now) if may_regroup else None,
+            may_restart=may_regroup and self.may_restart(job, now),
         )
-
-
-def _is_current(entry: StoredJob, job: Job) -> bool:
-    """Return whether the trials of a record are about the attempt that runs."""
-    return job.state is JobState.RUNNING and entry.trials.run == job.run

@@ -25,15 +25,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
+from slurm_elastic.controller.state.barred_shapes import (
+    BarredShape,
+    Shape,
+    only,
+    shape_of,
+    unreadable,
+    without,
+)
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-
-Shape = tuple[str, int]
 
 #: Multiple of the longest time between two checkpoints after which an attempt on trial has failed.
 _INTERVALS = 4.0
@@ -43,31 +48,6 @@ _UNKNOWN_TYPE = 4.0
 _UNKNOWN_S = 7200.0
 #: Shapes that worked, and failed changes, that are kept.
 _MOST = 64
-
-
-@dataclass(frozen=True, slots=True)
-class BarredShape:
-    """A shape in which a job failed.
-
-    Attributes:
-        gpu_type, gpus: the shape.
-        reason: how it failed.
-        time: when (epoch s).
-    """
-
-    gpu_type: str
-    gpus: int
-    reason: Reason
-    time: float
-
-    @property
-    def shape(self) -> Shape:
-        """The shape."""
-        return self.gpu_type, self.gpus
-
-    def to_json(self) -> list[Any]:
-        """Return a row for the ledger."""
-        return [self.gpu_type, self.gpus, self.reason.to_json(), self.time]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -362,8 +342,8 @@ class ShapeTrials:
         allowed = tuple(s for s in self.worked if directive.allows(s[1], s[0]))
         if self.failures and allowed:
             names = frozenset((*types, *(t for t, _ in allowed)))
-            return _only(directive, allowed, names, self.excluded)
-        return _without(directive, self.excluded) if self.barred else directive
+            return only(directive, allowed, names, self.excluded)
+        return without(directive, self.excluded) if self.barred else directive
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
@@ -391,12 +371,12 @@ class ShapeTrials:
                 held = fields.get(name)
                 fields[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
             left = fields.get("left")
-            fields["left"] = _barred(left) if left else None
+            fields["left"] = BarredShape.from_json(left) if left else None
             fields["failure"] = Reason.from_json(fields.get("failure"))
             fields["worked"] = [(str(t), int(g)) for t, g in fields.get("worked", ())]
-            fields["barred"] = [_barred(row) for row in fields.get("barred", ())]
+            fields["barred"] = [BarredShape.from_json(row) for row in fields.get("barred", ())]
             fields["failed"] = {
-                int(i): Reason.from_json(r) or _unreadable() for i, r in fields.get("failed", ())
+                int(i): Reason.from_json(r) or unreadable() for i, r in fields.get("failed", ())
             }
             return cls(**fields)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -425,45 +405,5 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
     return None
 
 
-def _barred(row: Any) -> BarredShape:
-    gpu_type, gpus, reason, time = row
-    return BarredShape(
-        str(gpu_type), int(gpus), Reason.from_json(reason) or _unreadable(), float(time)
-    )
-
-
 def _newest(*steps: int | None) -> int | None:
     return max((step for step in steps if step is not None), default=None)
-
-
-def shape_of(held: Allocation | None) -> Shape | None:
-    """Return the shape of an allocation; None without GPUs."""
-    return (held.gpu_type, held.gpus) if held and held.gpus else None
-
-
-@lru_cache(maxsize=1024)
-def _without(directive: Directive, excluded: frozenset[Shape]) -> Directive:
-    return directive.excluding(excluded)
-
-
-@lru_cache(maxsize=1024)
-def _only(
-    directive: Directive,
-    allowed: tuple[Shape, ...],
-    types: frozenset[str],
-    excluded: frozenset[Shape],
-) -> Directive:
-    """Return a directive with these shapes only."""
-    others = {
-        (name, gpus)
-        for name in types
-        for gpus in directive.sizes(name)
-        if (name, gpus) not in allowed
-    }
-    sizes = {gpus for _, gpus in others} - {gpus for _, gpus in allowed}
-    others.update(("", gpus) for gpus in sizes)  # also where no type is requested
-    return directive.excluding(excluded.union(others))
-
-
-def _unreadable() -> Reason:
-    return Reason("text", text="not readable")

@@ -15,8 +15,12 @@ from slurm_elastic.controller.state.reported.measurement import from_ledger
 from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.time_limits import TimeBudget
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.core.application import Learned
+from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
-from slurm_elastic.core.plan import Measurement
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.core.reason import Reason
 
 
 @dataclass(slots=True)
@@ -106,3 +110,69 @@ class StoredJob:
             entry.layout = ""
         entry.dirty = False
         return entry
+
+
+def job_record(
+    entry: StoredJob,
+    job: Job,
+    transition: Transition | None,
+    *,
+    measurements: tuple[Measurement, ...],
+    gradient_bytes: float | None,
+    learned: Learned | None,
+    reporting: bool,
+    may_regroup: bool,
+    not_in_place: Reason | None,
+    may_restart: bool,
+) -> JobRecord:
+    """Return what a round sees of a job.
+
+    Args:
+        entry: of the job.
+        job: as Slurm shows it.
+        transition: under way; None: none is.
+        measurements: its own, or those of its application.
+        gradient_bytes: likewise.
+        learned: data for its models.
+        reporting: whether its present attempt has reported lately.
+        may_regroup: whether it runs and the site allows changes in place.
+        not_in_place: why it cannot be changed in place, if `may_regroup`.
+        may_restart: whether its ranks can be started again on other companions.
+    """
+    return JobRecord(
+        job_id=job.job_id,
+        measurements=measurements,
+        proven=entry.proven,
+        unproven=None if entry.proven else entry.rehearsal.why,
+        jump=entry.jump,
+        reporting=reporting,
+        checkpoint_s=entry.checkpoint_s,
+        restart_s=entry.restart_s,
+        progress=entry.progress,
+        last_change=entry.last_change,
+        changes=tuple(entry.changes),
+        held=entry.held,
+        deaf_until=entry.deaf_until,
+        in_transition=transition is not None,
+        target=transition.target if transition else None,
+        leased=entry.leased,
+        resizes=entry.resizes,
+        resizes_in_place=entry.placed.changes,
+        in_place=may_regroup and not_in_place is None,
+        not_in_place=not_in_place,
+        pause_s=entry.placed.pause_s,
+        restarts=may_restart,
+        ranks_restart_s=entry.placed.restart_s,
+        stopped=entry.watch.why,
+        learned=learned,
+        gradient_bytes=gradient_bytes,
+        extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
+        on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
+        failed=entry.trials.failure if _is_current(entry, job) else None,
+        barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
+    )
+
+
+def _is_current(entry: StoredJob, job: Job) -> bool:
+    """Return whether the trials of a record are about the attempt that runs."""
+    return job.state is JobState.RUNNING and entry.trials.run == job.run

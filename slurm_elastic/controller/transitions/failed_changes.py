@@ -13,8 +13,9 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.controller.state.barred_shapes import shape_of
 from slurm_elastic.controller.state.job_store import JobStore
-from slurm_elastic.controller.state.shape_trials import ShapeTrials, shape_of
+from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.cli import explain, status
+from slurm_elastic.cli import status
+from slurm_elastic.cli.decisions import explain
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.core.application import (

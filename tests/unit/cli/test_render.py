@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.cli import explain, status, usage
+from slurm_elastic.cli import status, usage
+from slurm_elastic.cli.decisions import change_history, explain, planned_changes
 from slurm_elastic.cli.exit_codes import CliError
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.controller.queries import dispatch
@@ -133,7 +134,7 @@ def test_explain_without_a_first_step():
 
 
 def test_plan():
-    assert text(explain.planned(ask("plan"))) == (
+    assert text(planned_changes.planned(ask("plan"))) == (
         "2 changes would be made now, nothing was done:\n"
         "  4711  8 → 4 a100  gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start  costs 19 GPU s\n"  # noqa: E501
         "  4720  1 → 2 a100  its fair share is 2 of at most 8                                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
@@ -143,13 +144,13 @@ def test_plan():
 
 
 def test_plan_before_the_first_round():
-    assert explain.planned(ask("plan", replace(example.VIEW, plan=None))) == [
+    assert planned_changes.planned(ask("plan", replace(example.VIEW, plan=None))) == [
         "no round yet; repeat in a moment"
     ]
 
 
 def test_history():
-    assert text(explain.past(ask("history"), TableLayout())) == (
+    assert text(change_history.past(ask("history"), TableLayout())) == (
         "TIME      JOBID  ACTION  FROM  TO  OUTCOME   TOOK  REASON\n"
         "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs bring it to its MAX of 8\n"
     )
@@ -375,4 +376,4 @@ def test_explain_a_job_on_trial_and_what_is_barred():
 def test_history_of_a_change_that_is_not_done(outcome, shown):
     answer = ask("history")
     answer["changes"][0]["outcome"] = outcome
-    assert shown in explain.past(answer, TableLayout())[1]
+    assert shown in change_history.past(answer, TableLayout())[1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.cli import explain
+from slurm_elastic.cli.decisions import explain
 from slurm_elastic.config import schema
 from slurm_elastic.controller.batch_tuning import MIN_GAIN, BatchChoice, choose, frozen, obey
 from slurm_elastic.controller.controller import Controller

@@ -15,7 +15,7 @@ from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.core.cluster import Allocation, JobState
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.rpc.answers import ExplainAnswer
+from slurm_elastic.rpc.decision_answers import ExplainAnswer
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.support.controller.typed_answers import mismatches
 from tests.support.decisions import example_round as example

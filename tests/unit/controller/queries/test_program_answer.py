@@ -8,8 +8,8 @@ import highspy
 import numpy as np
 import pytest
 
-from slurm_elastic.cli import lp_format
-from slurm_elastic.cli.lp_format import lp_text
+from slurm_elastic.cli.decisions import lp_format
+from slurm_elastic.cli.decisions.lp_format import lp_text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, Viewer
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve

@@ -1,4 +1,4 @@
-"""`selastic explain`, `selastic plan` and `selastic history`."""
+"""`selastic explain`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import client, ended_job, formatting, options
+from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli.decisions import ended_job
 from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.status import waits_for
-from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import (
+    from slurm_elastic.rpc.decision_answers import (
         ChangeRow,
         DecisionRow,
         EndingRow,
         ExplainAnswer,
-        HistoryAnswer,
         ModelRow,
-        PlanAnswer,
-        PlanRow,
         TypeRow,
     )
 
@@ -44,29 +41,6 @@ _WOULD = {
 #: Where the texts of `explain` begin.
 _INDENT = 18
 
-#: Outcomes that are printed under another name.
-_OUTCOMES = {"trial": "on trial"}
-
-_COLUMNS = (
-    Column("TIME", lambda r: formatting.clock(r["time"], r["now"])),
-    Column("JOBID", lambda r: r["display_id"], right=True),
-    Column("ACTION", lambda r: r["action"]),
-    Column("FROM", lambda r: r["from"] or "-"),
-    Column("TO", lambda r: r["to"] or "-"),
-    Column("OUTCOME", lambda r: _OUTCOMES.get(r["outcome"], r["outcome"]) or r["state"].lower()),
-    Column("TOOK", lambda r: _seconds(r["total_s"]), right=True),
-    Column("REASON", lambda r: reason_text(r["reason"]) or "-"),
-    Column("SAVE", lambda r: _part(r, "checkpoint"), right=True),
-    Column("SLURM", lambda r: _part(r, "slurm"), right=True),
-    Column("STARTUP", lambda r: _part(r, "startup"), right=True),
-    Column("RESTORE", lambda r: _part(r, "restore"), right=True),
-    Column("PAIDBACK", lambda r: _seconds(r["paid_back_s"]), right=True),
-    Column("STATE", lambda r: r["state"]),
-    Column("KIND", lambda r: r["kind"]),
-    Column("PAUSE", lambda r: _part(r, "pause"), right=True),
-)
-_DEFAULT = tuple(c.header for c in _COLUMNS[:8])
-
 
 @options.verb
 @click.argument("job", metavar="JOBID")
@@ -82,45 +56,6 @@ def explain(job: str, json_: bool) -> None:
         options.put_json(answer)
     else:
         options.put(formatting.wrapped(explained(answer), _INDENT))
-
-
-@options.verb
-@click.option("-a", "--all", "all_", is_flag=True, help="Show jobs without a change, too.")
-@click.option(
-    "--export",
-    metavar="FILE.lp",
-    help="Write the integer program of the last round, which the policies sia, icefrog and goodput"
-    " solve, in the LP format, and nothing else; - is standard output.",
-)
-@options.as_json
-def plan(all_: bool, export: str | None, json_: bool) -> None:
-    """Show what the next round would do; nothing is done.
-
-    Shows the cost and gain of each change, and which jobs GPUs are kept for.
-    """
-    if export is not None:
-        from slurm_elastic.cli import program_export  # noqa: PLC0415
-
-        program_export.write(export, exclusive=all_ or json_)
-        return
-    answer: Any = client.ask("plan")
-    if json_:
-        options.put_json(answer)
-    else:
-        options.put(planned(answer, all_jobs=all_))
-
-
-@options.verb
-@click.argument("job", metavar="[JOBID]", required=False)
-@options.table
-@options.as_json
-def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
-    """Show past changes of one job or of all, with their durations."""
-    answer: Any = client.ask("history", jobs=[job] if job else None)
-    if json_:
-        options.put_json(answer)
-    else:
-        options.put(past(answer, options.layout(format_, noheader, parsable)))
 
 
 def explained(answer: ExplainAnswer) -> list[str]:
@@ -254,43 +189,6 @@ def _time_limit(answer: ExplainAnswer) -> str:
     return f"{limit}, extended by {extension} {reason}"
 
 
-def planned(answer: PlanAnswer, *, all_jobs: bool = False) -> list[str]:
-    """Return the lines of `plan`."""
-    if answer["planned"] is None:
-        return ["no round yet; repeat in a moment"]
-    changes = answer["changes"]
-    stays = [s for s in answer["stays"] if all_jobs or s["waiting_for"]]
-    count = len(changes)
-    if not count:
-        head = "no change would be made now."
-    else:
-        head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
-    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _benefit(r)) for r in changes]
-    rows += [
-        (r["display_id"], "stays", reason_text(r["waiting_for"] or r["reason"]), "") for r in stays
-    ]
-    columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
-    table = render(rows, columns, [c.header for c in columns], TableLayout(header=False))
-    reservations = [
-        f"  kept for {c['display_id']} until {formatting.clock(c['until'], answer['time'])}: "
-        + ", ".join(f"{count} on {formatting.clean(node)}" for node, count in c["gpus"].items())
-        for c in answer["claims"]
-    ]
-    notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
-    return [*notes, head, *(f"  {line}" for line in table), *reservations]
-
-
-def past(answer: HistoryAnswer, layout: TableLayout) -> list[str]:
-    """Return the lines of `history`."""
-    since = formatting.records_note(answer["kept_since"], answer["time"])
-    if not answer["changes"] and layout.header and not layout.parsable:
-        return [f"no changes; {since}" if since else "no changes yet"]
-    # `now` is the controller's, as the answer may be shown after midnight.
-    rows = [{**change, "now": answer["time"]} for change in answer["changes"]]
-    lines = render(rows, _COLUMNS, _DEFAULT, layout)
-    return [*lines, since] if since and layout.header and not layout.parsable else lines
-
-
 def _state(answer: ExplainAnswer) -> str:
     job, now = answer["job"], answer["time"]
     name = f"{job['display_id']} {formatting.clean(job['name'])}"
@@ -374,7 +272,7 @@ def _next_change(answer: ExplainAnswer) -> str:
     parts = [
         f"checkpoint {formatting.span(answer['checkpoint_s'])}" if answer["checkpoint_s"] else "",
         f"restart {formatting.span(answer['restart_s'])}" if answer["restart_s"] else "",
-        _cost("expected loss", decision["cost_gpu_s"]),
+        formatting.cost("expected loss", decision["cost_gpu_s"]),
     ]
     costs = ", ".join(p for p in parts if p)
     shape = _target(decision, job["gpu_type"])
@@ -425,45 +323,3 @@ def _last_change(change: ChangeRow, now: float) -> str:
     if change["paid_back_s"]:
         text += f", paid back after {formatting.span(change['paid_back_s'])}"
     return text
-
-
-def _shape(row: PlanRow) -> str:
-    kind = row["gpu_type"] or row["from_type"]
-    if row["action"] == "start":
-        return f"start {formatting.gpus(row['gpus'], kind)}"
-    if row["action"] == "preempt":
-        return f"{row['from_gpus']} → 0 {formatting.clean(kind)}"
-    if row["action"] == "move":
-        old = formatting.gpus(row["from_gpus"], row["from_type"])
-        return f"{old} → {formatting.gpus(row['gpus'], kind)} on {formatting.places(row['where'])}"
-    return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
-
-
-def _benefit(row: PlanRow) -> str:
-    parts = []
-    if row["gain"] > 0 and row["steps_per_s"] and row["kind"] != "script":
-        parts.append(f"gains {formatting.digits(row['gain'] * row['steps_per_s'])} it/s")
-    elif row["gain"] > 0:
-        parts.append(f"gains {formatting.percent_gain(row['gain'])}")
-    if row["payback_s"] is not None:
-        parts.append(f"pays back in {formatting.span(row['payback_s'])}")
-    else:
-        parts.append(_cost("costs", row["cost_gpu_s"]))
-    return ", ".join(p for p in parts if p)
-
-
-def _cost(label: str, gpu_seconds: float) -> str:
-    return f"{label} {formatting.digits(gpu_seconds)} GPU s" if gpu_seconds > 0 else ""
-
-
-def _cell(index: int) -> Any:
-    return lambda row: row[index]
-
-
-def _part(row: ChangeRow, name: str) -> str:
-    value: Any = row["seconds"].get(name)
-    return _seconds(value)
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else formatting.span(value)

@@ -9,9 +9,9 @@ import click
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import client
+from slurm_elastic.cli.decisions.lp_format import lp_text
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.lp_format import lp_text
 
 _STDOUT = "-"
 

@@ -11,7 +11,7 @@ from slurm_elastic.cli.reason_text import text as reason_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from slurm_elastic.rpc.answers import EndingRow, ExplainAnswer
+    from slurm_elastic.rpc.decision_answers import EndingRow, ExplainAnswer
 
 #: By Slurm's state, without the exit code of FAILED.
 _ENDS = {

@@ -1,0 +1,1 @@
+"""Verbs that show decisions: explain, plan and history."""

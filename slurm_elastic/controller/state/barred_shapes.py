@@ -1,0 +1,94 @@
+"""Shapes that a job is not to get, and directives without them. Pure.
+
+A *shape* is a GPU type and a number of GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.reason import Reason
+
+Shape = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BarredShape:
+    """A shape in which a job failed.
+
+    Attributes:
+        gpu_type, gpus: the shape.
+        reason: how it failed.
+        time: when (epoch s).
+    """
+
+    gpu_type: str
+    gpus: int
+    reason: Reason
+    time: float
+
+    @property
+    def shape(self) -> Shape:
+        """The shape."""
+        return self.gpu_type, self.gpus
+
+    def to_json(self) -> list[Any]:
+        """Return a row for the ledger."""
+        return [self.gpu_type, self.gpus, self.reason.to_json(), self.time]
+
+    @classmethod
+    def from_json(cls, row: Any) -> BarredShape:
+        """Return it from a row of the ledger.
+
+        Raises:
+            TypeError: it is no such row.
+            ValueError: likewise.
+        """
+        gpu_type, gpus, reason, time = row
+        return cls(str(gpu_type), int(gpus), Reason.from_json(reason) or unreadable(), float(time))
+
+
+def shape_of(held: Allocation | None) -> Shape | None:
+    """Return the shape of an allocation; None without GPUs."""
+    return (held.gpu_type, held.gpus) if held and held.gpus else None
+
+
+@lru_cache(maxsize=1024)
+def without(directive: Directive, excluded: frozenset[Shape]) -> Directive:
+    """Return a directive without these shapes."""
+    return directive.excluding(excluded)
+
+
+@lru_cache(maxsize=1024)
+def only(
+    directive: Directive,
+    allowed: tuple[Shape, ...],
+    types: frozenset[str],
+    excluded: frozenset[Shape],
+) -> Directive:
+    """Return a directive with some shapes only.
+
+    Args:
+        directive: to restrict.
+        allowed: the shapes that stay.
+        types: GPU types of the cluster and of these shapes.
+        excluded: shapes that are left out in any case.
+    """
+    others = {
+        (name, gpus)
+        for name in types
+        for gpus in directive.sizes(name)
+        if (name, gpus) not in allowed
+    }
+    sizes = {gpus for _, gpus in others} - {gpus for _, gpus in allowed}
+    others.update(("", gpus) for gpus in sizes)  # also where no type is requested
+    return directive.excluding(excluded.union(others))
+
+
+def unreadable() -> Reason:
+    """Return the reason in place of one that the ledger holds in no readable form."""
+    return Reason("text", text="not readable")

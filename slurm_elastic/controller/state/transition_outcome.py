@@ -1,0 +1,83 @@
+"""Outcome of a transition, recorded in its job: intervals, counts, pins, and what failed. Pure."""
+
+from __future__ import annotations
+
+from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.plan import Action
+from slurm_elastic.slurm.shape import rounded_off_s
+
+#: Node lists set by the controller that are recognised later.
+_PINS = 6
+#: A job that did not save in time is not asked again for so long at least.
+_DEAF_S = 300.0
+#: Ends of a change in place that say nothing about the next one.
+_BY_OTHERS = frozenset(
+    (
+        *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
+        *("controller-restarted", "controller-stopped", "node-down", "node-excluded"),
+        *("no-checkpoint", "held-in-slurm"),
+    )
+)
+
+
+def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: float) -> bool:
+    """Record the end of a transition; return whether it counts as a resize.
+
+    Args:
+        entry: of the job; it is changed.
+        transition: that has ended. Recorded once: later calls change nothing.
+        job: as Slurm shows it now.
+        now: epoch s.
+    """
+    if transition.id <= entry.counted:
+        return False
+    entry.counted = transition.id
+    is_unanswered = "unanswered" in transition.entered
+    if transition.by_companions:
+        moved = _record_in_place(entry, transition, now)
+        if not moved and not is_unanswered:
+            return False
+    entry.watch.excused |= transition.run == entry.watch.run
+    entry.last_change = now
+    entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
+    if transition.action is Action.REHEARSE:
+        entry.rehearsal.end(transition.id, now, moved=transition.moved)
+    elif is_unanswered:
+        entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
+    entry.dirty = True
+    if not transition.moved:
+        return False
+    entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
+    entry.resizes += 1
+    if not transition.by_companions:
+        _record_requeue(entry, transition, job)
+    return True
+
+
+def _record_requeue(entry: StoredJob, transition: Transition, job: Job) -> None:
+    if transition.target is not None:
+        entry.trials.begun(job.run, transition.id)
+    entry.leased = transition.target is None and not transition.given_up
+    entry.pin = list(transition.target.nodes) if transition.target else []
+    node_lists = [list(a.nodes) for a in (transition.planned, transition.target) if a]
+    entry.pins = [p for p in entry.pins if p not in node_lists][-_PINS:] + node_lists
+    entry.spare = (job.run, rounded_off_s(transition.limit_s))
+    if transition.budget is not None and transition.budget.set_s is not None:
+        entry.budget = transition.budget
+
+
+def _record_in_place(entry: StoredJob, transition: Transition, now: float) -> bool:
+    """Record the end of a change in place; return whether it has changed the job."""
+    placed, entry.dirty = entry.placed, True
+    joined = [join.job_id for join in transition.joins if join.job_id]
+    if transition.moved:
+        placed.switch(transition.run, joined=joined, left=transition.leaves)
+        placed.succeed(transition.pause_s, kind=transition.kind)
+        if transition.failed:
+            entry.trials.go_back(transition.target, now=now)
+    problem = transition.problem
+    if problem is not None and problem.code not in _BY_OTHERS:
+        placed.fail(problem, now=now, kind=transition.kind)
+    return transition.moved
