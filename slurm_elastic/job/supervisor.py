@@ -34,6 +34,7 @@ from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
+from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 from slurm_elastic.rpc import frames
 
@@ -237,8 +238,18 @@ class Supervisor:
             self._watches.append(RendezvousWatch(port, on_missing=self._warn_of_lone_ranks))
         for watch in self._watches:
             watch.start()
-        parts, kill = launch.started_parts, lambda: self._ranks.send("KILL")
-        return JointStep(child, parts, end_ranks=kill)
+        return JointStep(child, launch.started_parts, end_ranks=self._kill_ranks)
+
+    def _kill_ranks(self, has_base_ended: Callable[[], bool]) -> None:
+        """Kill all ranks; those of an unmodified script not within a save."""
+        if self._script and not self._uses_library:
+            stop_between_saves(
+                self._script.is_saving,
+                has_ended=has_base_ended,
+                stop=lambda: self._ranks.send_here("STOP"),
+                resume=lambda: self._ranks.send_here("THAW"),
+            )
+        self._ranks.send("KILL")
 
     def _warn_of_lone_ranks(self) -> None:
         if not self._uses_library:

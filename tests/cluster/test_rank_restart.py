@@ -53,6 +53,7 @@ class Script:
         command: str = "plain",
         *,
         fails_on: int = 0,
+        in_place: int = 0,
         directive: str = "1-4,sizes=1:2:4",
     ) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
@@ -61,10 +62,11 @@ class Script:
         self.seen = len(daemon.log())
         begin = f"rm -rf {self.folder}; mkdir -p {self.folder}; cd {self.folder}; cat >train.py"
         begin += f"; echo {fails_on} >fails-on" if fails_on else ""
+        begin += f"; echo {in_place} >in-place" if in_place else ""
         self.cluster.exec(begin, user="alice", stdin=TRAIN)
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
-            f"exec esrun --checkpoint out/ckpt --signal USR2 {COMMANDS[command]}",
+            f"exec esrun --checkpoint out/ckpt.json --signal USR2 {COMMANDS[command]}",
             *(f"--elastic={directive}", "--gres=gpu:1", "--time=30", "--open-mode=append"),
             *(f"-C{place}", f"--chdir={self.folder}", "--output=log", f"--job-name={name}"),
             user="alice",
@@ -185,15 +187,26 @@ def test_ranks_of_a_companion_are_killed(daemon: Daemon, cluster: SlurmCluster) 
     script.ends_well(again=50)
 
 
-def test_a_companion_is_cancelled(daemon: Daemon, cluster: SlurmCluster) -> None:
-    script = Script(daemon, "cancelled", "a100&rack2")
+def test_a_companion_is_cancelled_while_the_only_checkpoint_is_overwritten(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    script = Script(daemon, "cancelled", "a100&rack2", in_place=4)
     script.changed("grow")
     script.trains_on(4)
+    script.has_saved()
     (companion,) = script.companions()
+    checkpoint = f"{script.folder}/out/ckpt.json"
+    is_cut = (
+        f"until ! grep -q ']$' {checkpoint}; do sleep 0.1; done; tail -n1 {script.folder}/steps"
+    )
+    step = json.loads(cluster.exec(is_cut).stdout)["step"]
     cluster.exec(["scancel", str(companion)], user="alice")
+    until(lambda: companion not in script.companions(), what=script.log)
     script.changed("grow")
     script.trains_on(4)
-    assert companion not in script.companions()
+    assert "a save is under way: the ranks are ended after it" in script.output()
+    starts = {int(row["start"].rpartition(".")[2]) for row in script.rows("ranks")}
+    assert step in starts, "it goes on from the checkpoint that was being written"
     script.ends_well(again=50)
 
 

@@ -31,7 +31,8 @@ class JointStep:
     Args:
         child: srun of the base.
         parts: (companion, its srun).
-        end_ranks: kills the ranks of all steps.
+        end_ranks: kills the ranks of all steps, as soon as that may be done; gets a function that
+            returns whether those of the base have ended.
 
     Attributes:
         failed_in: companion whose ranks were killed, or else the first to fail; None: those of the
@@ -43,7 +44,7 @@ class JointStep:
         child: SrunProcess,
         parts: Sequence[tuple[int, SrunProcess]] = (),
         *,
-        end_ranks: Callable[[], object] = lambda: None,
+        end_ranks: Callable[[Callable[[], bool]], object] = lambda _: None,
     ) -> None:
         self.failed_in: int | None = None
         self._end_ranks = end_ranks
@@ -87,7 +88,7 @@ class JointStep:
         """Kill all ranks; sruns that do not notice it, as of a lost node, are killed after that."""
         with self._lock:
             self._killed |= {i for i, step in self._by_job if not step.ends_within(0.0)}
-        self._end_ranks()
+        self._end_ranks(lambda: self._base.ends_within(0.0))
         for _, step in self._by_job:
             if not step.ends_within(_SRUN_S):
                 with contextlib.suppress(ProcessLookupError):

@@ -50,6 +50,14 @@ class RankSignals:
         end = time.monotonic() + _TIMEOUT_S
         return all([_succeeds(helper, end) for helper in helpers])  # noqa: C419 - all are awaited
 
+    def send_here(self, name: str) -> bool:
+        """Signal the ranks on this host only, without a step of Slurm; return whether there are."""
+        try:
+            helper = _begin(["sh", "-c", signal_scripts.SIGNAL_SCRIPT, "esrun", name, self.mark])
+        except OSError:
+            return False
+        return _succeeds(helper, time.monotonic() + _TIMEOUT_S)
+
     def guard(self) -> None:
         """Start a guard on each node, which after `arm` kills the ranks at Slurm's SIGTERM.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import stat
 import time
@@ -226,6 +227,11 @@ class CheckpointScanner:
     def unsettled(self) -> bool:
         """Whether at the last scan a save was under way, or not yet shown to be over."""
         return self._tracker.under_way
+
+    @property
+    def changed_at(self) -> float:
+        """Time of the scan that found the last change, by the scanner's clock."""
+        return max((t.changed_at for t in self._seen.values()), default=-math.inf)
 
     @property
     def complete(self) -> list[ScriptCheckpoint]:

@@ -43,6 +43,9 @@ _FIRST_TICK_S = 1.0
 #: Longest time for which ranks are frozen (our choice: the controller requeues the job within
 #: seconds; NCCL's watchdog ends ranks after 8 or 10 minutes).
 _FROZEN_S = 120.0
+#: Seconds without a change after which a save is taken for one that does not end: its ranks wait
+#: for others that are lost (our choice).
+_STUCK_S = 60.0
 
 
 class TerminationHandler(Protocol):
@@ -432,6 +435,13 @@ class ScriptWatch:
             self.thaw()
             return False
         return True
+
+    def is_saving(self) -> bool:
+        """Look whether a save is under way that goes on; not while the ranks are frozen."""
+        with self._lock:
+            if self._is_stopped or self._frozen_at is not None or self.count_new():
+                return False
+            return self._clock() - self._scanner.changed_at < _STUCK_S
 
     def thaw(self) -> None:
         """Let the ranks go on; the guards begin anew."""

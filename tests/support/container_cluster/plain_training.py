@@ -4,10 +4,11 @@
 
 All ranks share the samples of a step and add up their gradients, so that the loss of a step is that
 of an undisturbed run only if every rank has computed its part. They add up by sockets, for which
-rank 0 listens at MASTER_ADDR:MASTER_PORT, or by torch. Rank 0 saves out/ckpt at USR2 and now and
-then; all read it when they begin. In the directory of the run, each rank adds a line to `ranks`,
-and rank 0 one to `steps` for each step. The file `stop` ends the training; where the file
-`fails-on` has the number of ranks, they fail at once.
+rank 0 listens at MASTER_ADDR:MASTER_PORT, or by torch. Rank 0 saves out/ckpt.json at USR2 and now
+and then; all read it when they begin. In the directory of the run, each rank adds a line to
+`ranks`, and rank 0 one to `steps` for each step. The file `stop` ends the training; where the file
+`fails-on` has the number of ranks, they fail at once; with the file `in-place` the checkpoint is
+overwritten, in as many seconds as that says.
 """
 
 from __future__ import annotations
@@ -137,13 +138,29 @@ def description(start: str) -> dict[str, object]:
     return row | {"node": os.environ["SLURMD_NODENAME"], "start": start}
 
 
+def save(checkpoint: Path, text: str) -> None:
+    """Replace the checkpoint, or overwrite it in two pieces."""
+    checkpoint.parent.mkdir(exist_ok=True)
+    in_place = Path("in-place")
+    if not in_place.exists():
+        new = checkpoint.with_suffix(".tmp")
+        new.write_text(text)
+        new.rename(checkpoint)
+        return
+    with checkpoint.open("w") as file:
+        file.write(text[: len(text) // 2])
+        file.flush()
+        time.sleep(float(in_place.read_text()))
+        file.write(text[len(text) // 2 :])
+
+
 def main(kind: str = "sockets") -> None:
     signals: list[bool] = []
     signal.signal(signal.SIGUSR2, lambda *_: signals.append(True))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     group: Group = TorchGroup() if kind == "torch" else SocketGroup(rank, world)
     weights, step = [0.0] * WEIGHTS, 0
-    checkpoint = Path("out/ckpt")
+    checkpoint = Path("out/ckpt.json")
     if checkpoint.exists():
         weights, step = json.loads(checkpoint.read_text())
     append("ranks", description(f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{step}"))
@@ -162,10 +179,7 @@ def main(kind: str = "sockets") -> None:
         if stops or saves or step % SAVE_EVERY == 0:
             signals.clear()
             if rank == 0:
-                checkpoint.parent.mkdir(exist_ok=True)
-                new = checkpoint.with_suffix(".tmp")
-                new.write_text(json.dumps([weights, step]))
-                new.rename(checkpoint)
+                save(checkpoint, json.dumps([weights, step]))
             group.sum([0.0])
         if stops:
             return

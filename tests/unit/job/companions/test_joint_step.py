@@ -43,6 +43,6 @@ def test_ranks_that_wait_in_vain_are_killed_and_not_blamed(
     monkeypatch.setattr(joint_step, "_OTHERS_S", 0.5)
     killed = tmp_path / "killed"
     waiting = stand_in(f"until [ -e {killed} ]; do sleep 0.1; done; {KILLED}")
-    step = JointStep(stand_in(FAILED), [(7, waiting)], end_ranks=killed.touch)
+    step = JointStep(stand_in(FAILED), [(7, waiting)], end_ranks=lambda _: killed.touch())
     assert step.wait() == 1
     assert step.failed_in is None
