@@ -1,6 +1,7 @@
 """Overhead of `ElasticLoop`, compared with the same loop without it.
 
     python -m benchmarks.loop_overhead [--models tiny,cnn,mlp,mlp-accumulating] [--rounds 20]
+    python -m benchmarks.loop_overhead --models gpt --source ~/nanoGPT
 
 Two ranks of this machine, gloo, one process group, started by `esrun --local 2` so that reports are
 sent. Both arms are DistributedDataParallel with the same model; they take turns of a few steps in
@@ -9,7 +10,8 @@ one run, in an order drawn anew for every turn, so that a busy machine slows bot
     plain      DataLoader with DistributedSampler
     elastic    `loop.loader`, boundaries and measurements as by default
 
-`tiny` is a model whose step takes about two milliseconds: the most that a boundary can cost. Ratios
+`gpt`, `trainer`, `gan` and `stream` are loops as published scripts have them (`script_loops`); with
+`--source` the first two take nanoGPT's or minGPT's model from there. `tiny` is a model whose step takes about two milliseconds: the most that a boundary can cost. Ratios
 are sums over all rounds, wall seconds of rank 0 and CPU seconds of both ranks; in brackets the 95 %
 interval of a bootstrap over rounds. Checkpoints are not in them.
 """
@@ -29,6 +31,7 @@ from typing import Any
 from benchmarks import overhead
 from benchmarks.overhead import RANKS, ratio
 from benchmarks.rank_processes import run_ranks
+from benchmarks.script_loops import CASES, LoopCase
 
 ARMS = ("plain", "elastic")
 _WARM_UP = 25
@@ -43,7 +46,8 @@ def _tiny() -> dict[str, Any]:
     return {"model": model, "data": (inputs, targets), "batch": 32, "micro": None}
 
 
-MODELS: dict[str, Callable[[], dict[str, Any]]] = {"tiny": _tiny} | overhead.MODELS
+SAMPLES: dict[str, Callable[[], dict[str, Any]]] = {"tiny": _tiny} | overhead.MODELS
+MODELS = (*SAMPLES, *CASES)
 
 
 def main() -> None:
@@ -53,23 +57,30 @@ def main() -> None:
     parser.add_argument("--models", default=by_default, help="some of " + ", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turn", type=int, default=10, help="steps of an arm before the other")
+    parser.add_argument("--source", type=Path, help="folder of nanoGPT or minGPT")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     for name in args.models.split(","):
         if name not in MODELS:
             parser.error(f"model {name} is unknown; known: {', '.join(MODELS)}")
+        if args.source and not args.source.is_dir():
+            parser.error(f"--source {args.source} is invalid: expected a folder")
         if args.rank:
-            _rank(args.rank, MODELS[name](), rounds=args.rounds, turn=args.turn)
+            _rank(args.rank, name, args.source, rounds=args.rounds, turn=args.turn)
         else:
-            _show(name, measure(name, rounds=args.rounds, turn=args.turn), args.turn)
+            times = measure(name, args.source, rounds=args.rounds, turn=args.turn)
+            _show(name, times, args.turn)
 
 
-def measure(model: str, *, rounds: int, turn: int) -> list[dict[str, Any]]:
+def measure(
+    model: str, source: Path | None = None, *, rounds: int, turn: int
+) -> list[dict[str, Any]]:
     """Return the times of each rank by arm."""
     with tempfile.TemporaryDirectory() as out:
         arguments = [
             *("--rank", out, "--models", model),
             *("--rounds", str(rounds), "--turn", str(turn)),
+            *(("--source", str(source.resolve())) if source else ()),
         ]
         run_ranks(RANKS, "benchmarks.loop_overhead", arguments)
         return [
@@ -78,12 +89,11 @@ def measure(model: str, *, rounds: int, turn: int) -> list[dict[str, Any]]:
         ]
 
 
-def _plain(case: dict[str, Any], rank: int) -> Iterator[None]:
+def _plain(case: dict[str, Any], rank: int, train: Callable[..., None]) -> Iterator[None]:
     """Yield steps of the usual loop, for ever."""
     import torch  # noqa: PLC0415
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: PLC0415
 
-    train = _trainer(case)
     dataset = TensorDataset(*case["data"])
     share = case["batch"] // RANKS
     micro = case["micro"] or share
@@ -136,7 +146,19 @@ def _trainer(case: dict[str, Any]) -> Any:
     return train
 
 
-def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
+def _sampled(case: dict[str, Any]) -> LoopCase:
+    """Return the usual loop over samples in memory."""
+    train = _trainer(case)
+    return LoopCase(
+        train.objects,
+        case["batch"],
+        case["micro"],
+        lambda rank: _plain(case, rank, train),
+        lambda loop: _elastic(case, loop, train),
+    )
+
+
+def _rank(out: Path, model: str, source: Path | None, *, rounds: int, turn: int) -> None:
     """Run one of the ranks; it writes its times to rankN.json."""
     from slurm_elastic.training import ElasticLoop  # noqa: PLC0415, I001 - before torch
 
@@ -145,15 +167,15 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
-    train = _trainer(case)
+    case = CASES[model](source) if model in CASES else _sampled(SAMPLES[model]())
     loop = ElasticLoop(
         out / "ckpt",
-        global_batch=case["batch"],
-        micro_batch=case["micro"],
+        global_batch=case.batch,
+        micro_batch=case.micro,
         checkpoint_every_s=1e9,
-        **train.objects,
+        **case.objects,
     )
-    loops = {"plain": _plain(case, loop.rank), "elastic": _elastic(case, loop, train)}
+    loops = {"plain": case.plain(loop.rank), "elastic": case.elastic(loop)}
     # The run's first save would otherwise come 15 seconds after the first step.
     loop._checkpoint_manager.hurry()  # noqa: SLF001
 
