@@ -11,9 +11,10 @@ one run, in an order drawn anew for every turn, so that a busy machine slows bot
     elastic    `loop.loader`, boundaries and measurements as by default
 
 `gpt`, `trainer`, `gan` and `stream` are loops as published scripts have them (`script_loops`); with
-`--source` the first two take nanoGPT's or minGPT's model from there. `tiny` is a model whose step takes about two milliseconds: the most that a boundary can cost. Ratios
-are sums over all rounds, wall seconds of rank 0 and CPU seconds of both ranks; in brackets the 95 %
-interval of a bootstrap over rounds. Checkpoints are not in them.
+`--source` the first two take nanoGPT's or minGPT's model from there. `tiny` is a model whose step
+takes about two milliseconds: the most that a boundary can cost. Ratios are sums over all rounds,
+wall seconds of rank 0 and CPU seconds of both ranks; in brackets the 95 % interval of a bootstrap
+over rounds. Checkpoints are not in them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import _STUCK_S
 from slurm_elastic.job.unmodified.settle_time import FIRST_S
-from tests.support.checkpoint_savers import (
+from tests.support.job.checkpoint_savers import (
     Phases,
     SaverScript,
     Write,
@@ -21,7 +21,7 @@ from tests.support.checkpoint_savers import (
     single_files,
     two_files,
 )
-from tests.support.script_job import ScriptJob
+from tests.support.job.script_job import ScriptJob
 
 SAVERS: dict[str, tuple[Callable[[int, int], Phases], str]] = {
     "directory": (generic, "step_*"),
