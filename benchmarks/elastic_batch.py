@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from slurm_elastic.config.schema import Config, ControllerSettings, ElasticBatchSettings
+from slurm_elastic.config.policy_settings import ElasticBatchSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.application import Application, Learned, Observation, TypeProfile
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies import policy_protocol

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.drivers import rigid_replay
 from benchmarks.drivers.rigid_replay import Outcome, ReplayedJob, ReplayOrder, RigidReplay
-from slurm_elastic.config.schema import QssfSettings
+from slurm_elastic.config.policy_settings import QssfSettings
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.models.durations import prediction_error
 from slurm_elastic.models.durations.finished_job import FinishedJob, JobRequest

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sia_tables import CLUSTER, available
-from slurm_elastic.config.schema import Config, ControllerSettings, SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.simulator.parallel_runs import Task, run_all
 from slurm_elastic.simulator.results import Result, summary

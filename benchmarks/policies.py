@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sia_tables import CLUSTER, available, reference
-from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, SiaSettings
+from slurm_elastic.config.policy_settings import GoodputSettings, SiaSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.policies.policy_protocol import (
     Policy,

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.config.key import key_of
+from slurm_elastic.config.policy_settings import SiaSettings as SiaConfig
 from slurm_elastic.config.schema import Config, ControllerSettings
-from slurm_elastic.config.schema import SiaSettings as SiaConfig
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.results import HOUR_S, Result, mean, summary

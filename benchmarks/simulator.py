@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.config.schema import Config, ControllerSettings, SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.models import throughput
 from slurm_elastic.policies import policy_protocol

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks import policies
-from slurm_elastic.config.schema import GoodputSettings
+from slurm_elastic.config.policy_settings import GoodputSettings
 from slurm_elastic.simulator import job_factory
 from slurm_elastic.simulator.applications import DescribedApplication, describe
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth

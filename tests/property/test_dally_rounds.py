@@ -7,13 +7,8 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    DallySettings,
-    ResizeSettings,
-    SpeedupSettings,
-)
+from slurm_elastic.config.policy_settings import DallySettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
 from slurm_elastic.policies.dally.bid_order import order_of

@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.elastic_batch import plain
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    ElasticBatchSettings,
-    ResizeSettings,
-)
+from slurm_elastic.config.policy_settings import ElasticBatchSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies.elastic_batch.division import divide

@@ -7,7 +7,7 @@ import random
 import numpy as np
 from hypothesis import given, settings
 
-from slurm_elastic.config.schema import GoodputSettings
+from slurm_elastic.config.policy_settings import GoodputSettings
 from slurm_elastic.policies.goodput import wait_bound
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slurm_elastic.config import schema
+from slurm_elastic.config.policy_settings import DallySettings
+from slurm_elastic.config.section_reader import ConfigError
 from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
 from slurm_elastic.placement.delay.timers import Timers, TimersError
 from slurm_elastic.policies.dally.gang import Gang
@@ -79,7 +80,7 @@ class Order(Protocol):
         ...
 
 
-def order_of(settings: schema.DallySettings) -> Order:
+def order_of(settings: DallySettings) -> Order:
     """Return the order that a configuration names.
 
     Raises:
@@ -90,7 +91,7 @@ def order_of(settings: schema.DallySettings) -> Order:
     try:
         timers = Timers.parse(settings.timers, lease_s=settings.lease_s)
     except TimersError as error:
-        raise schema.ConfigError(f"[dally] {error}; or own") from None
+        raise ConfigError(f"[dally] {error}; or own") from None
     return PublishedOrder(timers, settings.history)
 
 
@@ -100,7 +101,7 @@ class OwnOrder:
     name = "remaining-time"
     reserves = True
 
-    def __init__(self, settings: schema.DallySettings) -> None:
+    def __init__(self, settings: DallySettings) -> None:
         self._lease_s = settings.lease_s
         self._history_s = settings.history * settings.lease_s
         self._limit_s = 0.0

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from slurm_elastic.config.schema import ElasticBatchSettings
+from slurm_elastic.config.policy_settings import ElasticBatchSettings
 from slurm_elastic.core.application import Application, JobClass, Learned, Noise
 from slurm_elastic.models import efficiency, goodput_tables
 from slurm_elastic.models.batch_candidates import ConfigurationSet

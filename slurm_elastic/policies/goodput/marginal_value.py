@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from slurm_elastic.config.schema import Config, SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind

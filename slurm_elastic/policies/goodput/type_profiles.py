@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_elastic.config.schema import GoodputSettings
+from slurm_elastic.config.policy_settings import GoodputSettings
 from slurm_elastic.core.application import TypeProfile
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate

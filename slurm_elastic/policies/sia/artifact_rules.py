@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.config.schema import SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
 
 #: Seconds of a restart of applications that the artifact has no constant for.
 OTHER_RESTART_S = 30.0

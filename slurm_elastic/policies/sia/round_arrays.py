@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.config.schema import SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
 from slurm_elastic.core.application import Application, JobClass
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.policies.policy_protocol import Question

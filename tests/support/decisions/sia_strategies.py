@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
     Application,
     JobClass,

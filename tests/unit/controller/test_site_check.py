@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.config.schema import ApiSettings, Config, SiaSettings, parse
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import ApiSettings, Config, parse
 from slurm_elastic.controller.site_check import Facts, check, lines
 from slurm_elastic.slurm import slurm_settings
 from slurm_elastic.slurm.slurm_settings import SlurmSite

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, SiaSettings
+from slurm_elastic.config.policy_settings import SiaSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import simulation

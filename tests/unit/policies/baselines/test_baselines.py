@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from slurm_elastic.config.schema import Config, LasSettings
+from slurm_elastic.config.policy_settings import LasSettings
+from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import Application, JobClass, Learned, TypeProfile
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel

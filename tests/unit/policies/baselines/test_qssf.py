@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, QssfSettings
+from slurm_elastic.config.policy_settings import QssfSettings
+from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.policies.baselines.qssf import QuasiShortestService

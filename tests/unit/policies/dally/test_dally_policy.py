@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from slurm_elastic.config.policy_settings import DallySettings
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
     ControllerSettings,
-    DallySettings,
     ResizeSettings,
     SpeedupSettings,
 )

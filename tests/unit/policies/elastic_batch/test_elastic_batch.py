@@ -10,13 +10,8 @@ import pytest
 from benchmarks import elastic_batch as bench
 from slurm_elastic.cli import main
 from slurm_elastic.config import schema as configs
-from slurm_elastic.config.schema import (
-    Config,
-    ConfigError,
-    ControllerSettings,
-    ElasticBatchSettings,
-    ResizeSettings,
-)
+from slurm_elastic.config.policy_settings import ElasticBatchSettings
+from slurm_elastic.config.schema import Config, ConfigError, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
     Application,
     JobClass,

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, ResizeSettings
+from slurm_elastic.config.policy_settings import GoodputSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
     Application,
     LayerCost,

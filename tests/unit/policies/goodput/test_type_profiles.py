@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, GoodputSettings, ResizeSettings
+from slurm_elastic.config.policy_settings import GoodputSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round

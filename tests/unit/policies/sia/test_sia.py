@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from slurm_elastic.config.policy_settings import SiaSettings as Settings
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
-from slurm_elastic.config.schema import SiaSettings as Settings
 from slurm_elastic.core.application import (
     Application,
     JobClass,

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
+from slurm_elastic.config.policy_settings import SiaSettings as Settings
 from slurm_elastic.config.schema import Config, ControllerSettings
-from slurm_elastic.config.schema import SiaSettings as Settings
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.policies.sia.sia import Sia
