@@ -27,10 +27,10 @@ MEASURING = ("test_near_places.py", "test_hybrid.py", "test_learning_layouts.py"
 #: with one at the end.
 LONG = (
     "test_sia_rounds.py", *MEASURING,
-    "test_rank_restart.py", "test_failed_changes.py", "test_in_place_training.py",
+    "test_rank_restart.py", "test_failing_scripts.py", "test_in_place_training.py",
     "test_frameworks.py", "test_demo.py", "test_life.py", "test_in_place_trials.py",
-    "test_rehearsal.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
-    "test_controller.py", "test_esrun.py", "test_companions.py", "test_companion_faults.py",
+    "test_rehearsals.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
+    "test_other_jobs.py", "test_esrun.py", "test_companions.py", "test_companion_faults.py",
     "test_in_place.py", "test_policies_live.py",
     "test_people.py", "test_queue.py",
     "test_standby.py", "test_launchers.py", "test_many.py", "test_guard.py",
@@ -41,7 +41,7 @@ RELEASES = "test_releases.py"
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
-    "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rehearsal.py",
+    "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rehearsals.py",
     "test_rights.py",
 )  # fmt: skip
 for _name in {*LONG, *SINGLE_TESTS}:
