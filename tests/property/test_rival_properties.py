@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import Config, ControllerSettings
@@ -120,10 +120,22 @@ def workloads(draw):
     return Workload.of("tiny", jobs)
 
 
+#: Its batch gives eight GPUs two samples each, fewer than the models of all types together expect.
+SMALL_BATCH = SubmittedJob(
+    name="long-0",
+    time_s=82.0,
+    application="long",
+    gpus=8,
+    batch=16,
+    job_class=JobClass.RIGID,
+)
+
+
 @pytest.mark.parametrize("policy", NAMES)
 # A simulation takes long to shrink.
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(workloads(), st.sampled_from(MACHINES), st.integers(0, 2**31))
+@example(Workload.of("tiny", [SMALL_BATCH]), "a100:2x8", 1)
 def test_every_job_of_a_workload_ends(policy, jobs, machines, seed):
     config = Config(controller=ControllerSettings(policy=NAMES[policy]))
     result = simulation.simulate(

@@ -129,8 +129,11 @@ class Pollux:
             top = int(most[row])
             least = min(_least(job), top)
             gpus = int(fair[row])
+            legal = curve[:, least : top + 1]
+            if not legal.any():  # its batch is too small for what every type can: linear scaling
+                legal = np.tile(np.arange(least, top + 1) / gpus, (2, 1))
             reference = curve[int(gpus > nodes.size), gpus] or 1.0
-            speedup[row, :, least : top + 1] = curve[:, least : top + 1] / reference
+            speedup[row, :, least : top + 1] = legal / reference
         self._curves = curves
         return PlacementProblem(
             capacity=nodes.capacity,
