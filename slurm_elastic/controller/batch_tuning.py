@@ -111,7 +111,7 @@ def choose(
     return BatchChoice(best, present, limits, gain, reason)
 
 
-def obey(
+def restrict_to_order(
     learned: Learned, held: Allocation, present: int, *, batch: int, limits: tuple[int, int]
 ) -> BatchChoice:
     """Return the next step towards a batch that the policy chose; pure.
@@ -364,7 +364,7 @@ class BatchTuner:
             return None
         if self._policy_chooses and ordered and record.learned is not None:
             present, limits = report.global_batch, directive.batch
-            return obey(record.learned, held, present, batch=ordered, limits=limits)
+            return restrict_to_order(record.learned, held, present, batch=ordered, limits=limits)
         return choose(
             record.learned,
             held,

@@ -219,7 +219,7 @@ class Controller:
         self._instruct_new_attempts()
 
     def _instruct_new_attempts(self) -> None:
-        """Tell new attempts at once what they need at their start.
+        """Send new attempts at once the orders that they need at their start.
 
         One whose esrun has asked before the job was known here waits for that answer.
         """

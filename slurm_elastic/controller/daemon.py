@@ -97,7 +97,7 @@ class Daemon:
 
     @property
     def _reading(self) -> str:
-        """How slurmctld is read, and why; "" before there is a reader."""
+        """Reader of slurmctld and the reason for its choice; "" before there is one."""
         return str(self._reader.choice) if self._reader else ""
 
     def run(self) -> None:

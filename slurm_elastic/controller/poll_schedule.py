@@ -1,4 +1,4 @@
-"""When the controller looks at the jobs again, and when it decides again.
+"""Schedule of the controller: times of the next reading of jobs and of the next round.
 
 Looks and rounds cost time of this process and of slurmctld, and more of it with more jobs: the
 longer they took, the longer the pause after them. All times are of time.monotonic, since the

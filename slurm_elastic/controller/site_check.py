@@ -375,7 +375,7 @@ def _scheduling(facts: Facts, report: _Report) -> None:
     if seconds(settings.get("OverTimeLimit", "")) == float("inf"):
         report.warning(
             "OverTimeLimit=UNLIMITED",
-            "lets jobs run past their limit, so that nobody knows when GPUs come free",
+            "lets jobs run past their limit, so that it is not known when GPUs become free",
             "set a number of minutes",
         )
     for name, reason in facts.site.unused_topologies.items():

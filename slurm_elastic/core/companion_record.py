@@ -1,7 +1,7 @@
 """Record of a companion in AdminComment, which its owner cannot change.
 
 job_submit.lua writes it at submission from the comment that esrun gives; an operator, as selasticd
-is, cannot write AdminComment. It says of which job something is a companion; it gives no rights
+is, cannot write AdminComment. It names the job whose companion it marks; it gives no rights
 (docs/adr/0018-in-place-changes.md). Standard library only.
 
 >>> record = companion_record(CompanionComment(base=4711, run=0, change=5))

@@ -1,4 +1,4 @@
-"""Why something is decided: a code and its parameters. Texts for people: `cli.reason_text`.
+"""Reasons of decisions: a code and its parameters. Texts for people: `cli.reason_text`.
 
 >>> reason = Reason("gpus-kept", gpus=4, gpu_type="a100", nodes=["g01", "g02"])
 >>> print(reason)

@@ -23,7 +23,7 @@ from slurm_elastic.core.cluster import Allocation
 
 
 class ResizeKind(enum.Enum):
-    """How a running job is brought from one allocation to another, the cheapest first."""
+    """Kinds of changes from one allocation of a running job to another, the cheapest first."""
 
     #: Ranks join or leave; the others go on training.
     IN_PLACE = "in-place"

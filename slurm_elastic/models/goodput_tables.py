@@ -289,7 +289,7 @@ def _rates(
         m, s = tried.micro_batch[at], tried.accumulation[at]
         if of.compat and of.pipeline(lender):
             fitted = of.fit(lender).lighter(compute=part.compute, network=part.network)
-            seconds = (s + 1) * fitted.accumulation_time(m)  # the artifact forgets the all-reduce
+            seconds = (s + 1) * fitted.accumulation_time(m)  # the artifact has no all-reduce here
         else:
             fit = of.predictor(lender).lighter(compute=part.compute, network=part.network)
             seconds = fit.iteration_time(nodes[at], own.replicas[at], m, s)
@@ -310,7 +310,7 @@ def _unobserved(
         singles = bootstrap.singles(of.application)
         single = np.array([singles.get(name, 0.0) for name in configurations.types])
         rates = np.where(possible, single * replicas, 0.0)
-    # The smallest batch that fits: nothing is known yet that speaks for a larger one.
+    # The smallest batch that fits: no measurement supports a larger one yet.
     at = np.arange(len(configurations)), own.valid.argmax(axis=1)
     column = (len(configurations), 1)
     return GoodputTable(

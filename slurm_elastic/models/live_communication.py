@@ -1,4 +1,4 @@
-"""What distance costs the jobs of a round: the part of its time in which each computes.
+"""Cost of distance for the jobs of a round: the part of its time in which each computes.
 
 By job, the best that is known: what it measured where it ran (`Stalls`); elsewhere the closed form
 by the links' speeds, its gradient bytes and its computing (`CommunicationCost`, links.py), scaled

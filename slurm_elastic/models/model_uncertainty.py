@@ -1,4 +1,4 @@
-"""How sure the goodput models are of a configuration: a relative standard deviation.
+"""Uncertainty of the goodput models about a configuration: a relative standard deviation.
 
 Our own definition, of the logarithm of a step's seconds, so that 0.1 reads as "about 10 %":
 

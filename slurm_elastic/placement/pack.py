@@ -1,4 +1,4 @@
-"""Where binding proposals are placed when all changes happen at once.
+"""Placement of binding proposals, as if all changes happened at once.
 
 Sia (SOSP'23, section 3.4): whole nodes first, what remains on as few GPUs as it needs. A
 job that keeps its type and size keeps its place. When that leaves a job without a place although

@@ -105,7 +105,7 @@ class PolicyError(InvalidInputError):
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a policy does itself, and what it needs; checked when the policy is loaded.
+    """Needs of a policy, and parts of a round that it takes over; checked when it is loaded.
 
     Attributes:
         binding_proposals: the policy has weighed what each change costs: the first alternative

@@ -79,7 +79,7 @@ class OrdersAnswer(TypedDict):
 
 
 class CommandRow(TypedDict):
-    """Whether a command was carried out for one job; `text`: its effect, or why not."""
+    """Result of a command for one job; `text`: its effect, or the reason why it was refused."""
 
     job_id: int
     display_id: str

@@ -147,7 +147,7 @@ class CompanionPlaceRow(TypedDict):
 
 
 class ExchangeRow(TypedDict):
-    """How the replicas of a job exchange gradients; see `core.report`."""
+    """Exchange of gradients between the replicas of a job; see `core.report`."""
 
     schedule: str
     exposed: float | None

@@ -1,4 +1,4 @@
-"""What schedulers know of a simulated job before it runs: its application and directive."""
+"""Properties of a simulated job that schedulers have before it runs: application, directive."""
 
 from __future__ import annotations
 

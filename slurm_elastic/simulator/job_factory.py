@@ -23,7 +23,7 @@ from slurm_elastic.simulator.workloads.workload import Workload, WorkloadError
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """How jobs run under a policy.
+    """Options with which jobs run under a policy.
 
     Attributes:
         compat: fit models as Sia's artifact does.

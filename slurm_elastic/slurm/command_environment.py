@@ -10,5 +10,5 @@ _CHANGING = ("SLURM_CLUSTERS", "SQUEUE_", "SACCT_", "SCONTROL_", "SACCTMGR_")
 
 
 def command_environment() -> dict[str, str]:
-    """Return the environment with which a command speaks of this cluster, and of all of it."""
+    """Return the environment in which a command addresses this cluster, and all of it."""
     return {k: v for k, v in os.environ.items() if not k.startswith(_CHANGING)}

@@ -29,11 +29,11 @@ from slurm_elastic.training import excepthook
 #: First release of torch that the library works with.
 OLDEST_TORCH = (2, 6)
 _COMPILER = "torch._dynamo"
-#: Where torch's own decorator remembers the marked function.
+#: Attribute in which torch's own decorator keeps the marked function.
 _MARK = "__dynamo_disable"
 #: What DistributedDataParallel asks the compiler for (torch 2.6, 2.13), by the part of it.
 _DDP_MODE = {"config": "_get_optimize_ddp_mode", "utils": "get_optimize_ddp_mode"}
-#: The answer while nobody has changed the setting, which would import the compiler.
+#: The answer while the setting is unchanged; a change would import the compiler.
 _DEFAULT_DDP_MODE = "ddp_optimizer"
 
 

@@ -396,7 +396,7 @@ class TrainingJob:
             self._regrouping.recover()
 
     def _begin(self) -> None:
-        """Say whether the members can change, and then that the training has begun.
+        """Report whether the members can change, and then that the training has begun.
 
         In this order: the controller may change a training that has begun, in the way that it can.
         """

@@ -152,7 +152,7 @@ class Site:
 
 
 def describe(changes: Iterable[Change], say: Callable[[str], object]) -> None:
-    """Say each change in one line."""
+    """Return one line for each change."""
     for change in changes:
         if change.file is not None and change.file.link:
             say(f"{change.action:<6} {change.target} -> {change.file.link}")

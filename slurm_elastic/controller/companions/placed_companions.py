@@ -37,7 +37,7 @@ class PlacedCompanions:
         failures: changes in place in a row that failed.
         barred_until: until then the job is not changed in place.
         problem: how the last one failed; None: it did not.
-        only_in_place: whether that says nothing about restarts of all ranks.
+        only_in_place: whether restarts of all ranks are not barred by that.
         restart_s: seconds without training of the last restart of all ranks; None: not known.
     """
 

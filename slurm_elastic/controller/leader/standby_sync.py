@@ -25,7 +25,7 @@ from slurm_elastic.rpc import frames, requests
 _WRITTEN = {"jobs": "seen", "transitions": "updated", "applications": "seen", "profiles": "seen"}
 #: Seconds before what was reached that are asked for again, should the clock have been set.
 _AGAIN_S = 60.0
-#: Seconds between two times that a copy forgets what is too old.
+#: Seconds between two deletions of old rows in a copy.
 _FORGETS_S = 60.0
 #: Rows of segments in an answer.
 _SEGMENTS = 5000

@@ -1,4 +1,4 @@
-"""What selasticd has done since its start, counted for metrics.
+"""Counts of the activities of selasticd since its start, for metrics.
 
 The counts begin at 0 with the process and only rise. A transition is counted when it ends, also
 one that an earlier process has begun.

@@ -1,4 +1,4 @@
-"""When whose jobs were resized in the last hour: what `[limits]` counts."""
+"""Times of the resizes of the last hour, by user, as `[limits]` counts them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ResizeRate:
             self._ended[transition.id] = (transition.user, at)
 
     def by_user(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
-        """When each user's jobs were resized, epoch s; those under way count as now."""
+        """Return the times of resizes (epoch s), by user; those under way count as now."""
         self._ended = {i: row for i, row in self._ended.items() if row[1] > now - HOUR_S}
         rows = [*self._ended.values(), *((t.user, now) for t in live if t.old is not None)]
         times_by_user: dict[str, list[float]] = {}

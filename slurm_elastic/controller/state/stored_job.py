@@ -125,7 +125,7 @@ def job_record(
     not_in_place: Reason | None,
     may_restart: bool,
 ) -> JobRecord:
-    """Return what a round sees of a job.
+    """Return the record of a job for a round.
 
     Args:
         entry: of the job.

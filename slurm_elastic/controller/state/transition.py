@@ -194,7 +194,7 @@ class Transition:
 
     @property
     def since(self) -> float:
-        """When the present state was entered."""
+        """Time at which the present state was entered."""
         return self.entered.get(self.state.value, 0.0)
 
     def waited(self, now: float, mark: str = "") -> float:

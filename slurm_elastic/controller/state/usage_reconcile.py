@@ -1,6 +1,6 @@
 """Allocation segments corrected by Slurm's accounting, to the second.
 
-The controller sees the end of a run at its next look. Slurm's accounting has the exact time some
+The controller reads the end of a run at its next poll. Slurm's accounting has the exact time some
 seconds later: end and length of each segment come from there, and whole segments of runs while
 the controller was away. Segments without a record in sacct stay as they were seen.
 """

@@ -1,4 +1,4 @@
-"""How the code of a reason is defined: what it means, and its parameters."""
+"""Definition of the code of a reason: its meaning and its parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class ParameterKind(enum.Enum):
-    """What the value of a parameter is; in JSON a number, a string, a list or an object."""
+    """Kind of the value of a parameter; in JSON a number, a string, a list or an object."""
 
     COUNT = "whole number"
     NUMBER = "number"

@@ -1,4 +1,4 @@
-"""One companion as esrun sees it: its state, and the srun that runs its ranks."""
+"""State of one companion in esrun, and the srun that runs its ranks."""
 
 from __future__ import annotations
 

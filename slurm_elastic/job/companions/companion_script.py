@@ -1,4 +1,4 @@
-"""The program of a companion: it keeps its job alive for as long as the esrun of the base wants it.
+"""Program of a companion: it keeps its job running until the esrun of the base ends it.
 
 It starts no ranks: esrun does, with srun. It ends the ranks on its node, and itself, when esrun
 says so, closes the connection, or is silent. Exit code 0 when told to end, else 1.

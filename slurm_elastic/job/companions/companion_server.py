@@ -73,7 +73,7 @@ class CompanionServer:
             return job_id in self._channels
 
     def end(self, job_id: int) -> bool:
-        """Tell a companion to end its ranks and itself; return whether it is connected."""
+        """Order a companion to end its ranks and itself; return whether it is connected."""
         with self._lock:
             channel = self._channels.get(job_id)
         return channel is not None and channel.send(end=True)

@@ -400,7 +400,7 @@ class CompanionSet:
         })  # fmt: skip
         step = fields.get("step")
         if self._trial is not None:
-            # After a loss the number of ranks is nobody's choice.
+            # After a loss the number of ranks was not chosen.
             blamed = sum(self._launch.tasks) if fields.get("lost") else gpus
             self._trial.change_members(blamed, step=step if isinstance(step, int) else None)
         log_line(f"the training has {gpus} ranks from step {step} on")

@@ -19,7 +19,7 @@ from slurm_elastic.job.step import Step
 
 #: Seconds that sruns have to end after their ranks were killed, before they are killed themselves.
 _SRUN_S = 5.0
-#: Seconds in which Slurm tells of ranks that were killed, after others have failed.
+#: Seconds in which Slurm reports killed ranks, after others have failed.
 _OTHERS_S = 5.0
 #: Exit code of ranks that were killed from outside.
 KILLED_CODE = 128 + signal.SIGKILL

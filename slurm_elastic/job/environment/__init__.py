@@ -1,1 +1,1 @@
-"""What the environment of a batch script says of its job."""
+"""Facts about a job from the environment of its batch script."""

@@ -1,4 +1,4 @@
-"""What a checkpoint shows of itself: whether the save that writes it is over.
+"""Evidence in the contents of a checkpoint that the save that writes it is over.
 
 Directories of known libraries are recognised by the names in them. The order in which each library
 writes was read in its source (docs/esrun.md, "Known formats", has the versions).
@@ -33,7 +33,7 @@ _MAX_TAG = 4096
 
 
 class Evidence(IntEnum):
-    """What a checkpoint shows; in this order: the least of its parts is that of the whole."""
+    """Evidence of a checkpoint, in ascending order: the least of its parts is that of the whole."""
 
     #: A new directory or file with nothing in it.
     EMPTY = 0

@@ -64,7 +64,7 @@ class ScriptCheckpoint(NamedTuple):
 
 @dataclass
 class _Tracked:
-    """What is known of one checkpoint; the files of a single one have the name "".
+    """State of one checkpoint; the files of a single one have the name "".
 
     Attributes:
         base: the files of its last complete version, when something of it is written anew.

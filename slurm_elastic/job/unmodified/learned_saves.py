@@ -62,7 +62,7 @@ class SaveFiles:
 
 @dataclass(kw_only=True)
 class LearnedSaves:
-    """What attempts of a job have shown of the saves of one pattern.
+    """Properties of the saves of one pattern, learned from the attempts of a job.
 
     Attributes:
         pattern: of the checkpoints.

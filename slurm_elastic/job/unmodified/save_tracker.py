@@ -57,7 +57,7 @@ _Shape = tuple[tuple[str, int], ...]
 
 
 class ChangeKind(Enum):
-    """How a checkpoint has changed since the last scan."""
+    """Kinds of changes of a checkpoint since the last scan."""
 
     #: It is new.
     NEW = auto()

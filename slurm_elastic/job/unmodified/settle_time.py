@@ -1,4 +1,4 @@
-"""How long nothing must change before a save counts as over, learned from earlier saves."""
+"""Time without changes after which a save counts as over, learned from earlier saves."""
 
 from __future__ import annotations
 

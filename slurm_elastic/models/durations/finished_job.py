@@ -1,4 +1,4 @@
-"""Jobs as the prediction of run times sees them: what is known at submission, and the outcome."""
+"""Jobs for the prediction of run times: their properties at submission, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_NAME = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What is known of a job at its submission.
+    """Properties of a job that are known at its submission.
 
     Attributes:
         group: partition, or another division of the cluster.

@@ -1,4 +1,4 @@
-"""Policy `pollux`: GPUs by goodput and a genetic search, blind to GPU types.
+"""Policy `pollux`: GPUs by goodput and a genetic search, without regard to GPU types.
 
 Qiao et al., OSDI'21. Each round (section 4.2):
 

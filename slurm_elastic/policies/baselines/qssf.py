@@ -7,7 +7,7 @@ After Helios (Hu et al., SC'21). The requested size, no preemption. Pending jobs
 the least first. With `[qssf] ageing = 0` and `backfill = false` that is the published order, which
 lets large jobs starve and stops at the first job without room. Backfill (easy_backfill.py) counts
 with the `quantile` of the predicted run time of running jobs, given how long they have run, and
-of those that fill a gap; a predicted end binds nobody.
+of those that fill a gap; a predicted end reserves nothing.
 
 A job without a prediction counts with its time limit, else with `ASSUMED_S`.
 """

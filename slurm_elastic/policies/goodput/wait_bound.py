@@ -91,7 +91,7 @@ def smallest_columns(arrays: RoundArrays) -> Ints:
 
 
 class LimitRoom:
-    """What is left of each limit of a round while overdue jobs get their sizes."""
+    """Rest of each limit of a round while overdue jobs get their sizes."""
 
     def __init__(self, limits: Sequence[LimitRow], chosen: Ints) -> None:
         """Count what jobs take.

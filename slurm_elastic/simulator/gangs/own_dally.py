@@ -42,7 +42,7 @@ from slurm_elastic.simulator.gangs.reserve import NodeReserve
 
 #: A place may be this much worse than the best there is.
 _TOLERANCE = 0.02
-#: Leases that the timer remembers; shorter waits do not count.
+#: Leases that the timer counts; shorter waits are left out.
 _HISTORY = 24.0
 _NO_WAIT = 1.0
 #: Gangs for which nodes are kept at once.

@@ -127,7 +127,7 @@ class JobJson:
 
     @property
     def state_reason(self) -> str:
-        """Why the job waits."""
+        """Reason for which the job waits."""
         return text_of(self._job.state_description) or text_of(self._job.state_reason)
 
     @property

@@ -1,6 +1,6 @@
 """Program that tries pyslurm: one built for another release crashes the process that uses it.
 
-Exit code 0: it works. The daemon runs it before it trusts pyslurm, while slurmctld answers.
+Exit code 0: it works. The daemon runs it before it uses pyslurm, while slurmctld answers.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class CheckpointCoordinator:
         self._publish(kind, self.rank, value)
 
     def fail(self, reason: str) -> None:
-        """Tell the ranks that wait for a message of this rank why the save fails."""
+        """Send the cause of a failed save to the ranks that wait for a message of this rank."""
         # A rank that cannot be reached notices after `patience_s`.
         with contextlib.suppress(CheckpointError):
             if self.rank:

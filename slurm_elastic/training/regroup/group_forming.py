@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from slurm_elastic.training.regroup.generation import Generation
 
-#: How long a collective waits for a member that lives and does not come; torch's default.
+#: Seconds that a collective waits for a member that runs but does not call it; torch's default.
 _TIMEOUT = timedelta(minutes=30)
 
 

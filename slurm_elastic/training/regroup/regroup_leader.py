@@ -384,7 +384,7 @@ class RegroupLeader(GroupMember):
                 self._leaving = frozenset()
 
     def _sound_alarm(self, number: int) -> None:
-        """Tell all members that a recovery is needed, if it is not under way."""
+        """Announce to all members that a recovery is needed, if it is not under way."""
         with self._changed:
             if number > max(self._alarm, self._recoveries):
                 self._raise_alarm(number)

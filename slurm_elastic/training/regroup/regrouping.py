@@ -122,7 +122,7 @@ class Regrouping(Protocol):
 
 
 class GroupMember:
-    """What all ranks have in common in changes of their group.
+    """Common part of leader and members in changes of their group.
 
     Args:
         rank_group: the ranks.

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_elastic.cli.decisions import explain
 from slurm_elastic.config import schema
-from slurm_elastic.controller.batch_tuning import MIN_GAIN, BatchChoice, choose, frozen, obey
+from slurm_elastic.controller.batch_tuning import (
+    MIN_GAIN,
+    BatchChoice,
+    choose,
+    frozen,
+    restrict_to_order,
+)
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
@@ -110,7 +116,7 @@ def test_a_pipeline_gets_batches_of_whole_micro_batches():
     )
     choice = chosen(known, FOUR)
     assert choice.batch == 128
-    ordered = obey(known, FOUR, 64, batch=1000, limits=(64, 1024))
+    ordered = restrict_to_order(known, FOUR, 64, batch=1000, limits=(64, 1024))
     assert ordered.batch == 128, "twice the share that was measured"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.controller.batch_tuning import BatchTuner, obey
+from slurm_elastic.controller.batch_tuning import BatchTuner, restrict_to_order
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.core.application import Application, JobClass, Learned, Observation, TypeProfile
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
@@ -89,7 +89,7 @@ def test_a_job_comes_to_the_batch_of_its_policy_by_doubling():
 
 def test_no_further_than_memory_is_known_to_take():
     def next_step(**known):
-        return obey(learned(**known), FOUR, 256, batch=2048, limits=(64, 4096)).batch
+        return restrict_to_order(learned(**known), FOUR, 256, batch=2048, limits=(64, 4096)).batch
 
     assert next_step(micro=16) == 512  # the library accumulates
     assert next_step(micro=16, accumulation=False) == 256
@@ -99,9 +99,12 @@ def test_no_further_than_memory_is_known_to_take():
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 16))
 def test_it_stays_within_the_directive(present, batch, low, factor):
     high = low * factor
-    found = obey(learned(), FOUR, present, batch=batch, limits=(low, high))
+    found = restrict_to_order(learned(), FOUR, present, batch=batch, limits=(low, high))
     assert low <= found.batch <= high
-    assert found.batch == obey(learned(), FOUR, present, batch=batch, limits=(low, high)).batch
+    assert (
+        found.batch
+        == restrict_to_order(learned(), FOUR, present, batch=batch, limits=(low, high)).batch
+    )
 
 
 def test_who_is_left_alone():

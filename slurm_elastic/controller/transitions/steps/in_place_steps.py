@@ -360,7 +360,7 @@ class InPlaceSteps(StateSteps):
         return self._given_up(t, reason)
 
     def _order(self, t: Transition, *, leave: bool = False, cancel: bool = False) -> None:
-        """Tell esrun about the change, in this attempt only."""
+        """Send the change to esrun, in this attempt only."""
         orders = self._orders(t, leave=leave, cancel=cancel)
         self._outbox.tell(t.job_id, run=t.run, members=orders)
         self._outbox.tell(t.job_id, run=t.run + 1, members=None)

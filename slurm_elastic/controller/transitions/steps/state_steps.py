@@ -1,4 +1,4 @@
-"""What the steps of all kinds of changes have in common: one action for each state of a transition.
+"""Base of the steps of all kinds of changes: one action for each state of a transition.
 
 An action looks at the job as Slurm shows it, does at most one thing, and returns the next state.
 What Slurm refuses is tried again a few times; then the kind of change decides how it ends.
