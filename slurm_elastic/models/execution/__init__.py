@@ -1,0 +1,1 @@
+"""Step times and memory of execution plans (`slurm_elastic.core.execution_plan`)."""
