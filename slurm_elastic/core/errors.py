@@ -12,7 +12,7 @@
     ├── InvalidInputError               core.errors
     │   ├── ConfigError                 config.section_reader
     │   ├── DirectiveError              core.directive
-    │   ├── ExecutionPlanError          core.execution_plan
+    │   ├── ExecutionPlanError          core.execution.execution_plan
     │   ├── LayerError                  core.layers
     │   ├── LayoutTextError             core.layout
     │   ├── MemberOrdersError           core.member_orders

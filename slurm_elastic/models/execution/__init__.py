@@ -1,1 +1,1 @@
-"""Step times and memory of execution plans (`slurm_elastic.core.execution_plan`)."""
+"""Step times and memory of execution plans (`slurm_elastic.core.execution.execution_plan`)."""

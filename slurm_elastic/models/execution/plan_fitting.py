@@ -12,13 +12,13 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from slurm_elastic.core.execution_plan import ExecutionPlan
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.models.execution.plan_times import (
     ModelWork,
     PassCounts,
     PlanCoefficients,
     PlanLinks,
-    StepParts,
+    PlanStepParts,
     step_parts,
 )
 from slurm_elastic.models.optimiser import Bounds, minimize
@@ -47,11 +47,11 @@ class MeasuredPlan:
     work: ModelWork
     forward_ms: float
     inside: bool
-    measured: StepParts
+    measured: PlanStepParts
     threads: int = 1
     counts: PassCounts | None = None
 
-    def predicted(self, coefficients: PlanCoefficients, links: PlanLinks) -> StepParts:
+    def predicted(self, coefficients: PlanCoefficients, links: PlanLinks) -> PlanStepParts:
         """Return the times that the model predicts."""
         return step_parts(
             self.plan,

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from slurm_elastic.core.execution_plan import ExecutionPlan, Sharding
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 
 _MILLION = 1 << 20
 #: By which a forward pass gains per tensor degree, as published.
@@ -93,7 +93,7 @@ class PassCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class StepParts:
+class PlanStepParts:
     """Milliseconds of a step: backward pass with exchange, optimizer, and the whole step."""
 
     backward_ms: float
@@ -111,7 +111,7 @@ def step_parts(
     inside: bool,
     threads: int = 1,
     counts: PassCounts | None = None,
-) -> StepParts:
+) -> PlanStepParts:
     """Return the predicted times of a step.
 
     Args:
@@ -148,7 +148,9 @@ def step_parts(
         optimizer = k.k_opt * size / (1 if plan.sharding is Sharding.NONE else gpus)
     swap = optimizer + k.k_swap + offload
     backward_all = (counts.backward - 1) * backward + sync
-    return StepParts(backward_all, swap, counts.forward * forward_ms + backward_all + swap + k.k_const)
+    return PlanStepParts(
+        backward_all, swap, counts.forward * forward_ms + backward_all + swap + k.k_const
+    )
 
 
 def staged_forward_ms(plan: ExecutionPlan, single_ms: float) -> float:
@@ -173,7 +175,7 @@ def _staged(
     links: PlanLinks,
     *,
     inside: bool,
-) -> StepParts:
+) -> PlanStepParts:
     if work.width <= 0:
         raise ValueError(f"plan {plan}: width={work.width:g} is invalid: expected above 0")
     replicas, stages, tensor = plan.replicas, plan.stages, plan.tensor
@@ -189,4 +191,4 @@ def _staged(
     backward = combined(exchange, k.k_bwd * forward_ms, k.k_sync)
     optimizer = k.k_opt * held
     step = forward_ms + backward + optimizer + k.k_const + by_stages + by_tensor
-    return StepParts(backward, optimizer, step)
+    return PlanStepParts(backward, optimizer, step)

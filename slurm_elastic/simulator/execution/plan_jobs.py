@@ -1,5 +1,7 @@
-"""Jobs of Rubick's traces: CSV with name, submission_time, duration, application, num_gpus,
-exec_plan, steps, is_sla (1: guaranteed); further columns are ignored.
+"""Jobs of Rubick's traces.
+
+A trace is CSV with the columns name, submission_time, duration, application, num_gpus, exec_plan,
+steps and is_sla (1: guaranteed); further ones are ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.core.execution_plan import ExecutionPlan
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.simulator.execution.step_table import StepTable, published_plan
 from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
 

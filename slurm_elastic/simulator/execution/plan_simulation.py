@@ -1,9 +1,9 @@
 """Simulation of jobs whose GPUs and execution plans change together, in rounds.
 
 In each round the jobs first train for an interval, then a policy decides what each holds. A job
-that is placed anew stands still for `RESTART_S`, and begins the step anew that was interrupted. Step
-times are those of a `StepTable`. `PlanRules.published` follows Rubick's simulator instead, whose
-results this reproduces (docs/rubick.md).
+that is placed anew stands still for `RESTART_S`, and begins the step anew that was interrupted.
+Step times are those of a `StepTable`. `PlanRules.published` follows Rubick's simulator instead,
+whose results this reproduces (docs/rubick.md).
 """
 
 from __future__ import annotations
@@ -14,37 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slurm_elastic.core.execution_plan import ExecutionPlan
+from slurm_elastic.policies.execution.plan_options import PlanHolding
 from slurm_elastic.simulator.execution.plan_jobs import PlanJob
-from slurm_elastic.simulator.execution.step_table import Placement, StepTable
+from slurm_elastic.simulator.execution.step_table import StepTable
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 #: Seconds of a round, and those that a job stands still when it is placed: as published.
 ROUND_S = 60.0
 RESTART_S = 260.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlanHolding:
-    """What one job holds.
-
-    Attributes:
-        nodes: (node, GPUs there), each node once; empty: nothing.
-        plan: execution plan; None: the mean of all plans at that placement, as published.
-    """
-
-    nodes: tuple[tuple[int, int], ...] = ()
-    plan: ExecutionPlan | None = None
-
-    @property
-    def placement(self) -> Placement:
-        """GPUs on each node, in this order."""
-        return tuple(gpus for _, gpus in self.nodes)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs in all."""
-        return sum(self.placement)
 
 
 @dataclass(slots=True)

@@ -13,10 +13,11 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.core.execution_plan import ExecutionPlan, Sharding
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.models.execution.plan_times import step_parts
-from slurm_elastic.simulator.execution.plan_simulation import PlanHolding, PlanRun
+from slurm_elastic.policies.execution.plan_options import PlanHolding
+from slurm_elastic.simulator.execution.plan_simulation import PlanRun
 from slurm_elastic.simulator.execution.rubick_models import (
     BERT_FORWARD_GAIN,
     SCHEDULED_MODELS,
@@ -68,9 +69,7 @@ class PublishedRubick:
         by_name = {run.job.name: run for run in runs}
         held = dict(decided)
         old = {name: holding.gpus for name, holding in held.items()}
-        slopes = {
-            name: self._slope(run, old.get(name), 1, now) for name, run in by_name.items()
-        }
+        slopes = {name: self._slope(run, old.get(name), 1, now) for name, run in by_name.items()}
         ascending = sorted(slopes, key=slopes.__getitem__)
         guaranteed = [name for name in ascending if by_name[name].job.guaranteed]
         order = guaranteed + [name for name in ascending if not by_name[name].job.guaranteed]
@@ -79,9 +78,7 @@ class PublishedRubick:
                 _is_large(by_name[name])
                 and name in held
                 and held[name].gpus >= _LARGE_GPUS
-                and (
-                    by_name[name].restarts < _MOST_RESTARTS or len(guaranteed) > _MANY_GUARANTEED
-                )
+                and (by_name[name].restarts < _MOST_RESTARTS or len(guaranteed) > _MANY_GUARANTEED)
             ):
                 held[name] = PlanHolding()
         free = _free(held)
@@ -91,7 +88,7 @@ class PublishedRubick:
             free = _free(held)
             self._schedule(by_name[name], free, held)
         for node in range(_NODES):
-            self._enlarge(node, free[node], held, old, by_name, now)
+            self._enlarge(node, free[node], held=held, old=old, by_name=by_name, now=now)
         for name in ascending:
             if _is_large(by_name[name]):
                 self._enlarge_large(by_name[name], held)
@@ -119,6 +116,7 @@ class PublishedRubick:
         self,
         node: int,
         free: int,
+        *,
         held: dict[str, PlanHolding],
         old: Mapping[str, int],
         by_name: Mapping[str, PlanRun],

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.core.execution_plan import Sharding
+from slurm_elastic.core.execution.execution_plan import Sharding
+from slurm_elastic.models.execution.plan_memory import GIB, TransformerSize
 from slurm_elastic.models.execution.plan_times import ModelWork, PlanCoefficients, PlanLinks
-from slurm_elastic.simulator.execution.step_table import Placement
+from slurm_elastic.policies.execution.plan_options import Placement
 
 _MILLION = 1 << 20
 #: Of its scheduler: no small model ever gets GPUs of two nodes.
@@ -49,10 +50,11 @@ def _model(
     batch: int,
     reference_s: float,
     forward_ms: float,
-    coefficients: tuple[float, ...],
-    links: tuple[float, float],
+    *numbers: tuple[float, ...],
     **large: Any,
 ) -> ScheduledModel:
+    """Return a model; numbers: coefficients, and links of host and node."""
+    coefficients, links = numbers
     most = {Sharding.OFFLOAD: batch, Sharding.OPTIMIZER: batch, Sharding.NONE: batch}
     if large:
         most = {Sharding.OFFLOAD: 8, Sharding.OPTIMIZER: 2}
@@ -122,3 +124,33 @@ SCHEDULED_MODELS = {
 }  # fmt: skip
 #: By which the forward pass of one model gains on 2, 4 and 8 GPUs; of others by the GPUs.
 BERT_FORWARD_GAIN = {2: 1.8, 4: 3.2, 8: 5.8}
+
+#: Memory of the GPUs on which the step times were measured (A800).
+GPU_BYTES = 80 * GIB
+#: Architectures; parameters and batches are those of the traces.
+TRANSFORMERS = {
+    "vit": TransformerSize(parameters=85952456, layers=12, hidden=768, heads=12, tokens=197),
+    "roberta": TransformerSize(
+        parameters=355412057, layers=24, hidden=1024, heads=16, tokens=512, vocabulary=50265
+    ),
+    "bert": TransformerSize(
+        parameters=336297858, layers=24, hidden=1024, heads=16, tokens=512, vocabulary=30522
+    ),
+    "gpt2": TransformerSize(
+        parameters=1557686400, layers=48, hidden=1600, heads=25, tokens=1024, vocabulary=50257
+    ),
+    "t5": TransformerSize(
+        parameters=1240809472, layers=32, hidden=1024, heads=16, tokens=512, vocabulary=32128
+    ),
+    "llama7": TransformerSize(
+        parameters=_LLAMA_SIZE, layers=32, hidden=4096, heads=32, tokens=2048, vocabulary=32000
+    ),
+    "llama30": TransformerSize(
+        parameters=31633.67188 * _MILLION,
+        layers=60,
+        hidden=6656,
+        heads=52,
+        tokens=2048,
+        vocabulary=32000,
+    ),
+}

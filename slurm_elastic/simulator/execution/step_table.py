@@ -8,20 +8,16 @@ over (nodes, GPUs) between the means of all plans.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from slurm_elastic.core.execution_plan import ExecutionPlan, Sharding
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.policies.execution.plan_options import Placement, PlanOption, useful_options
 from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
-
-#: GPUs on each node.
-Placement: TypeAlias = tuple[int, ...]
 
 _COLUMNS = ("exec_plan", "placement", "iter_time")
 _OPTIONS = {
@@ -103,6 +99,14 @@ class StepTable:
         """Return the measured seconds of this very plan, or None."""
         return self.seconds.get(_turned(placement), {}).get(plan)
 
+    def options(self) -> tuple[PlanOption, ...]:
+        """Return what was measured, without what is never preferable."""
+        return useful_options(
+            PlanOption(tuple(sorted(placement, reverse=True)), plan, step_s)
+            for placement, by_plan in self.seconds.items()
+            for plan, step_s in by_plan.items()
+        )
+
     def step_s(self, plan: ExecutionPlan | None, placement: Placement) -> float:
         """Return the seconds of a step as published; see the module.
 
@@ -114,9 +118,10 @@ class StepTable:
             WorkloadError: nothing was measured that it can be interpolated from.
         """
         here = self.seconds.get(_turned(placement), {})
-        for candidate in (plan, ExecutionPlan(LayoutText((sum(placement),)))):
-            if plan is not None and candidate in here:
-                return here[candidate]
+        if plan is not None:
+            for candidate in (plan, ExecutionPlan(LayoutText((sum(placement),)))):
+                if candidate in here:
+                    return here[candidate]
         shape = (len(placement), sum(placement))
         means = self._means()
         step_s = means.get(shape) or _interpolated(means, shape)

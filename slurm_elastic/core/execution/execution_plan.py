@@ -21,8 +21,8 @@ options. All plans of a job train it equally: the global batch does not belong t
 >>> ExecutionPlan.parse("4x1+shrad")
 Traceback (most recent call last):
     ...
-slurm_elastic.core.execution_plan.ExecutionPlanError: plan '4x1+shrad': option 'shrad' is invalid: \
-expected tensor=N, space=N, shard=optimizer|full|offload, recompute or accumulation=N
+slurm_elastic.core.execution.execution_plan.ExecutionPlanError: plan '4x1+shrad': option 'shrad' \
+is invalid: expected tensor=N, space=N, shard=optimizer|full|offload, recompute or accumulation=N
 
 Code inside jobs imports this module: standard library only.
 """

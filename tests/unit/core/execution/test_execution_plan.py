@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.core.execution_plan import ExecutionPlan, ExecutionPlanError, Sharding
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError, Sharding
 from slurm_elastic.core.layout import LayoutText
 
 

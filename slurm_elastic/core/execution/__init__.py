@@ -1,0 +1,1 @@
+"""How a job computes on its GPUs."""

@@ -1,0 +1,1 @@
+"""Choice of GPUs and execution plans together."""
