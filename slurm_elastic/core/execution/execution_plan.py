@@ -3,7 +3,6 @@
 A plan is a layout (`slurm_elastic.core.layout`) followed by options, each after a `+`:
 
     tensor=N            N ranks share the weights of every layer
-    space=N             N ranks share every sample
     shard=optimizer     replicas divide the state of the optimizer
     shard=full          replicas divide parameters and gradients, too
     shard=offload       the state of the optimizer is in the memory of the host
@@ -22,7 +21,7 @@ options. All plans of a job train it equally: the global batch does not belong t
 Traceback (most recent call last):
     ...
 slurm_elastic.core.execution.execution_plan.ExecutionPlanError: plan '4x1+shrad': option 'shrad' \
-is invalid: expected tensor=N, space=N, shard=optimizer|full|offload, recompute or accumulation=N
+is invalid: expected tensor=N, shard=optimizer|full|offload, recompute or accumulation=N
 
 Code inside jobs imports this module: standard library only.
 """
@@ -65,9 +64,8 @@ class ExecutionPlan:
     """A parsed execution plan; `str` gives its canonical text, which parses to an equal plan.
 
     Attributes:
-        layout: replicas and stages. Each of its ranks stands for `tensor` times `space` GPUs.
+        layout: replicas, stages and spatial groups; each of its ranks stands for `tensor` GPUs.
         tensor: ranks that share the weights of every layer (tensor parallelism).
-        space: ranks that share every sample, cut in space.
         sharding: see `Sharding`.
         recompute: whether activations are computed again in the backward pass.
         accumulation: micro-batches of a replica in a step beyond the first; None: the job's own
@@ -79,15 +77,13 @@ class ExecutionPlan:
 
     layout: LayoutText
     tensor: int = 1
-    space: int = 1
     sharding: Sharding = Sharding.NONE
     recompute: bool = False
     accumulation: int | None = None
 
     def __post_init__(self) -> None:
-        for name, number in (("tensor", self.tensor), ("space", self.space)):
-            if number < 1:
-                raise ExecutionPlanError(f"plan: {name}={number} is invalid: expected at least 1")
+        if self.tensor < 1:
+            raise ExecutionPlanError(f"plan: tensor={self.tensor} is invalid: expected at least 1")
         if self.accumulation is not None and not 0 <= self.accumulation <= _MOST_ACCUMULATION:
             raise ExecutionPlanError(
                 f"plan: accumulation={self.accumulation} is invalid: expected 0 to"
@@ -131,11 +127,7 @@ class ExecutionPlan:
         return replace(plan, **fields)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        options = [
-            f"+{name}={number}"
-            for name, number in (("tensor", self.tensor), ("space", self.space))
-            if number > 1
-        ]
+        options = [f"+tensor={self.tensor}"] if self.tensor > 1 else []
         if self.sharding is not Sharding.NONE:
             options.append(f"+shard={self.sharding.value}")
         if self.recompute:
@@ -150,6 +142,11 @@ class ExecutionPlan:
         return self.layout.stages
 
     @property
+    def space(self) -> int:
+        """Ranks that share every sample, cut in space."""
+        return self.layout.space
+
+    @property
     def replicas(self) -> int:
         """Replicas of the stage that has fewest."""
         return min(self.layout.replicas)
@@ -157,7 +154,7 @@ class ExecutionPlan:
     @property
     def world(self) -> int:
         """GPUs in all."""
-        return self.layout.world * self.tensor * self.space
+        return self.layout.world * self.tensor
 
     @property
     def plain(self) -> bool:
@@ -176,11 +173,11 @@ def _option(text: str, shown: str) -> tuple[str, int | bool | Sharding]:
     if name == "shard" and value in {s.value for s in Sharding} - {Sharding.NONE.value}:
         return name, Sharding(value)
     number = _NUMBER.fullmatch(value)
-    if name in {"tensor", "space", "accumulation"} and number:
+    if name in {"tensor", "accumulation"} and number:
         return name, int(value)
     if name == "accumulation" and value == "0":
         return name, 0
     raise ExecutionPlanError(
-        f"plan {shown}: option {text[:40]!r} is invalid: expected tensor=N, space=N,"
+        f"plan {shown}: option {text[:40]!r} is invalid: expected tensor=N,"
         " shard=optimizer|full|offload, recompute or accumulation=N"
     )

@@ -96,7 +96,7 @@ def plan_memory(
     """Return the bytes that a plan needs.
 
     Args:
-        plan: without space=N; its `accumulation` divides the share, None counts as 0.
+        plan: without spatial groups; its `accumulation` divides the share, None counts as 0.
         size: of the model.
         share: samples of a replica in a step.
         state: bytes per parameter.
@@ -106,7 +106,7 @@ def plan_memory(
         ValueError: a plan with space=N, or no samples.
     """
     if plan.space > 1:
-        raise ValueError(f"plan {plan} is invalid: expected one without space=N")
+        raise ValueError(f"plan {plan} is invalid: expected one without spatial groups")
     if share < 1:
         raise ValueError(f"share={share} is invalid: expected at least 1 sample")
     micro_batches = min(share, (plan.accumulation or 0) + 1)

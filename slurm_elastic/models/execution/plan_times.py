@@ -115,7 +115,7 @@ def step_parts(
     """Return the predicted times of a step.
 
     Args:
-        plan: without space=N.
+        plan: without spatial groups.
         work: of the model.
         forward_ms: forward pass of a replica's share; with stages or tensor=N `T_f`.
         coefficients: of the model.
@@ -128,7 +128,7 @@ def step_parts(
         ValueError: a plan that the model does not describe, or a time that is not positive.
     """
     if plan.space > 1:
-        raise ValueError(f"plan {plan} is invalid: expected one without space=N")
+        raise ValueError(f"plan {plan} is invalid: expected one without spatial groups")
     if not forward_ms > 0:
         raise ValueError(f"forward_ms={forward_ms:g} is invalid: expected a number above 0")
     if plan.stages > 1 or plan.tensor > 1:

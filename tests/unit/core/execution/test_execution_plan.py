@@ -15,7 +15,7 @@ from slurm_elastic.core.layout import LayoutText
         ("2-1", "2-1", 3),
         ("2-1+recompute", "2-1+recompute", 3),
         ("4x2+recompute+tensor=2", "4x2+tensor=2+recompute", 16),
-        ("2x1+space=4+accumulation=0", "2x1+space=4+accumulation=0", 8),
+        ("2x1s4+accumulation=0", "2x1s4+accumulation=0", 8),
         ("4x1+shard=full+accumulation=3", "4x1+shard=full+accumulation=3", 4),
         ("1x1+tensor=1", "1x1", 1),
     ],
@@ -53,9 +53,8 @@ def test_an_invalid_plan_is_refused_in_one_line_that_names_the_culprit(text, nam
 @given(
     plan=st.builds(
         ExecutionPlan,
-        st.sampled_from([LayoutText((4,)), LayoutText((1,)), LayoutText((3,))]),
+        st.sampled_from([LayoutText((4,)), LayoutText((1,)), LayoutText((3,), space=2)]),
         tensor=st.integers(1, 8),
-        space=st.integers(1, 8),
         sharding=st.sampled_from(Sharding),
         recompute=st.booleans(),
         accumulation=st.none() | st.integers(0, 65535),

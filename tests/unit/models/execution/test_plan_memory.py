@@ -61,8 +61,8 @@ def test_least_accumulation_is_the_first_that_fits():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="share=0"):
         memory("1x1", share=0)
-    with pytest.raises(ValueError, match="space=2"):
-        memory("1x1+space=2")
+    with pytest.raises(ValueError, match="2x1s2"):
+        memory("2x1s2")
 
 
 def test_every_published_measurement_fits_and_what_is_said_not_to_fit_does_not():
