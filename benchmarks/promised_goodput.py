@@ -61,66 +61,32 @@ def segments(steps: Sequence[Mapping[str, Any]]) -> list[Segment]:
     return found
 
 
-def goodput_of(reason: Any, gpus: int, gpu_type: str) -> tuple[float, tuple[int, str]] | None:
-    """Return the goodput of a size by a reason, in multiples of that of the size that follows.
+def promised(reason: Any) -> float | None:
+    """Return the predicted goodput after a change over that before; None: none was predicted.
 
-    >>> parameters = {"gpus": 2, "gpu_type": "a100", "times": 3.5, "base_gpus": 1,
-    ...               "base_type": "v100"}
-    >>> chosen = {"code": "goodput-chosen", "parameters": parameters}
-    >>> goodput_of({"code": "several", "parameters": {"reasons": [chosen]}}, 2, "a100")
-    (3.5, (1, 'v100'))
+    >>> change = {"code": "goodput-change", "parameters": {"times": 1.8, "gpus": 1}}
+    >>> promised({"code": "several", "parameters": {"reasons": [{"code": "more"}, change]}})
+    1.8
     """
     if isinstance(reason, list):
-        answers = (goodput_of(part, gpus, gpu_type) for part in reason)
-        return next((answer for answer in answers if answer), None)
+        return next((times for part in reason if (times := promised(part)) is not None), None)
     if not isinstance(reason, dict):
         return None
     parameters = reason.get("parameters", {})
-    if (parameters.get("gpus"), parameters.get("gpu_type")) == (gpus, gpu_type):
-        if reason["code"] == "goodput-smallest":
-            return 1.0, (gpus, gpu_type)
-        if reason["code"] == "goodput-chosen":
-            return parameters["times"], (parameters["base_gpus"], parameters["base_type"])
-    return goodput_of(list(parameters.values()), gpus, gpu_type)
-
-
-def promised(change: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the predicted goodput after a change over that before; None: none was predicted.
-
-    Args:
-        change: a row of `selastic history`.
-        answers: of `explain` about its job, in their order.
-    """
-    new_gpus, new_type = change["to"].split()[:2]
-    after = goodput_of(change["reason"], int(new_gpus), new_type)
-    for answer in reversed([a for a in answers if a["time"] <= change["time"]]):
-        job, decision = answer["job"], answer["decision"]
-        if not job["gpus"] or not decision:
-            continue
-        before = goodput_of(decision["reason"], job["gpus"], job["gpu_type"])
-        if before and after and before[1] == after[1]:
-            return after[0] / before[0]
-    if after is None:
-        return None
-    return after[0] if _shape(change["from"]) == after[1] else None
-
-
-def _shape(text: str) -> tuple[int, str]:
-    gpus, gpu_type = text.split()[:2]
-    return int(gpus), gpu_type
+    if reason.get("code") == "goodput-change":
+        return float(parameters["times"])
+    return promised(list(parameters.values()))
 
 
 def compared(
     changes: Sequence[Mapping[str, Any]],
     steps: Sequence[Mapping[str, Any]],
-    answers: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return promised and delivered goodput of each change that a job went through.
 
     Args:
         changes: rows of `selastic history` of the job.
         steps: lines of its steps.jsonl.
-        answers: of `explain` about it.
     """
     parts, rows = segments(steps), []
     for change in changes:
@@ -137,7 +103,7 @@ def compared(
                 "to": change["to"],
                 "kind": change["kind"],
                 "reason": change["reason"]["code"] if change["reason"] else "",
-                "promised": promised(change, answers),
+                "promised": promised(change["reason"]),
                 "delivered": delivered,
                 "still_s": parts[after].begin - parts[after - 1].end if after else None,
             }

@@ -144,6 +144,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "goodput-smallest": lambda p: f"{shape(p)}: its smallest goodput",
     "goodput-chosen": _goodput_chosen,
     "goodput-elsewhere": _goodput_elsewhere,
+    "goodput-change": lambda p: f"{p['times']:.2f} times that of the present {shape(p)}",
     "more-not-worth-restart": (
         "{gpus} would be {gain:.0%} faster, but a restart takes more (factor {factor:.2f})"
     ),

@@ -111,6 +111,11 @@ GOODPUT = (
         word("why", "why it was not chosen", "lower", "equal", "restart", "contested"),
     ),
     define(
+        "goodput-change", "What the change of a running job promises, as predicted.",
+        number("times", "goodput, in multiples of that on the present GPUs"),
+        GPUS, GPU_TYPE,
+    ),
+    define(
         "more-not-worth-restart", "More GPUs would be faster, but not worth a restart.",
         GPUS, GAIN, number("factor", "factor by which a restart lowers the goodput"),
     ),

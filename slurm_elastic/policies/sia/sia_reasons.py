@@ -75,7 +75,7 @@ class SiaReasons:
                 base_gpus=base_gpus,
                 base_type=base_type,
             )
-        further = (self._other_type(row), self._not_more(row))
+        further = (self._other_type(row), self._not_more(row), self._change(row))
         reasons = [first, *(r for r in further if r is not None)]
         return first if len(reasons) == 1 else Reason("several", reasons=reasons)
 
@@ -87,6 +87,16 @@ class SiaReasons:
         if self._held[row] >= 0:
             return Reason("others-gain-its-gpus", gpus=gpus, gpu_type=gpu_type)
         return Reason("others-gain-more", gpus=gpus, gpu_type=gpu_type)
+
+    def _change(self, row: int) -> Reason | None:
+        """Return the predicted goodput over that of what it holds."""
+        column, held = self._choice[row], self._held[row]
+        if held < 0 or column == held:
+            return None
+        gpus, gpu_type = self._columns.size_and_type(held)
+        goodput = self._table.goodput
+        times = float(goodput[row, column] / goodput[row, held])
+        return Reason("goodput-change", times=times, gpus=gpus, gpu_type=gpu_type)
 
     def _other_type(self, row: int) -> Reason | None:
         """Return what the best configuration of another type would give."""
