@@ -12,6 +12,10 @@ standard deviation of logarithms of 0.5; its progress is 1 from where the stated
 `--differ 0.4`: every job takes its own multiple of its application's step times, drawn with that
 standard deviation of logarithms; what sharing is worth then.
 
+`--drawn 3`: instead of the published workloads three of each trace that are drawn from their jobs
+and hours (drawn_workloads.py). The artifact's figures are then those of policy `sia` with
+`artifact_compat`, which reproduces it (docs/benchmarks.md).
+
 `--all` adds all other policies, as in docs/policies.md. `--traces`, `--workloads` and `--rows`
 choose a part; progress goes to stderr, the table (Markdown,
 as in docs/goodput.md) to stdout.
@@ -31,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawn_workloads import draw
 from benchmarks.sia_tables import CLUSTER, available, reference
 from slurm_elastic.config.policy_settings import GoodputSettings, SiaSettings
 from slurm_elastic.config.schema import Config, ControllerSettings
@@ -54,6 +59,9 @@ from slurm_elastic.simulator.workloads.workload import Workload
 from tests.support import published_data
 
 TRACES = ("philly", "saturn", "newtrace")
+
+#: Number of each workload, and summary of its simulation.
+Summaries = list[tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +153,8 @@ OTHER_ROWS = (
         for policy in ("srtf", "las", "themis", "gavel", "shockwave", "static", "fifo")
     ),
 )
+#: The policy that stands for Sia's artifact on drawn workloads.
+_ARTIFACT = Row(label="Sia's artifact", policy="sia", sia=SiaSettings(artifact_compat=True))
 #: Seconds of a round of policies whose publications have longer ones than a minute.
 _ROUND_S = dict.fromkeys(("gavel", "themis", "shockwave"), 360.0)
 #: Key of a summary, head of the column, digits; the artifact has those of `reference`.
@@ -159,7 +169,9 @@ FIGURES = (
 )
 
 
-def run(row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0) -> Result:
+def run(
+    row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0, drawn: bool = False
+) -> Result:
     """Simulate one workload under one policy.
 
     Args:
@@ -168,9 +180,15 @@ def run(row: Row, trace: str, index: int, data: Path, *, differ: float = 0.0) ->
         index: number of the workload in it.
         data: folder of Sia's data.
         differ: standard deviation between jobs of an application.
+        drawn: whether the workload is drawn from those of the trace, `index` the seed.
     """
     cluster = cluster_text.parse(CLUSTER)
-    jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
+    folder = data / "workloads" / trace
+    if drawn:
+        published = [workload.read(folder / f"workload-{i}.csv") for i in available(data, trace)]
+        jobs = draw(trace, published, index)
+    else:
+        jobs = workload.read(folder / f"workload-{index}.csv")
     profiles: Profiles = application_profiles.read(
         data / "traces", jobs.applications, cluster.types
     )
@@ -248,11 +266,20 @@ def _slower(profile: ApplicationProfile, factor: float) -> ApplicationProfile:
 
 
 def figures(
-    row: Row, trace: str, runs: Sequence[tuple[int, dict[str, Any]]], data: Path
+    row: Row,
+    trace: str,
+    runs: Sequence[tuple[int, dict[str, Any]]],
+    references: Sequence[Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """Return a row of the table: means over workloads, and differences to the artifact's."""
+    """Return a row of the table: means over workloads, and differences to the artifact's.
+
+    Args:
+        row: the policy.
+        trace: name of the trace.
+        runs: number of each workload, and summary of its simulation.
+        references: the artifact's summary of each workload; None: there is none.
+    """
     line: dict[str, Any] = {"trace": trace, "row": row.label, "workloads": [i for i, _ in runs]}
-    references = [reference(data, "sia", trace, i) for i, _ in runs]
     for name, _, _ in FIGURES:
         line[name] = mean([float(totals[name]) for _, totals in runs])
         known = [r[name] for r in references if r is not None and name in r]
@@ -295,6 +322,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", help=f"only policies or rows of these names: {labels}")
     parser.add_argument("--all", action="store_true", help="all policies, not goodput and sia only")
     parser.add_argument("--differ", type=float, default=0.0, help="deviation between jobs")
+    parser.add_argument("--drawn", type=int, default=0, metavar="N", help="N drawn workloads")
     parser.add_argument("--json", action="store_true")
     published_data.add_option(parser)
     options = parser.parse_args()
@@ -307,25 +335,33 @@ def main() -> None:
     rows = [r for r in known if not chosen or {r.label, r.policy} & chosen]
     if not rows:
         parser.error(f"--rows {' '.join(options.rows)}: no such row; known: {labels}")
-    began, lines = time.perf_counter(), []
+    began, lines = time.perf_counter(), list[dict[str, Any]]()
     for trace in options.traces:
-        numbers = [
-            i for i in available(folder, trace) if not options.workloads or i in options.workloads
-        ]
-        for row in rows if numbers else ():
-            runs = []
+        published = available(folder, trace)
+        known_numbers = range(1, options.drawn + 1) if options.drawn and published else published
+        numbers = [i for i in known_numbers if not options.workloads or i in options.workloads]
+
+        def simulated(row: Row, trace: str = trace, numbers: list[int] = numbers) -> Summaries:
+            summaries = []
             for index in numbers:
-                result = run(row, trace, index, folder, differ=options.differ)
-                runs.append((index, result.summary()))
-                elapsed = time.perf_counter() - began
+                result = run(
+                    row, trace, index, folder, differ=options.differ, drawn=bool(options.drawn)
+                )
+                summaries.append((index, result.summary()))
                 print(
-                    f"{elapsed:6.0f} s: {trace}-{index}, {row.label}:"
-                    f" avg JCT {runs[-1][1]['avg_jct_h']:.3f} h",
+                    f"{time.perf_counter() - began:6.0f} s: {trace}-{index}, {row.label}:"
+                    f" avg JCT {summaries[-1][1]['avg_jct_h']:.3f} h",
                     file=sys.stderr,
                     flush=True,
                 )
-            compared = folder if not options.differ else folder / "none"
-            lines.append(figures(row, trace, runs, compared))
+            return summaries
+
+        references: list[Mapping[str, Any] | None] = [None for _ in numbers]
+        if options.drawn and not options.differ:
+            references = [totals for _, totals in simulated(_ARTIFACT)]
+        elif not options.differ:
+            references = [reference(folder, "sia", trace, i) for i in numbers]
+        lines += [figures(row, trace, simulated(row), references) for row in rows if numbers]
     print(json.dumps(lines, indent=1) if options.json else table(lines))
 
 

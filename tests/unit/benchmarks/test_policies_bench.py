@@ -4,6 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from benchmarks.drawn_workloads import draw
 from benchmarks.policies import (
     FIGURES,
     OTHER_ROWS,
@@ -13,6 +14,7 @@ from benchmarks.policies import (
     figures,
     table,
 )
+from benchmarks.sia_tables import reference
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support.decisions.synthetic_applications import synthetic_application
@@ -36,7 +38,7 @@ def totals(jct):
 
 
 def test_each_row_has_its_difference_to_the_artifact(data):
-    line = figures(ROWS[0], "philly", [(1, totals(1.2))], data)
+    line = figures(ROWS[0], "philly", [(1, totals(1.2))], [reference(data, "sia", "philly", 1)])
     assert line["avg_jct_h_artifact"] == 1.5
     assert line["avg_jct_h_difference"] == pytest.approx(-0.2)
     text = table([line])
@@ -45,7 +47,10 @@ def test_each_row_has_its_difference_to_the_artifact(data):
 
 
 def test_without_the_artifacts_figures_rows_have_ours_alone(data):
-    line = figures(ROWS[0], "philly", [(1, totals(1.0)), (2, totals(2.0))], data)
+    references = [reference(data, "sia", "philly", i) for i in (1, 2)]
+    assert references[0]
+    assert references[1] is None
+    line = figures(ROWS[0], "philly", [(1, totals(1.0)), (2, totals(2.0))], references)
     assert "avg_jct_h_difference" not in line
     assert "artifact" not in table([line])
     assert "| philly 1, 2 |" in table([line])
@@ -79,6 +84,27 @@ def test_jobs_made_to_differ_have_profiles_of_their_own():
         for curve in list(profile.types["t4"].curves.values())[:1]
     ]
     assert len(set(times)) == 2
+
+
+def test_drawn_workloads_have_jobs_of_the_published_ones_at_their_hours():
+    published = [
+        Workload.of(
+            f"w{k}",
+            [
+                SubmittedJob(name=f"{a}-{i}", time_s=3600.0 * i + k, application=a, gpus=k, batch=1)
+                for i, a in enumerate(("net", "gan", "lm"))
+            ],
+        )
+        for k in (1, 2)
+    ]
+    drawn = [draw("t", published, seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for one in drawn:
+        assert [int(job.time_s // 3600) for job in one.jobs] == [0, 1, 2]
+        assert len({job.name for job in one.jobs}) == 3
+        assert {(job.application, job.gpus) for job in one.jobs} <= {
+            (a, k) for a in ("net", "gan", "lm") for k in (1, 2)
+        }
 
 
 def test_wrong_lengths_change_the_progress_that_a_policy_sees():
