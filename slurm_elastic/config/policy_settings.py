@@ -98,7 +98,7 @@ class GoodputSettings:
         bounds=(1e-6, 100),
     )
     charge: float = key(
-        0.125,
+        0.0625,
         "Fraction of the price of its GPUs that is taken off a job's profit: above 0 saves GPU"
         " hours.",
         bounds=(0, 10),
@@ -111,12 +111,19 @@ class GoodputSettings:
     )
     length_power: float = key(
         0.15,
-        "How much: a job with n hours left counts n to the power of less this.",
+        "How much: a job with n hours left counts n to the power of less this, and less so where"
+        " there are more than four GPUs per job.",
         bounds=(0, 1),
     )
     least_weight: float = key(
         1.0,
         "A job counts at least so much, however long it still runs; below 1 the longest end later.",
+        bounds=(0, 1),
+    )
+    long_power: float = key(
+        0.1,
+        "A job with n times two hours left counts n to the power of this, so that the longest"
+        " do not end later.",
         bounds=(0, 1),
     )
     wait_s: float = key(

@@ -7,9 +7,10 @@ solver. Every round:
    batch and the frozen layers that are best there (icefrog/effective_rows.py);
 2. the gain `u = lambda goodput` per second, from prices of GPUs (type_prices.py, value_terms.py);
 3. everything but what a job holds now multiplied by what a change leaves of it, less `hysteresis`.
-   A job whose length is known (remaining_work.py) is *informed*: a change has to pay back within
-   `[resize] payback_s` or the time it has left, and short jobs count more. Any other is
-   *oblivious*: its factor is Sia's, by age and past restarts, and its weight 1;
+   A change has to pay back within `[resize] payback_s`. A job whose length is known
+   (remaining_work.py) is *informed*: within the time that it has left, too, and short jobs count
+   more, the more jobs there are per GPU. Any other is *oblivious*: its factor is at most Sia's, by
+   age and past restarts, and its weight 1;
 4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type, and
    the limits of accounts, users and the site (round_limits.py);
 5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
@@ -157,8 +158,13 @@ class MarginalValue(Sia):
         if in_place.any():
             cheap = gain * self._factors(question, arrays, remaining, ResizeKind.IN_PLACE)
             scaled = np.where(in_place, cheap, requeued)
+        crowding = value_terms.crowding(len(arrays.candidates), sum(question.capacity.values()))
         weight = value_terms.weights(
-            values, remaining, settings.length_power, settings.least_weight
+            values,
+            remaining,
+            power=settings.length_power * crowding,
+            least=settings.least_weight,
+            long_power=settings.long_power,
         )
         columns = arrays.configurations
         profit = weight[:, None] * scaled**settings.p / settings.p
@@ -180,14 +186,13 @@ class MarginalValue(Sia):
         """Return [J, C] what is left of the gain after a change of this kind."""
         jobs = arrays.candidates
         shape = arrays.valid.shape
-        factors = np.broadcast_to(self._restart_factors(question, arrays, kind)[:, None], shape)
-        informed = ~np.isnan(remaining)
-        if informed.any():
-            change_s = np.array([self._restart_s(job, kind) for job in jobs], dtype=np.float64)
-            paid = value_terms.payback_factors(
-                arrays, remaining, change_s, self._config.resize.payback_s
-            )
-            factors = value_terms.selected(factors, paid, informed)
+        by_age = np.broadcast_to(self._restart_factors(question, arrays, kind)[:, None], shape)
+        change_s = np.array([self._restart_s(job, kind) for job in jobs], dtype=np.float64)
+        change_s[[job.held is None and not job.job.run for job in jobs]] = 0.0
+        paid = value_terms.payback_factors(
+            arrays, remaining, change_s, self._config.resize.payback_s
+        )
+        factors = value_terms.selected(np.minimum(by_age, paid), paid, ~np.isnan(remaining))
         return value_terms.hysteresis(factors, arrays, self._settings.hysteresis)
 
     def _divide(

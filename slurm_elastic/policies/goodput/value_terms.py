@@ -16,9 +16,13 @@ import numpy as np
 
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays
 
-#: Remaining seconds of a job at which its weight is 1, and the fewest that count.
+#: Remaining seconds of a job at which the weight of short jobs is 1, and the fewest that count.
 _WEIGHT_ONE_S = 3600.0
 _FEWEST_S = 60.0
+#: Remaining seconds from which on a job counts as long.
+_LONG_S = 7200.0
+#: GPUs per job from which on lengths count in part only.
+_GPUS_PER_JOB = 4.0
 
 
 def unit_values(arrays: RoundArrays, prices: Floats) -> Floats:
@@ -37,6 +41,14 @@ def gains(arrays: RoundArrays, values: Floats) -> Floats:
     return np.asarray(np.where(arrays.valid, arrays.goodput, 0.0) * values[:, None])
 
 
+def crowding(jobs: int, gpus: int) -> float:
+    """Return how much lengths count: 1 where there are few GPUs per job, less where many.
+
+    Where nothing queues, short jobs that come first gain little, and the longest end later.
+    """
+    return min(1.0, _GPUS_PER_JOB * jobs / max(gpus, 1))
+
+
 def payback_factors(
     arrays: RoundArrays, remaining: Floats, change_s: Floats, payback_s: float
 ) -> Floats:
@@ -47,27 +59,32 @@ def payback_factors(
 
     Args:
         arrays: of the round.
-        remaining: [J] work left; NaN: unknown.
+        remaining: [J] work left; NaN: unknown, only `payback_s` counts.
         change_s: [J] seconds that a change takes.
         payback_s: the longest that counts.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.where(arrays.goodput > 0, remaining[:, None] / arrays.goodput, np.inf)
-    horizon = np.minimum(payback_s, np.maximum(left, 1e-3))
+    horizon = np.fmin(payback_s, np.maximum(left, 1e-3))
     return np.asarray(horizon / (horizon + change_s[:, None]))
 
 
-def weights(values: Floats, remaining: Floats, power: float, least: float) -> Floats:
-    """Return w [J]: above 1 for jobs with less than an hour left, below for longer ones.
+def weights(
+    values: Floats, remaining: Floats, *, power: float, least: float, long_power: float
+) -> Floats:
+    """Return w [J]: above 1 for jobs with less than an hour left, and for those with many.
 
     Args:
         values: lambda.
         remaining: [J] work left; NaN: unknown, the weight is 1.
-        power: how much lengths count; 0: not at all.
+        power: how much more short jobs count; 0: not at all.
         least: the smallest weight.
+        long_power: how much more long jobs count.
     """
     seconds = np.maximum(remaining * values, _FEWEST_S)
-    by_length = np.maximum((seconds / _WEIGHT_ONE_S) ** -power, least)
+    short = np.maximum((seconds / _WEIGHT_ONE_S) ** -power, least)
+    long = (np.maximum(seconds, _LONG_S) / _LONG_S) ** long_power
+    by_length = short * long
     return np.asarray(np.where(np.isnan(seconds), 1.0, by_length))
 
 

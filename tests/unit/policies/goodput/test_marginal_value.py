@@ -160,6 +160,32 @@ def test_a_change_must_pay_back_within_the_time_that_is_left():
     assert "are left on these GPUs" in words(long.reason)
 
 
+def test_an_old_job_of_unknown_length_does_not_move_for_what_pays_back_late():
+    """By its age alone a change of 1,000 s would cost a job of two days next to nothing."""
+    for restart_s, gpus in ((30.0, 8), (1000.0, 4)):
+        made = cluster(({"n1": 4}, {"restart_s": restart_s}))
+        made.jobs = [dataclasses.replace(job, submit_time=NOW - 2 * 86_400) for job in made.jobs]
+        chosen, _ = first(MarginalValue(config()), question(made))
+        assert chosen[1].gpus == gpus
+
+
+def test_lengths_count_less_where_there_are_many_gpus_per_job():
+    def weight(nodes):
+        made = cluster(({"n1": 4}, {"progress": 0.5}), nodes=nodes)
+        policy = MarginalValue(config())
+        asked = question(made)
+        rate = policy.weigh(asked).table.goodput.max()
+        account = {asked.snapshot.jobs[0].key: [0.5, 0.0, rate * 300, 0.5]}
+        work = {"time": NOW - 30.0, "asked": [], "jobs": account}
+        reason = first(policy, asked, {"work": work})[0][1].reason
+        return next(r for r in reason.parameters["reasons"] if r.code == "work-left").parameters[
+            "weight"
+        ]
+
+    few, many = [node("n1", 4)], [node(f"n{i}", 8) for i in range(1, 9)]
+    assert weight(few) > weight(many) > 1.0
+
+
 def test_the_work_left_follows_from_progress_and_predicted_goodput():
     made = cluster(({"n1": 4}, {"progress": 0.10}))
     policy = MarginalValue(config())
