@@ -116,9 +116,9 @@ ROWS = (
         goodput=GoodputSettings(charge=0.5),
     ),
     Row(
-        label="goodput, sharing, lengths, least weight 0, charge 0",
+        label="goodput, sharing, lengths, longest jobs last",
         policy="goodput",
-        goodput=GoodputSettings(least_weight=0.0, charge=0.0),
+        goodput=GoodputSettings(least_weight=0.0, long_power=0.0),
     ),
     Row(
         label="goodput alone, lengths",
@@ -150,7 +150,7 @@ OTHER_ROWS = (
     *(Row(label=p, policy=p) for p in ("icefrog", "fair", "elastic_batch", "dally", "pollux")),
     *(
         Row(label=f"{policy}, rigid jobs", policy=policy, job_class=JobClass.RIGID)
-        for policy in ("srtf", "las", "themis", "gavel", "shockwave", "static", "fifo")
+        for policy in ("srtf", "qssf", "las", "themis", "gavel", "shockwave", "static", "fifo")
     ),
 )
 #: The policy that stands for Sia's artifact on drawn workloads.
