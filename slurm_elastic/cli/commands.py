@@ -45,7 +45,7 @@ def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
     help="Replace the directive, e.g. 2-8,types=a100.",
 )
 @click.option(
-    "--layout", metavar="RxS|auto",
+    "--layout", metavar="RxS[+OPTION…]|auto",
     help="Divide the model over the GPUs; see above.",
 )  # fmt: skip
 @options.dry_run
@@ -59,10 +59,15 @@ def update(
     stages, `2x3x2` the same with 2 parts of the model on each GPU, `2-1` two stages of 2 and 1
     replicas, `auto` the job's own choice. With `parallel=spatial`, `2x1s4` is 2 groups of 4 GPUs
     that share each sample. The job saves and restarts in place; a layout for another number of GPUs
-    waits until the job holds them. With both options, both are applied or none.
+    waits until the job holds them. Options of an execution plan follow after a `+`, as in
+    `2x1+shard=full+recompute`; what it does not name is off. With both options, both are applied or
+    none.
     """
     from slurm_elastic.core.directive import Directive, DirectiveError  # noqa: PLC0415
-    from slurm_elastic.core.layout import LayoutText, LayoutTextError  # noqa: PLC0415
+    from slurm_elastic.core.execution.execution_plan import (  # noqa: PLC0415
+        ExecutionPlan,
+        ExecutionPlanError,
+    )
 
     if elastic is None and layout is None:
         raise CliError("update: no change given; add --elastic or --layout", USAGE)
@@ -70,10 +75,10 @@ def update(
         if elastic is not None:
             Directive.parse(elastic)
         if layout not in (None, "auto"):
-            LayoutText.parse(layout)
+            ExecutionPlan.parse(layout)
     except DirectiveError as error:
         raise CliError(str(error), USAGE) from None
-    except LayoutTextError as error:
+    except ExecutionPlanError as error:
         raise CliError(f"--layout: {error}, or auto", USAGE) from None
     answer = client.ask("update", jobs=list(jobs), elastic=elastic, layout=layout, dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)

@@ -21,7 +21,7 @@ from slurm_elastic.controller.transitions.failed_changes import failure
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 
@@ -129,17 +129,23 @@ class ReportHandler:
         return self._outbox.reason(job_id, run)
 
     def stand(self, job: Job) -> None:
-        """Send a job the layout and directive that users ordered, if they are new.
+        """Send a job the layout or plan, and the directive, that users ordered, if they are new.
 
         A setting for other GPUs than the job holds goes to the attempt that will have them: the
         present one would restart in vain.
         """
         entry, held, directive = self._store.entry(job), job.allocation, self._store.directive(job)
+        plan = ExecutionPlan.parse(entry.layout) if entry.layout else None
         waits = stays = False
         if held and held.gpus:
-            waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
+            waits = plan is not None and plan.world != held.gpus
             stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
-        self._outbox.tell(job.job_id, run=job.run + waits, layout=entry.layout)
+        self._outbox.tell(
+            job.job_id,
+            run=job.run + waits,
+            layout=str(plan.layout) if plan else "",
+            plan=str(plan) if plan and not plan.plain else "",
+        )
         self._outbox.tell(job.job_id, run=job.run + stays, directive=_for_ranks(entry.override))
         in_place = self._store.allows_in_place(job)
         if in_place != self._outbox.orders(job.job_id, job.run).in_place:

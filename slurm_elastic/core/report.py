@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slurm_elastic.core.directive_grammar import MAX_BYTES
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.core.member_orders import (
     CHANGE_STATES,
@@ -240,6 +242,8 @@ class Orders:
         reason: text for the job's log.
         layout: replicas and stages to run in (`slurm_elastic.core.layout`); "": the job's own
             choice. A layout for another number of ranks waits until the job has them.
+        plan: execution plan of that layout, with options (`slurm_elastic.core.execution`); "":
+            options are the job's own choice.
         batch: samples per optimisation step; None: the job's own choice.
         frozen: layers from the front to freeze, at most the certified; None: the job's own choice.
         directive: the directive in force if it is not the submitted one, else "".
@@ -257,6 +261,7 @@ class Orders:
     report_every_s: float = 10.0
     reason: str = ""
     layout: str = ""
+    plan: str = ""
     batch: int | None = None
     frozen: int | None = None
     directive: str = ""
@@ -398,6 +403,11 @@ def _six(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+#: Fields with texts of a form of their own.
+_TEXTS: dict[str, Callable[[str], object]] = {
+    "layout": LayoutText.parse,
+    "plan": ExecutionPlan.parse,
+}
 _READERS = {
     "profile": profile_rows,
     "companions": companion_rows,
@@ -415,10 +425,10 @@ def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
         most = MAX_BYTES if name == "directive" else _MAX_TEXT
         if not isinstance(value, str) or len(value) > most or not value.isprintable():
             raise ReportError(name, f"must be printable text of at most {most} characters")
-        if name == "layout" and value:
+        if name in _TEXTS and value:
             try:
-                LayoutText.parse(value)
-            except LayoutTextError as error:
+                _TEXTS[name](value)
+            except (LayoutTextError, ExecutionPlanError) as error:
                 raise ReportError(name, str(error)) from None
         return value
     if "bool" in kind:

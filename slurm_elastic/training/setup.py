@@ -29,7 +29,9 @@ from slurm_elastic.training.parallel.fsdp import FullyShardedParallel, unsupport
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
+from slurm_elastic.training.parallel.plan_settings import PlanSettings
 from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.parallel.recomputation import recompute as recompute_layers
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
 from slurm_elastic.training.parallel.tied_parameters import ties
@@ -73,6 +75,7 @@ def init(
     schedule: str = "1f1b",
     shard: bool = False,
     overlap: str = "none",
+    recompute: bool = False,
     spatial: Sequence[int] | None = None,
     keep_slabs: bool = False,
 ) -> TrainingJob:
@@ -113,6 +116,8 @@ def init(
         overlap: without stages and `shard`: exchange gradients after the backward pass, "none"; in
             "buckets" during it; or "auto": measure in the first steps which of them is faster.
             "sliced": as buckets, and divide the state of the optimizer among the ranks.
+        recompute: layers keep their input only, and run again in the backward pass; not those with
+            buffers, such as batch normalisation, and not in spatial groups.
         spatial: ranks that share each sample along each spatial dimension, such as (2, 1, 1), where
             the directive says `parallel=spatial` or there is none; None: all of a group's ranks
             along the first dimension (docs/spatial.md).
@@ -161,6 +166,9 @@ def init(
         share=-(-global_batch // rank_group.size),
         space=0 if profile else math.prod(spatial or (0,)),
     )
+    shard, overlap, recompute, micro_batch = PlanSettings(
+        shard, overlap, recompute, micro_batch
+    ).under(layout_agreement.choice.plan, global_batch=global_batch)
     slabs = slabs_of(
         dataset, spatial, layout_agreement.choice, keep=keep_slabs, rank=rank_group.rank
     )
@@ -177,6 +185,8 @@ def init(
             scheduler, epochs=epochs, steps_per_epoch=-(-len(dataset) // global_batch)
         ),
     )
+    if recompute and not slabs:
+        _recompute(full_model, rank_group)
     shapes = {name: tuple(tensor.shape) for name, tensor in full_model.state_dict().items()}
     tied = ties(full_model)
     profiler = LayerProfiler(
@@ -311,6 +321,16 @@ def _can_shard(rank_group: RankGroup) -> bool:
     if reason and rank_group.size > 1:
         _log(rank_group, f"{reason}; every rank holds the whole model")
     return rank_group.size > 1 and not reason
+
+
+def _recompute(full_model: torch.nn.Module, rank_group: RankGroup) -> None:
+    """Recompute activations where that is possible; log where it is not."""
+    done, left = recompute_layers(layers_of(full_model))
+    if left or not done:
+        _log(
+            rank_group,
+            f"recompute: {done} layers run again in the backward pass, {left} with buffers do not",
+        )
 
 
 def _enter_group() -> tuple[Signals, RankGroup, RegroupMember | None]:

@@ -13,7 +13,8 @@ from typing import Any
 from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
-from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
+from slurm_elastic.core.layout import LayoutText
 
 #: In place of a layout: the job's own choice.
 AUTO = "auto"
@@ -25,7 +26,7 @@ class DirectiveUpdate:
 
     Attributes:
         override: text of the directive that replaces the submitted one; "": none.
-        layout: text of the layout to run in; "": the job's own choice.
+        layout: text of the layout or execution plan to run in; "": the job's own choice.
     """
 
     override: str = ""
@@ -38,7 +39,8 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
     Args:
         job: elastic, with its present override.
         layout: its present layout as ordered; "": none.
-        args: `elastic` (text of a directive) or `layout` (text, or `AUTO`), or both.
+        args: `elastic` (text of a directive) or `layout` (text of a layout or execution plan, or
+            `AUTO`), or both.
 
     Raises:
         RequestRefusedError: in one line why not; nothing of the command is to be done.
@@ -57,11 +59,11 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
     effects = [f"--elastic={replacement}"] if replacement else []
     if layout_text is not None:
         new_layout = _layout(layout_text)
-        if new_layout and (problem := misfit(new_layout, directive)):
+        if new_layout and (problem := _obstacle(new_layout, directive)):
             raise RequestRefusedError(problem)
         layout = str(new_layout) if new_layout else ""
         effects.append(_layout_words(new_layout, job))
-    elif layout and misfit(LayoutText.parse(layout), directive):
+    elif layout and misfit(ExecutionPlan.parse(layout).layout, directive):
         effects.append(f"layout {layout} is no longer possible: the job's own choice")
         layout = ""
     return DirectiveUpdate(override, layout), "; ".join(effects)
@@ -90,14 +92,21 @@ def misfit(layout: LayoutText, directive: Directive) -> str:
     return ""
 
 
-def _layout(text: str) -> LayoutText | None:
+def _obstacle(plan: ExecutionPlan, directive: Directive) -> str:
+    """Return why a plan cannot be ordered, or ""."""
+    if obstacle := plan.obstacle_to_training():
+        return f"plan {plan}: {obstacle}"
+    return misfit(plan.layout, directive)
+
+
+def _layout(text: str) -> ExecutionPlan | None:
     try:
-        return None if text == AUTO else LayoutText.parse(text)
-    except LayoutTextError as error:
+        return None if text == AUTO else ExecutionPlan.parse(text)
+    except ExecutionPlanError as error:
         raise RequestRefusedError(f"{error}, or auto") from None
 
 
-def _layout_words(layout: LayoutText | None, job: Job) -> str:
+def _layout_words(layout: ExecutionPlan | None, job: Job) -> str:
     if layout is None:
         return "layout auto: the job's own choice"
     held = job.allocation.gpus if job.allocation else 0

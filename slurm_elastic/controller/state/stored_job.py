@@ -18,7 +18,7 @@ from slurm_elastic.controller.state.time_limits import TimeBudget
 from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, JobState
-from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.reason import Reason
 
@@ -31,7 +31,8 @@ class StoredJob:
         pin: node list that the job was last given; None: not known.
         pins: earlier node lists, the latest last: a slurmctld that dies falls back to them.
         override: directive that a user has put in place of the submitted one; "": none.
-        layout: that a user has ordered (`slurm_elastic.core.layout`); "": its own choice.
+        layout: layout or execution plan that a user has ordered (`slurm_elastic.core.execution`);
+            "": its own choice.
         broken: run whose lease its owner broke; it is not made to wait again.
         budget: of its time, where its limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
@@ -105,8 +106,8 @@ class StoredJob:
         entry.placed = PlacedCompanions.from_body(body.get("placed"))
         entry.ending = JobEnding.from_body(body.get("ending"))
         try:
-            entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
-        except (LayoutTextError, TypeError):
+            entry.layout = str(ExecutionPlan.parse(entry.layout)) if entry.layout else ""
+        except (ExecutionPlanError, AttributeError, TypeError):
             entry.layout = ""
         entry.dirty = False
         return entry

@@ -161,6 +161,21 @@ class ExecutionPlan:
         """Whether the plan has no options, and is a layout only."""
         return self == ExecutionPlan(self.layout)
 
+    def obstacle_to_training(self) -> str:
+        """Return why the training library cannot carry the plan out, or "".
+
+        Such plans are for models and the simulator.
+        """
+        if self.tensor > 1:
+            return "tensor=N cannot be trained with, only simulated; leave it out"
+        if self.sharding is Sharding.OFFLOAD:
+            return "shard=offload cannot be trained with, only simulated; use shard=full"
+        if self.sharding is Sharding.OPTIMIZER and self.stages > 1:
+            return "shard=optimizer needs one stage; leave one of both out"
+        if self.space > 1 and not self.plain:
+            return "spatial groups have no options; leave them out"
+        return ""
+
 
 _FIELDS = {"shard": "sharding"}
 

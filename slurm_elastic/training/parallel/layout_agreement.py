@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
@@ -61,7 +63,7 @@ class LayoutAgreement:
             reporter,
         )
         self._share, self._space = share, space
-        self._seen = ("", "")
+        self._seen = ("", "", "")
         self._profiled = measured is not None
         self._better = False
         if rank_group.companion:
@@ -70,6 +72,8 @@ class LayoutAgreement:
             self.choice = self._received() if rank_group.rank else self._chosen(measured)
         if self.choice.remark and rank_group.rank == 0:
             log_line(self.choice.remark)
+        if self.choice.plan and rank_group.rank == 0:
+            log_line(f"plan {self.choice.plan}, as ordered")
 
     @property
     def may_be_staged(self) -> bool:
@@ -89,14 +93,13 @@ class LayoutAgreement:
         if self._rank_group.rank or not self._reporter.connected:
             return False  # without esrun nothing would start the program again
         orders = self._reporter.orders()
-        requested = orders.layout, orders.directive
+        requested = orders.layout, orders.plan, orders.directive
         # A choice that was made with a profile is not repeated with a newer one.
         first = self.choice.provisional and measured is not None and not self._profiled
         if requested != self._seen or first:
             self._seen, self._profiled = requested, measured is not None
-            self._better = not self._premature(orders.layout) and (
-                self._choose(measured).text != self.choice.text
-            )
+            chosen = self.choice if self._premature(orders.layout) else self._choose(measured)
+            self._better = (chosen.text, chosen.plan) != (self.choice.text, self.choice.plan)
         return self._better
 
     def _premature(self, ordered: str) -> bool:
@@ -114,11 +117,12 @@ class LayoutAgreement:
             self._rank_group.publish(_KEY, json.dumps({"error": str(error)}))
             raise
         orders = self._reporter.orders()
-        self._seen = orders.layout, orders.directive
+        self._seen = orders.layout, orders.plan, orders.directive
         message = {
             "text": str(choice.text),
             "lengths": choice.lengths,
             "spatial": choice.spatial,
+            "plan": str(choice.plan or ""),
         }
         self._rank_group.publish(_KEY, json.dumps(message))
         return choice
@@ -134,6 +138,7 @@ class LayoutAgreement:
             LayoutText.parse(message["text"]),
             tuple(message["lengths"]),
             spatial=message["spatial"],
+            plan=ExecutionPlan.parse(message["plan"]) if message["plan"] else None,
         )
 
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
@@ -142,7 +147,7 @@ class LayoutAgreement:
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
         ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
         profile = measured.at(self._share) if measured else None
-        return choose(
+        choice = choose(
             ranks,
             self._layers,
             directive=directive,
@@ -150,3 +155,15 @@ class LayoutAgreement:
             profile=profile,
             space=self._space,
         )
+        return replace(choice, plan=_ordered_plan(orders.plan, choice.text))
+
+
+def _ordered_plan(text: str, layout: LayoutText) -> ExecutionPlan | None:
+    """Return the plan that was ordered, if it is of this layout and can be carried out."""
+    if not text:
+        return None
+    plan = ExecutionPlan.parse(text)
+    if obstacle := plan.obstacle_to_training():
+        log_line(f"plan {plan}: {obstacle}; its options are ignored")
+        return None
+    return plan if plan.layout == layout else None

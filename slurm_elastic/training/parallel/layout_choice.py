@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.layers import LayerProfile
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.training.pipeline import StageLayout
@@ -83,6 +84,7 @@ class LayoutChoice:
         remark: for the job's log, or "".
         provisional: another will be chosen once the layers have been measured.
         spatial: ranks share samples in space, or would if a group had more than one.
+        plan: execution plan of the layout that was ordered; None: none was.
     """
 
     text: LayoutText
@@ -90,6 +92,7 @@ class LayoutChoice:
     remark: str = ""
     provisional: bool = False
     spatial: bool = False
+    plan: ExecutionPlan | None = None
 
     @property
     def staged(self) -> bool:

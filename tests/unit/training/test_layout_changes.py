@@ -132,6 +132,47 @@ def test_a_layout_ordered_during_the_training_restarts_the_job_in_it(
     same(runs, plain)
 
 
+def test_a_job_goes_through_four_plans_by_order(
+    tmp_path: Path, launcher: FakeLauncher, undisturbed: Callable[..., TrainingRuns]
+) -> None:
+    options: dict[str, Any] = {"model": "tied", "padding_kb": 1}
+    plain = undisturbed()
+    runs = TrainingRuns(tmp_path / "moved")
+    options |= {"launcher": launcher, "directive": DIRECTIVE}
+    plans = [
+        "2x1+recompute",
+        "2x1+shard=full+recompute",
+        "1x2+recompute+accumulation=2",
+        "2x1+shard=optimizer+accumulation=1",
+    ]
+    orders = [{"layout": plan.partition("+")[0], "plan": plan} for plan in plans]
+    launcher.set_orders(**orders[0])
+    micro_batches, writers = [], []
+    for following in [*orders[1:], None]:
+        until = max(runs.losses(), default=0) + 2
+        launcher.clear_reports()
+        runs.start(2, step_s=0.1 if following else 0.0, **options)
+        runs.wait_for_step(until)
+        report = launcher.wait_for("training")
+        micro_batches.append(report["accumulation"])
+        if following:
+            launcher.set_orders(**following)
+            assert runs.join() == [RESTART_CODE] * 2, runs.log()
+        else:
+            assert runs.join() == [0, 0], runs.log()
+        newest = runs.out / "ckpt" / (runs.out / "ckpt" / "latest").read_text().strip()
+        writers.append(len(list(newest.glob("*.distcp"))))
+    assert sorted(runs.losses()) == list(range(1, STEPS + 1))
+    assert runs.losses() == pytest.approx(plain.losses(), rel=1e-6)
+    assert runs.layouts() == ["2x1", "1x2", "2x1"]
+    assert [plan for plan in plans if f"plan {plan}, as ordered" not in runs.log()] == []
+    # Pipelines count the micro-batches in flight apart.
+    assert micro_batches[-1] == 1
+    # Replicas are written by one rank, parts by the ranks that hold them.
+    assert writers == [1, 2, 2, 2]
+    same(runs, plain)
+
+
 def test_a_withdrawn_notice_does_not_change_a_pipeline(
     tmp_path: Path, launcher: FakeLauncher, undisturbed: Callable[..., TrainingRuns]
 ) -> None:

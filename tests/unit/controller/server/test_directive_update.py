@@ -208,3 +208,34 @@ def test_show_says_what_was_ordered_and_what_the_layers_cost(site):
     assert (shown["ordered_layout"], shown["running"]["layout"]) == ("2x2", "4x1")
     assert [row["name"] for row in shown["profile"]["layers"]] == ["a", "b"]
     assert shown["profile_layers"] == 2
+
+
+def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
+    assert site.update(layout="4x1+recompute+shard=full") == (
+        True,
+        "layout 4x1+shard=full+recompute",
+    )
+    assert (site.orders().layout, site.orders().plan) == ("4x1", "4x1+shard=full+recompute")
+    # A layout alone ends the options.
+    assert site.update(layout="2x2") == (True, "layout 2x2")
+    assert (site.orders().layout, site.orders().plan) == ("2x2", "")
+    assert site.update(layout="1x2+recompute")[1] == "layout 1x2+recompute as soon as it has 2 GPUs"
+    assert site.orders().plan == ""
+    assert site.orders(1).plan == "1x2+recompute"
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        ("2x1+tensor=2", "tensor=N cannot be trained with"),
+        ("4x1+shard=offload", "shard=offload cannot be trained with"),
+        ("2x2+shard=optimizer", "shard=optimizer needs one stage"),
+        ("4x1+shard", "option 'shard' is invalid"),
+        ("16x1+recompute", "needs 16 GPUs"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused_in_one_line(site, plan, named):
+    done, text = site.update(layout=plan)
+    assert not done
+    assert named in text
+    assert "\n" not in text

@@ -1,0 +1,40 @@
+"""Recomputation of activations: layers keep their input only, and run again in the backward pass.
+
+`torch.utils.checkpoint` of each layer, with the random numbers of its first run, so that results
+are the same. A layer whose forward pass changes a buffer, such as the running statistics of batch
+normalisation, would change it twice; it keeps its activations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute(layers: Iterable[tuple[str, torch.nn.Module]]) -> tuple[int, int]:
+    """Make layers run again in the backward pass.
+
+    Args:
+        layers: name and module of each; none within another one.
+
+    Returns:
+        The number of layers that do, and of those with parameters that cannot.
+    """
+    done = left = 0
+    for _, layer in layers:
+        if any(True for _ in layer.buffers()):
+            left += 1
+        else:
+            layer.forward = functools.partial(_again, layer.forward)
+            done += 1
+    return done, left
+
+
+def _again(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **options)
+    return checkpoint(forward, *inputs, use_reentrant=False, **options)
