@@ -107,15 +107,15 @@ class ExecutionPlan:
             ExecutionPlanError: it is invalid.
         """
         shown = repr(text if len(text) <= 40 else f"{text[:40]}...")
-        if len(text) > _MOST_TEXT:
-            raise ExecutionPlanError(
-                f"plan {shown} is invalid: expected at most {_MOST_TEXT} characters"
-            )
         head, *options = text.split("+")
         try:
             plan = cls(LayoutText.parse(head))
         except LayoutTextError as error:
             raise ExecutionPlanError(str(error)) from None
+        if len(text) > _MOST_TEXT:
+            raise ExecutionPlanError(
+                f"plan {shown} is invalid: expected at most {_MOST_TEXT} characters"
+            )
         named: set[str] = set()
         fields: dict[str, int | bool | Sharding] = {}
         for option in options:

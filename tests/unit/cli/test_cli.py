@@ -260,6 +260,14 @@ def test_a_wrong_layout_is_refused_without_a_request(selastic, backend, controll
     assert err.count("\n") == 1
 
 
+def test_an_execution_plan_is_ordered_like_a_layout(selastic, backend, controller):
+    assert selastic("update", "4711", "--layout", "2x1+recompute")[0] == 0
+    assert backend.asked[0][2]["layout"] == "2x1+recompute"
+    code, _, err = selastic("update", "4711", "--layout", "2x1+recomputed")
+    assert code == 2
+    assert "option 'recomputed' is invalid" in err
+
+
 def test_retire_asks_for_confirmation(selastic, backend, controller, monkeypatch):
     code, _, err = selastic("retire")
     assert (code, err) == (2, "selastic: retire: stdin is no terminal to confirm on; add --yes\n")
