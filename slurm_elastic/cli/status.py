@@ -257,7 +257,9 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     if running and running["layout"]:
         count = running.get("micro_batches")  # a controller of an older release sends none
         stages = {"MicroBatches": count} if count else {}
-        row = {"Layout": running["layout"], **stages, "Ordered": answer["ordered_layout"]}
+        # Neither does it send the plan.
+        text = running.get("plan") or running["layout"]
+        row = {"Layout": text, **stages, "Ordered": answer["ordered_layout"]}
         rows.append(row)
     elif answer["ordered_layout"]:
         rows.append({"Layout": None, "Ordered": answer["ordered_layout"]})

@@ -120,6 +120,7 @@ class Report:
             its members had not changed.
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
+        plan: execution plan of this attempt, if one with options was ordered; else "".
         layers, frozen: layers of the model, and how many from the front are frozen now.
         certified: how many may be frozen by the library's criteria.
         penalty, certified_penalty: fraction, 0-1, of useful progress lost at `frozen` and at
@@ -182,6 +183,7 @@ class Report:
     failed_start: int | None = None
     failed_gpus: int | None = None
     layout: str = ""
+    plan: str = ""
     layers: int | None = None
     frozen: int | None = None
     certified: int | None = None

@@ -44,6 +44,7 @@ class _OrdersAlways(TypedDict):
     report_every_s: float
     reason: str
     layout: str
+    plan: str
     directive: str
     in_place: bool
 

@@ -191,6 +191,7 @@ class RunningRow(TypedDict):
     """State of the present attempt of a job, as last reported; see `core.report`."""
 
     layout: str
+    plan: str
     micro_batches: int | None
     layers: int | None
     frozen: int | None

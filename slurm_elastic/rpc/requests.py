@@ -282,7 +282,7 @@ _ALL = (
     _job_command(
         "update",
         Argument("elastic", _text, "a directive"),
-        Argument("layout", _text, "a layout, or `auto`"),
+        Argument("layout", _text, "a layout or an execution plan, or `auto`"),
     ),
     _job_command("teach", Argument("profile", _object, "as `selastic profile` writes it")),
     _site_command("retire"),

@@ -126,7 +126,7 @@ class TrainingJob:
         self._restore_manifest_values()
         self._freezer = self._make_freezer(full_model, freezing)
         strategy.join(fresh=cursor is None and not rank_group.companion)
-        reporter.set_fields(layout=self.layout)
+        reporter.set_fields(layout=self.layout, plan=str(layout_agreement.choice.plan or ""))
         self._rank_group, self._regrouping, self._resizes = rank_group, regrouping, 0
         self._live = self._make_live(state, sampler, rank_group)
         regrouping.attach(self._live, obstacle)

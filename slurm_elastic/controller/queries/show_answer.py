@@ -90,6 +90,7 @@ def _running(job: Job, report: Report | None) -> RunningRow | None:
         return None
     return {
         "layout": report.layout,
+        "plan": report.plan,
         "micro_batches": report.micro_batches,
         "layers": report.layers,
         "frozen": report.frozen,
