@@ -1,20 +1,22 @@
-"""`selastic durations`: how well run times can be predicted from a site's accounting."""
+"""`selastic durations`: how well run times are predicted, live or from a file of accounting."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import options
+from slurm_elastic.cli import client, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
     from slurm_elastic.models.durations.prediction_error import PredictionError
+    from slurm_elastic.rpc.duration_answers import DurationsAnswer
 
 _COLUMNS = (
     Column("PREDICTION", lambda r: str(r["prediction"])),
@@ -27,19 +29,34 @@ _COLUMNS = (
 
 
 @options.verb
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="[FILE]", required=False)
 @click.option("--completed-only", is_flag=True, help="Leave out jobs that did not complete.")
 @options.table
 @options.as_json
 def durations(
-    *, file: str, completed_only: bool, format_: str, noheader: bool, parsable: bool, json_: bool
+    *,
+    file: str | None,
+    completed_only: bool,
+    format_: str,
+    noheader: bool,
+    parsable: bool,
+    json_: bool,
 ) -> None:
-    """Measure how well run times could be predicted.
+    """Show how well run times are predicted.
 
-    FILE is the site's accounting, `sacct -P` with the columns of `compare --sacct`, better also
-    Partition and Timelimit, or `sacct --json`. The latest jobs are predicted, each from those that
-    had ended before its submission. See docs/durations.md.
+    Without FILE by the controller, if `[durations] predict` is true there; with it, how well they
+    could be. FILE is the site's accounting, `sacct -P` with the columns of `compare --sacct`,
+    better also Partition and Timelimit, or `sacct --json`. The latest jobs are predicted, each from
+    those that had ended before its submission. See docs/durations.md.
     """
+    layout = options.layout(format_, noheader, parsable)
+    if file is None:
+        answer: Any = client.ask("durations")
+        if json_:
+            options.put_json(answer)
+        else:
+            options.put(_live(answer, layout))
+        return
     from slurm_elastic.models.durations import boosted_durations, prediction_error  # noqa: PLC0415
     from slurm_elastic.simulator.workloads import accounting_trace, past_durations  # noqa: PLC0415
 
@@ -65,9 +82,24 @@ def durations(
     if json_:
         options.put_json({"jobs": len(jobs), "predictions": rows})
     else:
-        layout = options.layout(format_, noheader, parsable)
         heading = f"{clean(Path(file).name)}: {trace.summary()}"
         options.put(_shown(rows, heading, note, layout))
+
+
+def _live(answer: DurationsAnswer, layout: TableLayout) -> list[str]:
+    """Return the lines about the controller's predictions."""
+    if not answer["enabled"]:
+        return ["run times are not predicted here: [durations] predict is false"]
+    problem = [f"the last training failed: {clean(answer['problem'])}"] if answer["problem"] else []
+    if answer["trained"] is None:
+        return problem or ["run times are not predicted yet: the first training runs"]
+    rows = answer["predictions"]
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer["trained"]))
+    used = "boosted" if answer["boosted"] else "rolling"
+    heading = f"predicted by {used} estimates from {answer['jobs']} jobs, since {at}"
+    if not rows:
+        return [heading, *problem]
+    return [*_shown(rows, heading, "", layout), *problem]
 
 
 def _shown(rows: list[dict[str, Any]], heading: str, note: str, layout: TableLayout) -> list[str]:

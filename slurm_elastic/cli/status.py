@@ -286,6 +286,15 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
                 "Optimizer": _step(running["optimizer_s"]),
             }
         )
+    length = answer.get("length")  # a controller of an older release sends none
+    if length:
+        rows.append(
+            {
+                "PredictedMedian": formatting.duration(length["median_s"]),
+                "Predicted90": formatting.duration(length["p90_s"]),
+                "Basis": f"{length['basis']}:{length['jobs']}",
+            }
+        )
     exchange = answer.get("exchange")  # a controller of an older release sends none
     if exchange:
         exposed = exchange["exposed"]

@@ -228,6 +228,24 @@ def _timers(value: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DurationSettings:
+    """Section `[durations]`."""
+
+    predict: bool = key(False, "Predict run times of jobs from Slurm's accounting, by sacct.")
+    history_days: float = key(60.0, "Days of accounting that are read.", bounds=(1, 3650))
+    most_jobs: int = key(20_000, "The latest so many GPU jobs are read.", bounds=(100, 200_000))
+    refresh_s: float = key(
+        3600.0, "Seconds between trainings, each in a process of its own.", bounds=(60, 1e6)
+    )
+    timeout_s: float = key(
+        120.0, "Seconds after which a training is ended without result.", bounds=(5, 3600)
+    )
+    boosted: bool = key(
+        True, "Learn boosted trees, too, where scikit-learn is installed (the extra `durations`)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
     """Section `[placement]`."""
 
@@ -314,6 +332,9 @@ class Config:
         "policy `elastic_batch` (docs/elastic_batch.md); defaults as published",
     )
     las: LasSettings = section(LasSettings, "policy `las`, Tiresias' queues (docs/baselines.md)")
+    durations: DurationSettings = section(
+        DurationSettings, "predicted run times (docs/durations.md)"
+    )
     qssf: QssfSettings = section(
         QssfSettings, "policy `qssf`, by predicted GPU time (docs/durations.md)"
     )

@@ -17,6 +17,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.change_starter import ChangeStarter
 from slurm_elastic.controller.companions.companion_folding import fold
+from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.poll_schedule import PollSchedule
@@ -72,6 +73,7 @@ class Controller:
         self.store = JobStore(ledger, config)
         self.cleanup = OrphanCleanup(scontrol, config, self.store, log)
         self.usage = UsageReconciler(ledger, log)
+        self.lengths = LengthPredictions(config, log)
         self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log, counts=self.counts)
         self.engine = TransitionEngine(
             scontrol=scontrol,
@@ -301,7 +303,8 @@ class Controller:
             # Before others take the GPUs of their former shapes.
             self._starter.begin_ways_back(self.failed_changes, snapshot)
         live = self.engine.live
-        records = self.store.records(snapshot, live)
+        self.lengths.tick()
+        records = self.lengths.attached(self.store.records(snapshot, live), snapshot)
         self.engine.outbox.pace(sum(r.reporting for r in records.values()))
         plan, state = decide_round(
             snapshot,
@@ -422,7 +425,7 @@ class Controller:
         self.engine.config = config
         self.cleanup.config = self.guard.config = self.failed_changes.config = config
         self._starter.config = config
-        self.store.learning.config = config
+        self.store.learning.config = self.lengths.config = config
         self.retired = False
         self.pace.at_once()
 

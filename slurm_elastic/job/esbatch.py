@@ -4,6 +4,8 @@ Takes `--elastic=…` from the command line, else from SLURM_ELASTIC, else from 
 `#SBATCH` lines, and calls sbatch with options of Slurm: `--comment=elastic:…`, `--requeue`,
 `--open-mode=append` and, if the job names no GPUs, a shape to start in. All other options, the
 script's arguments and sbatch's exit code are passed on. Option names must be written in full.
+`--advise` (also for jobs that are not elastic) says on standard error how long such jobs took, and
+which limit would do; the job is submitted in any case.
 
     >>> words = ["--elastic=2-16", "--time=60", "train.sbatch", "--lr", "1"]
     >>> command, elastic = plan(words, "", {}, lambda partition: {"a100": 4})
@@ -47,7 +49,7 @@ _WORD = re.compile(r"[\w-]+")
 #: sbatch's options that take no value, or only one joined by "=".
 _FLAGS = frozenset(
     _WORD.findall("""
-        contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue
+        advise contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue
         oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports
         share spread-job stepmgr test-only usage use-min-nodes verbose version wait
     """)
@@ -253,6 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _submit(arguments: list[str]) -> int:
     options, script_and_arguments = parse_options(arguments)
+    wants_advice = any(option.name == "advise" for option in options)
+    if wants_advice:
+        options = [option for option in options if option.name != "advise"]
+        arguments = [word for o in options for word in o.words] + script_and_arguments
     if any(word in _INFORMATION for option in options for word in option.words):
         return _sbatch(arguments, None)
     name = next((word for word in script_and_arguments if word != "--"), None)
@@ -266,6 +272,8 @@ def _submit(arguments: list[str]) -> int:
         raise EsbatchError(f"the script is too large: expected at most {MAX_SCRIPT_BYTES} bytes")
     script = data.decode("utf-8", "surrogateescape")
     command, elastic = plan(arguments, script, os.environ, _cluster)
+    if wants_advice:
+        _advise(command, script, name)
     changed = data
     launcher = foreign_launcher(script) if elastic else None
     if launcher:
@@ -284,6 +292,25 @@ def _submit(arguments: list[str]) -> int:
             copy
         )
         return _sbatch(command, None)
+
+
+def _advise(command: Sequence[str], script: str, name: str | None) -> None:
+    """Print what the controller says about the run time of the job."""
+    from slurm_elastic.job import limit_request  # noqa: PLC0415 - for this option only
+    from slurm_elastic.rpc import frames  # noqa: PLC0415
+
+    values = {option.name: option.value for option in script_options(script)}
+    values |= {option.name: option.value for option in parse_options(command)[0]}
+    try:
+        address = frames.controller_address()
+    except frames.ChannelError as error:
+        text = f"no advice: {error}"
+    else:
+        text = "no advice: no controller is configured here"
+        if address:
+            text = limit_request.advice(address, values, name)
+    printable = "".join(c if c.isprintable() else "?" for c in text)
+    sys.stderr.write(f"esbatch: advice: {printable}\n")
 
 
 def _sbatch(command: list[str], stdin: bytes | None) -> int:

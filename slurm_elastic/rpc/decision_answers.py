@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from slurm_elastic.rpc.answers import JobRow, Place, ReasonRow
+from slurm_elastic.rpc.duration_answers import LengthRow
 from slurm_elastic.rpc.program_answers import ProgramAnswer
 
 
@@ -229,6 +230,7 @@ class ShowAnswer(ExplainAnswer):
     profile_layers: int | None
     profile_batch: int | None
     profile: dict[str, Any] | None
+    length: LengthRow | None
 
 
 class HistoryAnswer(TypedDict):

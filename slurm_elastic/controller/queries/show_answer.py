@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from slurm_elastic.controller.queries.durations_answer import length_row
 from slurm_elastic.controller.queries.job_answers import JobRows, change, explain
 from slurm_elastic.controller.queries.view import HistoryRow, Particulars, View, Viewer
 from slurm_elastic.controller.state.job_ending import EndedJob
@@ -69,6 +70,7 @@ def show(
         "profile_layers": len(more.profile.rows) if more.profile else None,
         "profile_batch": more.profile.batch if more.profile else None,
         "profile": layer_profile(more.profile) if more.profile and layers else None,
+        "length": length_row(record.length),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.leader.standby_sync import news
 from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.durations_answer import durations
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
     Particulars,
@@ -129,6 +130,10 @@ class RequestHandler:
         viewer, view = self._viewer(uid), self._controller.view
         if op == "check":
             return self._checked(view, viewer)
+        if op == "durations":
+            predictions, name = self._controller.lengths, self._name(uid)
+            own_names = viewer.private and not viewer.operator
+            return dict(durations(predictions, name, args, own_names=own_names))
         try:
             history = self._history(args) if op in ("explain", "show", "history") else ()
             segments = self._segments(args) if op == "usage" else ()

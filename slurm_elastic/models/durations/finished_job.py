@@ -16,6 +16,7 @@ class JobRequest:
         group: partition, or another division of the cluster.
         submitted: epoch s.
         limit_s: time limit; None: unlimited, or not known.
+        own_names: only names of this user count, as others' jobs are private.
     """
 
     user: str
@@ -24,6 +25,7 @@ class JobRequest:
     group: str = ""
     submitted: float = 0.0
     limit_s: float | None = None
+    own_names: bool = False
 
     @property
     def short_name(self) -> str:

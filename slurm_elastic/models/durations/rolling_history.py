@@ -162,7 +162,7 @@ class RollingHistory:
                 for other in job_names.similar(name, user.names):
                     yield "similar-name", user.names[other][0]
             yield from (("user", user.all[g]) for g in (request.gpus, 0) if g in user.all)
-        elif name in self._owners:
+        elif name in self._owners and not request.own_names:
             for owner in list(self._owners[name])[-job_names.MOST_SIMILAR :]:
                 yield "similar-name", self._users[owner].names[name][0]
         shape = self._shapes.get((request.group, request.gpus))

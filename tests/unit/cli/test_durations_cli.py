@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
+from slurm_elastic.cli import client, main
 
 WEEK = Path(__file__).parents[2] / "data" / "sacct-week.txt"
 HEADER = "JobID|JobName|User|Partition|Submit|Start|End|ElapsedRaw|Timelimit|State|AllocTRES|NNodes"
@@ -48,6 +48,29 @@ def test_limits_are_compared_where_the_file_has_them(run, tmp_path):
     rows = {r["prediction"]: r for r in json.loads(out)["predictions"]}
     assert rows["rolling"]["factor_p50"] == pytest.approx(1.0)
     assert rows["time limit"]["factor_p50"] == pytest.approx(144.0)
+
+
+def test_without_a_file_the_controller_is_asked(run, monkeypatch):
+    row = {"prediction": "rolling", "jobs": 9, "factor_p50": 1.5, "factor_p90": 3.0}
+    answer = {
+        "enabled": True,
+        "jobs": 30,
+        "trained": 1.7e9,
+        "boosted": False,
+        "problem": "sacct: no answer",
+        "predictions": [{**row, "within_p90": 0.9, "rank": 0.8}],
+    }
+    monkeypatch.setattr(client, "ask", lambda op: answer)
+    code, out, _ = run()
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("predicted by rolling estimates from 30 jobs, since 2023-11-1")
+    assert lines[3].split() == ["rolling", "9", "1.50", "3.00", "90%", "0.80"]
+    assert lines[-1] == "the last training failed: sacct: no answer"
+    answer["enabled"] = False
+    assert run()[1] == "run times are not predicted here: [durations] predict is false\n"
+    answer |= {"enabled": True, "trained": None, "problem": ""}
+    assert run()[1] == "run times are not predicted yet: the first training runs\n"
 
 
 def test_table_options(run, tmp_path):

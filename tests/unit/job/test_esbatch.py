@@ -275,3 +275,15 @@ def test_a_script_that_does_without_esrun_is_told(login, command, said):
     assert process.stderr.count("\n") == (1 if said else 0)
     login.write("rigid.sh", f"#!/bin/bash\n{command}\n")
     assert not login.run("rigid.sh").stderr
+
+
+def test_advice_changes_nothing_about_the_submission(login):
+    login.write("train.sh", "#!/bin/sh\necho\n")
+    process = login.run("--advise", "-N2", "train.sh", "--advise", rc=5)
+    assert process.stdout.splitlines()[0] == "[-N2][train.sh][--advise]"
+    assert process.stderr.startswith("esbatch: advice: no advice: ")
+    assert process.stderr.count("\n") == 1
+    assert process.returncode == 5
+    assert login.run("--advise", "--elastic=2-4", "train.sh").stdout.startswith(
+        f"{COMMAND}[train.sh]\n"
+    )

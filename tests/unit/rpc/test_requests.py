@@ -31,6 +31,10 @@ VALUES = {
     "elastic": ("1-8", ["1-8"]),
     "layout": ("auto", 4),
     "since": ({"jobs": 0.0}, []),
+    "name": ("net", ["net"]),
+    "gpus": (2, -1),
+    "partition": ("gpu", 1),
+    "limit_s": (3600.0, -1.0),
 }
 
 
