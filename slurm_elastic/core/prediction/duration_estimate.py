@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 #: Quantiles that an estimate holds.
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -70,11 +71,9 @@ class DurationEstimate:
             positions.append((passed + weight / 2) / total)
             logs.append(math.log(min(max(value, _LEAST_S), _MOST_S)))
             passed += weight
-        return cls(
-            seconds=tuple(math.exp(_interpolated(level, positions, logs)) for level in LEVELS),
-            basis=basis,
-            jobs=jobs,
-        )
+        values = (math.exp(_interpolated(level, positions, logs)) for level in LEVELS)
+        # Rounding of the interpolation may put equal quantiles out of order.
+        return cls(seconds=tuple(accumulate(values, max)), basis=basis, jobs=jobs)
 
     @property
     def median(self) -> float:
@@ -117,8 +116,9 @@ class DurationEstimate:
         if age_s <= 0:
             return self
         left = self.exceeded(age_s)
-        values = [max(age_s, self.quantile(1.0 - left * (1.0 - level))) for level in LEVELS]
-        return DurationEstimate(seconds=tuple(values), basis=self.basis, jobs=self.jobs)
+        values = (self.quantile(1.0 - left * (1.0 - level)) for level in LEVELS)
+        ascending = tuple(accumulate(values, max, initial=age_s))[1:]
+        return DurationEstimate(seconds=ascending, basis=self.basis, jobs=self.jobs)
 
     def scaled(self, factor: float) -> DurationEstimate:
         """Return the estimate with all run times multiplied."""
