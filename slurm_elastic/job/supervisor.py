@@ -238,7 +238,17 @@ class Supervisor:
             self._watches.append(RendezvousWatch(port, on_missing=self._warn_of_lone_ranks))
         for watch in self._watches:
             watch.start()
-        return JointStep(child, launch.started_parts, end_ranks=self._kill_ranks)
+        return JointStep(
+            child,
+            launch.started_parts,
+            end_ranks=self._kill_ranks,
+            wait_in_vain=self._waits_in_vain,
+        )
+
+    def _waits_in_vain(self) -> bool:
+        """Return whether ranks that others have left are those of a script that began nothing."""
+        script = None if self._uses_library else self._script
+        return script is not None and self._trial.on and not script.is_saving()
 
     def _kill_ranks(self, has_base_ended: Callable[[], bool]) -> None:
         """Kill all ranks; those of an unmodified script not within a save."""

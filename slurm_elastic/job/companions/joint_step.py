@@ -3,6 +3,9 @@
 They end together: when ranks of one fail, those of the others wait for them in vain and are ended.
 Before that they have a moment to end by themselves: ranks that were killed from outside are the
 cause, though others may notice it, and fail, before Slurm has told of it.
+
+When ranks of one have ended with 0, and the others go on for long without a first checkpoint, they
+wait for each other in vain, too: a script may exit where it does not like its node.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from slurm_elastic.job.launch import SrunProcess
+from slurm_elastic.job.launch import SrunProcess, log_line
 from slurm_elastic.job.step import Step
 
 #: Seconds that sruns have to end after their ranks were killed, before they are killed themselves.
 _SRUN_S = 5.0
 #: Seconds in which Slurm reports killed ranks, after others have failed.
 _OTHERS_S = 5.0
+#: Seconds that ranks go on after those of another step have ended with 0 (our choice).
+_ALONE_S = 120.0
 #: Exit code of ranks that were killed from outside.
 KILLED_CODE = 128 + signal.SIGKILL
 
@@ -33,6 +38,7 @@ class JointStep:
         parts: (companion, its srun).
         end_ranks: kills the ranks of all steps, as soon as that may be done; gets a function that
             returns whether those of the base have ended.
+        wait_in_vain: returns whether ranks that go on alone for long have nothing to end.
 
     Attributes:
         failed_in: companion whose ranks were killed, or else the first to fail; None: those of the
@@ -45,9 +51,11 @@ class JointStep:
         parts: Sequence[tuple[int, SrunProcess]] = (),
         *,
         end_ranks: Callable[[Callable[[], bool]], object] = lambda _: None,
+        wait_in_vain: Callable[[], bool] = lambda: False,
     ) -> None:
         self.failed_in: int | None = None
-        self._end_ranks = end_ranks
+        self._end_ranks, self._wait_in_vain = end_ranks, wait_in_vain
+        self._is_given_up = False
         self._base = Step(child)
         self._parts = [(job_id, Step(srun)) for job_id, srun in parts]
         self._lock = threading.Lock()
@@ -104,12 +112,32 @@ class JointStep:
     def _note(self, job_id: int | None, code: int) -> None:
         """Take the end of one step; the first failure ends the others."""
         with self._lock:
+            if self._is_given_up:
+                return
             is_first = bool(code) and self._failed is None
             is_cause = code == KILLED_CODE != self._failed and job_id not in self._killed
             if is_first or is_cause:
                 self._failed, self.failed_in = code, job_id
-        if is_first and self._parts:
+        if not self._parts:
+            return
+        if is_first:
             threading.Thread(target=self._end_others, name="end of ranks", daemon=True).start()
+        elif code == 0:
+            threading.Thread(target=self._watch_others, name="other ranks", daemon=True).start()
+
+    def _watch_others(self) -> None:
+        """Give up ranks that go on for long without those that have ended with 0."""
+        if self._ended.wait(_ALONE_S) or self._failed is not None or not self._wait_in_vain():
+            return
+        with self._lock:
+            if self._is_given_up:
+                return
+            self._is_given_up = True
+        log_line(
+            f"ranks have ended with exit code 0, the others have waited for them for {_ALONE_S:.0f}"
+            " s without a checkpoint: they are ended, too"
+        )
+        self.end()
 
     def _end_others(self) -> None:
         """Kill the ranks that have not ended a moment after others have failed."""

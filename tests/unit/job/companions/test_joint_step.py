@@ -46,3 +46,30 @@ def test_ranks_that_wait_in_vain_are_killed_and_not_blamed(
     step = JointStep(stand_in(FAILED), [(7, waiting)], end_ranks=lambda _: killed.touch())
     assert step.wait() == 1
     assert step.failed_in is None
+
+
+def test_ranks_that_others_leave_before_the_first_checkpoint_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_step, "_ALONE_S", 0.5)
+    killed = tmp_path / "killed"
+    waiting = f"until [ -e {killed} ]; do sleep 0.1; done; {KILLED}"
+    step = JointStep(
+        stand_in(waiting),
+        [(7, stand_in("exit 0"))],
+        end_ranks=lambda _: killed.touch(),
+        wait_in_vain=lambda: True,
+    )
+    assert step.wait() == 0
+    assert step.failed_in is None
+
+
+def test_ranks_that_have_more_to_do_than_others_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joint_step, "_ALONE_S", 0.2)
+    kills: list[object] = []
+    parts = [(7, stand_in("exit 0"))]
+    step = JointStep(stand_in("sleep 1; exit 0"), parts, end_ranks=kills.append)
+    assert step.wait() == 0
+    assert kills == []
