@@ -17,6 +17,7 @@
     │   ├── LayoutTextError             core.layout
     │   ├── MemberOrdersError           core.member_orders
     │   ├── ReportError                 core.report
+    │   ├── SpatialCutError             core.slab_grid
     │   ├── SubmissionError             core.submission
     │   ├── CommunicationError          models.communication
     │   ├── PipelineError               models.pipedream.partitioner
@@ -45,8 +46,7 @@
     │   ├── LoaderError                 training.elastic_loader
     │   ├── UnsupportedTrainingError    training.init_arguments
     │   ├── LoopError                   training.loop_arguments
-    │   ├── LayoutError                 training.pipeline.stage_layout
-    │   └── SpatialCutError             training.spatial.slab_grid
+    │   └── LayoutError                 training.pipeline.stage_layout
     ├── CompanionChannelError           job.companions.companion_channel
     ├── CompanionRefusedError           job.companions.companion_submission
     ├── EsbatchError                    job.esbatch

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
 from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Batch
@@ -29,7 +30,6 @@ from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlic
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
 from slurm_elastic.training.spatial.slab_dataset import SlabDataset, sample_extents
-from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slurm_elastic.training.spatial.slab_grid import slab_bounds
+from slurm_elastic.core.slab_grid import slab_bounds
 from slurm_elastic.training.spatial.spatial_group import PlaneMessages, SpatialGroup
 
 

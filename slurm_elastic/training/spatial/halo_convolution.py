@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.core.slab_grid import SlidingWindow, TransposedWindow, slab_bounds
 from slurm_elastic.training.spatial.halo import AxisExchange, Halo, Pieces, assemble, outside
-from slurm_elastic.training.spatial.slab_grid import SlidingWindow, TransposedWindow, slab_bounds
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError, in_space
 from slurm_elastic.training.init_arguments import pair
-from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError, in_space
 
 
 def sample_extents(dataset: Any) -> tuple[int, ...]:

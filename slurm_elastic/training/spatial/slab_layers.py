@@ -10,6 +10,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from slurm_elastic.core.slab_grid import (
+    SlidingWindow,
+    SpatialCutError,
+    in_space,
+    slab_bounds,
+)
 from slurm_elastic.training.spatial.group_normalization import GroupNormalization
 from slurm_elastic.training.spatial.halo import Halo
 from slurm_elastic.training.spatial.halo_convolution import (
@@ -18,12 +24,6 @@ from slurm_elastic.training.spatial.halo_convolution import (
     SlabConvolution,
 )
 from slurm_elastic.training.spatial.halo_operation import Gathering, GroupSum, HaloOperation
-from slurm_elastic.training.spatial.slab_grid import (
-    SlidingWindow,
-    SpatialCutError,
-    in_space,
-    slab_bounds,
-)
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrapped
 
 

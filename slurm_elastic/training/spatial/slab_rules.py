@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.core.slab_grid import SpatialCutError
 from slurm_elastic.training.spatial import slab_layers
-from slurm_elastic.training.spatial.slab_grid import SpatialCutError
 from slurm_elastic.training.spatial.slab_tensor import RULES, SlabTensor, plain, wrapped
 
 #: Functions that treat each voxel alone.

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.spatial.slab_grid import SpatialCutError
+from slurm_elastic.core.slab_grid import SpatialCutError
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 
 #: From (function, arguments, keyword arguments) to the result.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from slurm_elastic.core.slab_grid import SlabGrid
 from slurm_elastic.training.pipeline.stage_links import link_errors
-from slurm_elastic.training.spatial.slab_grid import SlabGrid
 
 _OPERATION = "exchanging planes with the other ranks of a sample"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.spatial.slab_grid import SpatialCutError, in_space
+from slurm_elastic.core.slab_grid import SpatialCutError, in_space
 
 
 class RawVolumes:

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import distributed, nn
 
+from slurm_elastic.core.slab_grid import SlabGrid
 from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
-from slurm_elastic.training.spatial.slab_grid import SlabGrid
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup

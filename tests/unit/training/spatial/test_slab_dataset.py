@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.spatial.slab_dataset import SlabDataset, sample_extents
-from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.spatial.volume_files import Hdf5Volumes, RawVolumes
 
 EXTENTS = (5, 4, 3)

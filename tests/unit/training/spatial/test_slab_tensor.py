@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slurm_elastic.training.spatial.slab_grid import SlabGrid, SpatialCutError
+from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
