@@ -29,7 +29,7 @@ def cosmoflow(width: int, *, norm: bool = False, channels: int = 4, first: int =
     return nn.Sequential(*layers)
 
 
-class UNet3d(nn.Module):
+class UNet3d(nn.Module):  # type: ignore[misc] # torch is untyped here
     """A 3D U-Net: three levels and a bottom, three classes for each voxel.
 
     Args:
