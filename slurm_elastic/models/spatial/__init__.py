@@ -1,1 +1,1 @@
-"""Memory and speed of a training in spatial groups, from the layers of its model."""
+"""Memory of a training in spatial groups, from the layers of its model."""

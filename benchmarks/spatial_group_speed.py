@@ -6,6 +6,8 @@
 
 The times of layers come from measurements of the whole layer and of a part of it: a constant and a
 slope for the share of the work. Our definition, after the parts that the paper's model has.
+
+Its error is large (docs/spatial.md); `benchmarks.spatial` prints it beside the measurement.
 """
 
 from __future__ import annotations
