@@ -3,6 +3,7 @@
     SlurmElasticError
     ├── CliError                        cli.exit_codes
     ├── InstallationError               cli.installation.installed_files
+    ├── TrainingError                   controller.lengths.training_process
     ├── MetricsError                    controller.metrics.metrics_server
     ├── NoAnswerError                   controller.queries.view
     ├── QueueFullError                  controller.server.fair_queue
@@ -53,7 +54,6 @@
     ├── UsageError                      job.esrun_options
     ├── LauncherError                   job.launchers.adaptation
     ├── AllocationError                 job.slurm_env
-    ├── LauncherError                   job.launchers.adaptation
     ├── CopyStoppedError                job.unmodified.checkpoint_files
     ├── KeepError                       job.unmodified.kept_checkpoint
     ├── ChannelError                    rpc.frames
