@@ -207,6 +207,12 @@ def _release(facts: Facts, report: _Report) -> None:
         return
     if refusal := release.refusal():
         report.error(f"Slurm {release}", "is too old, selasticd does not start", refusal)
+    if release.is_untried:
+        report.warning(
+            f"Slurm {release}",
+            "is newer than what was tried with this version, the plugin adds no --elastic there",
+            "upgrade slurm-elastic to a version that knows it",
+        )
     for fault in release.faults():
         report.warning(f"Slurm {release}", fault.harm, fault.remedy)
     delay = seconds(options(settings.get("SchedulerParameters", "")).get("requeue_delay", ""))

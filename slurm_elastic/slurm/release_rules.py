@@ -63,6 +63,11 @@ class Release:
             return ""
         return f"Slurm {self} is too old: upgrade Slurm to {OLDEST.series} or newer"
 
+    @property
+    def is_untried(self) -> bool:
+        """Whether the series is newer than all that were tried."""
+        return (self.major, self.minor) > (NEWEST.major, NEWEST.minor)
+
     def faults(self) -> tuple[KnownFault, ...]:
         """Return the known faults of this patch level that harm elastic jobs."""
         return tuple(f for first, fixed, f in _FAULTS if first <= self < fixed)
@@ -95,6 +100,8 @@ class Release:
 
 #: The oldest release that is read.
 OLDEST = Release(23, 11)
+#: The newest series that was tried. The SPANK plugin knows it, too: `slurm_release.c`.
+NEWEST = Release(26, 5)
 #: From the first to before the second, requeued jobs lose their licenses.
 _LICENSES_LOST, _LICENSES_KEPT = Release(25, 5), Release(25, 11, 7)
 #: The first release with each fault, the one without it again, and the fault.

@@ -4,13 +4,11 @@ They need Docker, Debian's mirror, and what `make packages` has built. `make tes
 trixie, and installs, uses and removes them; the rest is tried on demand.
 """
 
-from pathlib import Path
-
 import pytest
 
+from tests.releases.install_page import InstallPage
 from tests.support.container_cluster.package_machine import QUIET
 
-ROOT = Path(__file__).parents[2]
 ACCOUNT_UID = "871"
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 FETCH_METRICS = """
@@ -22,57 +20,24 @@ LIBRARIES = "/usr/lib/slurm-elastic/bin/python3 -I -c 'import highspy, msgspec, 
 INCLUDE = "include /etc/slurm/plugstack.conf.d"
 
 
-def page_commands(heading):
-    """Return the first block of commands below a heading of docs/install.md."""
-    text = (ROOT / "docs" / "install.md").read_text("utf-8")
-    section = text.partition(f"\n## {heading}\n")[2]
-    return section.split("```\n")[1]
-
-
 @pytest.mark.parametrize("machine", ["trixie"], indirect=True)
 def test_the_page_leads_from_packages_to_status_and_back(machine):
     """Run the commands of docs/install.md as they stand there; a script stands for systemctl."""
     machine.run("SLURMDBD=yes /start-site")
     before = machine.files()
-    settings = "export DEBIAN_FRONTEND=noninteractive; cd /tmp; set -e; "
-    options = "apt-get install --yes --no-install-recommends"
-
-    look = page_commands("Five minutes to a first look").replace("apt-get install", options)
-    look = look.replace("selastic status", "")
-    look = look.replace("selastic check", "")
-    machine.run(f"cp /packages/*.deb /tmp; {settings}{look}")
-    machine.wait_for("selastic status")
-    assert "error:" not in machine.run("selastic check")
-
-    machine.run("rm /etc/slurm/job_submit.lua")
-    said = machine.run(f"{settings}{page_commands('The directive')}")
-    assert "elastic: 1-2 GPUs" in said
+    page = InstallPage(machine)
+    page.first_look()
+    page.directive()
     shown = machine.run("selastic check")
     known = ("info:", "warning: Slurm 24.11.5 may crash")
     assert [line for line in shown.splitlines() if not line.startswith(known)] == []
-    assert "1-2" in machine.wait_for("selastic status | grep 1-2")
-
-    machine.configure("act")
+    page.acting()
     assert "through json (pyslurm is not installed)" in machine.run("selastic ping")
-    job = machine.submit_training()
-    machine.wait_for_gpus(job, 2)
     metrics = machine.run(f"python3 -c '{FETCH_METRICS}'")
     assert "\nselastic_active 1.0\n" in metrics
     assert 'reader="json"' in metrics
-
-    removal = page_commands("Removing").replace("apt-get remove", "apt-get remove --yes")
-    machine.run(f"{settings}{removal}")
-    assert machine.run("squeue --noheader --format=%T").split() == ["RUNNING", "RUNNING"]
-    # slurmctld starts with the script that is left, and takes jobs.
-    machine.run("pkill slurmctld; while pgrep slurmctld; do sleep 0.1; done; slurmctld")
-    machine.wait_for("sbatch --output=/dev/null --wrap true")
-    machine.run(f"{QUIET} purge 'slurm-elastic*'")
-    left = {f for f in machine.files() - before if "elastic" in f}
-    assert left == set()
-    # A job whose esrun has been removed goes on, and ends as it would have.
-    ended = machine.end_training(job)
-    assert "JobState=COMPLETED" in ended
-    assert "ended at step" in ended
+    page.remove()
+    assert {f for f in machine.files() - before if "elastic" in f} == set()
 
 
 @pytest.mark.parametrize("machine", ["trixie", "bookworm"], indirect=True)
@@ -98,6 +63,9 @@ def test_a_site_installs_uses_and_removes_the_packages(machine):
         said = machine.run("sbatch --help")
         assert "elastic" not in said
         assert "ncompatible" not in said
+        refused = machine.run("selastic check", code=1)
+        assert "Slurm 22.05.8 is too old" in refused
+        assert "upgrade Slurm to 23.11 or newer" in refused
     else:
         _submit(machine)
 

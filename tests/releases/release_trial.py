@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus, held, shown
@@ -23,7 +24,7 @@ from clusterlib.slurm_build import DEBIAN_RELEASE, choose
 from clusterlib.slurm_build import series as series_of
 
 #: Supported series, as `--slurm` takes them.
-SERIES = ("23.11", "24.11", "25.05", "25.11", "26.05")
+SERIES = ("23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 #: Steps of a trial, in order: name → column of the table.
 STEPS = {
     "install": "install",
@@ -35,6 +36,7 @@ STEPS = {
     "lost_slurmctld": "lost slurmctld",
     "usage": "usage",
     "topologies": "topology of a partition",
+    "power_saving": "power saving",
 }
 #: Steps that only newer releases can take: name → the first of them.
 FIRST_RELEASE = {"topologies": (25, 5)}
@@ -47,6 +49,16 @@ TOPOLOGY = """\
   cluster_default: false
   block: {block_sizes: [1], blocks: [{block: leaf, nodes: g01}, {block: other, nodes: g02}]}
 """
+#: Power saving by programs that do nothing; no node is powered down for being idle.
+POWER_SAVING = """\
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=1000000
+SuspendTimeout=1
+ResumeTimeout=1200
+"""
+#: Prints where the snapshots of both readers differ.
+COMPARISON = Path(__file__).parents[1] / "cluster" / "drivers" / "compare_readers.py"
 #: Changes of one job whose times are measured.
 CHANGES = 4
 _DONE = re.compile(r"Transition=\d+ .*State=DONE .*slurm:([0-9.]+)")
@@ -201,6 +213,41 @@ class ReleaseTrial:
             lambda: self._switch_of_nodes() == {"g01": "pods/leaf", "g02": "other", "g03": "leaf"},
             "the nodes are not in the topologies of their partitions",
         )
+
+    def _power_saving(self) -> None:
+        """A node that is powered down is not available; a job that Slurm starts there grows."""
+        add = "grep -q ^SuspendProgram slurm.conf || cat >>slurm.conf"
+        self.cluster.exec(f"cd /etc/slurm; {add}", stdin=POWER_SAVING)
+        self.cluster.exec(["scontrol", "reconfigure"])
+        self.cluster.exec("scontrol update NodeName=g03 State=POWER_DOWN_FORCE")
+        self._until(lambda: "POWERED_DOWN" in self._state_of("g03"), "g03 is not powered down")
+        self._until(lambda: not self._available("g03"), "a node without power counts as available")
+        self._compare_readers()
+        self.job = self.cluster.sbatch(
+            "exec sleep 3000", "--elastic=1-2,types=v100", "--requeue", "-o/dev/null", "-t60"
+        )
+        self._until(lambda: "POWERING_UP" in self._state_of("g03"), "g03 is not powered up")
+        self._compare_readers()
+        # A node has power again when its slurmd starts; -b: the host was started, too.
+        stop = "pkill slurmd; while pgrep slurmd >/dev/null; do sleep 0.1; done"
+        self.cluster.exec(f"{stop}; slurmd -N g03 -b", node="g03")
+        self._until_gpus(2)
+        self.cluster.exec(["scancel", str(self.job)])
+
+    def _state_of(self, node: str) -> str:
+        return self.cluster.exec(["scontrol", "-o", "show", "node", node]).stdout
+
+    def _available(self, node: str) -> bool:
+        answer = json.loads(self.daemon.selastic("topology", "--json"))
+        return next(bool(n["available"]) for n in answer["nodes"] if n["name"] == node)
+
+    def _compare_readers(self) -> None:
+        """Where pyslurm is in use, JSON makes the same snapshot."""
+        if "through pyslurm" not in self.daemon.selastic("ping"):
+            return
+        command = ["/opt/slurm-elastic/bin/python", "-"]
+        done = self.cluster.exec(command, user="selastic", stdin=COMPARISON.read_text("utf-8"))
+        assert json.loads(done.stdout.splitlines()[-1])["differences"] == []
 
     def _partitions(self) -> str:
         return self.cluster.exec(["scontrol", "-o", "show", "partition"]).stdout

@@ -56,6 +56,8 @@ def differing_alone(reader):
     """Return in what running and pending jobs differ when they are read by themselves, by id."""
     jobs = reader.jobs()
     kept = sorted(i for i, j in jobs.items() if j.state in (JobState.RUNNING, JobState.PENDING))
+    if not kept:
+        return []
     few = [reader.some_jobs(ids) for ids in ([FORGOTTEN], [FORGOTTEN, kept[0]])]
     assert FORGOTTEN not in few[0] | few[1]
     assert few[1][kept[0]] == jobs[kept[0]]

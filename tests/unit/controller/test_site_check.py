@@ -217,6 +217,7 @@ def test_a_command_that_is_missing_fails_or_hangs_is_one_line(tmp_path, monkeypa
             "may crash slurmctld when many jobs are requeued",
         ),
         ("25.05.8", "warning", "loses the licenses of requeued jobs"),
+        ("26.11.0-0rc1", "warning", "is newer than what was tried with this version"),
     ],
 )
 def test_a_release_that_harms_elastic_jobs_is_named_with_the_remedy(version, severity, words):
@@ -226,7 +227,7 @@ def test_a_release_that_harms_elastic_jobs_is_named_with_the_remedy(version, sev
     assert words in str(finding)
 
 
-@pytest.mark.parametrize("version", ["23.11.11", "24.11.6", "25.11.7", "26.05.3"])
+@pytest.mark.parametrize("version", ["23.11.0", "24.05.8", "24.11.6", "25.11.7", "26.05.12"])
 def test_other_releases_are_not_complained_about(version):
     assert check(replace(spoilt(SLURM_VERSION=version), controller=None)) == ()
 

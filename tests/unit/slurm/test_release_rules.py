@@ -1,8 +1,12 @@
 """Releases of Slurm: read from what commands print, compared as numbers."""
 
+from pathlib import Path
+
 import pytest
 
-from slurm_elastic.slurm.release_rules import Release
+from slurm_elastic.slurm.release_rules import NEWEST, Release
+
+PLUGIN = Path(__file__).parents[3] / "plugins" / "spank" / "slurm_release.c"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,12 @@ def test_a_release_that_is_too_old_is_refused_with_the_remedy():
     assert Release(22, 5, 8).refusal() == (
         "Slurm 22.05.8 is too old: upgrade Slurm to 23.11 or newer"
     )
+
+
+def test_the_plugin_knows_the_same_newest_release():
+    assert f"interface <= SLURM_{NEWEST.major}_{NEWEST.minor:02d})" in PLUGIN.read_text("utf-8")
+    assert not Release(26, 5, 12).is_untried
+    assert Release(26, 11).is_untried
 
 
 def test_faults_end_with_the_patch_level_that_mends_them():
