@@ -10,8 +10,22 @@ if not loaded then
 	elastic = nil
 end
 
+-- Tell the user of --elastic that the modules are missing.
+local function tell_user(job_desc)
+	for _, setting in pairs(job_desc.spank_job_env or {}) do
+		if setting:match("^ELASTIC=") then
+			slurm.log_user("elastic: the modules are missing on slurmctld's host, this job is not"
+				.. " resized; please tell the administrators")
+		end
+	end
+end
+
 function slurm_job_submit(job_desc, part_list, submit_uid)
-	return elastic and elastic.job_submit(job_desc, part_list, submit_uid) or slurm.SUCCESS
+	if not elastic then
+		pcall(tell_user, job_desc)
+		return slurm.SUCCESS
+	end
+	return elastic.job_submit(job_desc, part_list, submit_uid)
 end
 
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.releases.release_trial import SERIES, missing
-from tests.support.package_machine import PREFIX, QUIET, PackageMachine
-from tests.support.slurm_cluster import CLUSTER_DIR  # noqa: F401  puts clusterlib on the path
+from tests.support.container_cluster.package_machine import PREFIX, QUIET, PackageMachine
+from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR  # noqa: F401  puts clusterlib on the path
 
 # isort: split
 
@@ -253,6 +253,10 @@ class InstallPage:
         self.machine.run(ANSWERS + commands)
         self.machine.run("systemctl daemon-reload; systemctl start selasticd")
         self.machine.run("sacctmgr -i add user selastic account=root adminlevel=Operator")
+        # A job_submit.lua of the packages looks for the modules in their folder.
+        folder = "$(dirname ${SLURM_CONF:-/etc/slurm/slurm.conf})"
+        script = "/usr/local/share/slurm-elastic/lua/job_submit.lua"
+        self.machine.run(f"rm {folder}/job_submit.lua; cp -n {script} {folder}/")
         self.machine.wait_for("selastic status")
         assert "error:" not in self.machine.run("selastic check")
         self.machine.configure("act")
@@ -326,11 +330,8 @@ class Layout:
 
 def layouts_of(series: str, *, pyslurm: bool) -> list[Layout]:
     """Return the machines of a release; Debian's Slurm lies under no prefix."""
-    last = ("without packages", "uninstall")
     if choose(series).release == DEBIAN_RELEASE:
-        return [
-            Layout(prefix=False, sections=ON_PATH | {name: UNDER_PREFIX[name] for name in last})
-        ]
+        return [Layout(prefix=False, sections=ON_DEBIAN)]
     without = () if pyslurm and series == PYSLURM_SERIES else ("pyslurm",)
     under_prefix = {name: step for name, step in UNDER_PREFIX.items() if name not in without}
     return [Layout(prefix=False, sections=ON_PATH), Layout(prefix=True, sections=under_prefix)]

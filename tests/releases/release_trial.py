@@ -10,7 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus, held, shown
+from tests.support.container_cluster.selasticd import (
+    Daemon,
+    companions,
+    eager_config,
+    gpus,
+    held,
+    shown,
+    total_gpus,
+)
 from tests.support.container_cluster.slurm_cluster import (  # puts clusterlib on the path
     CLUSTER_DIR,
     SlurmCluster,
@@ -35,6 +43,7 @@ STEPS = {
     "lost_node": "lost node",
     "lost_slurmctld": "lost slurmctld",
     "usage": "usage",
+    "in_place": "in place",
     "topologies": "topology of a partition",
     "power_saving": "power saving",
 }
@@ -49,6 +58,12 @@ TOPOLOGY = """\
   cluster_default: false
   block: {block_sizes: [1], blocks: [{block: leaf, nodes: g01}, {block: other, nodes: g02}]}
 """
+#: A training that knows nothing of slurm-elastic, and its batch script.
+TRAIN = Path(__file__).parents[1] / "packages" / "train"
+FOLDER = "/shared/scratch/train"
+SCRIPT = (
+    f"exec esrun --checkpoint '{FOLDER}/step_*' --complete '{{}}.done' python3 {FOLDER}/train.py"
+)
 #: Power saving by programs that do nothing; no node is powered down for being idle.
 POWER_SAVING = """\
 SuspendProgram=/bin/true
@@ -197,6 +212,29 @@ class ReleaseTrial:
             return done.returncode == 0 and int(said.split()[0]) >= CHANGES
 
         until(agrees, what=lambda: f"usage and sacct differ: {said}")
+
+    def _in_place(self) -> None:
+        """A training that is not prepared for it grows and shrinks by a companion."""
+        make = f"rm -rf {FOLDER}; mkdir {FOLDER}; cat >{FOLDER}/train.py"
+        self.cluster.exec(make, user="bob", stdin=TRAIN.read_text("utf-8"))
+        words = ("--elastic=1-2,types=a100", "--requeue", "--open-mode=append", "-t60", "-olog")
+        self.job = self.cluster.sbatch(SCRIPT, *words, user="bob", directory=FOLDER)
+        self._until(
+            lambda: total_gpus(self.cluster, self.job) == 2, "the training does not get two GPUs"
+        )
+        assert companions(self.cluster, self.job), "the training has grown by a requeue"
+        restarts = self._restarts()
+        self._until(lambda: not self._changing(), "the growth does not end")
+        self.daemon.selastic("update", str(self.job), "--elastic=1-1,types=a100", user="bob")
+        self._until(lambda: not companions(self.cluster, self.job), "the companion does not leave")
+        self._until_gpus(1)
+        assert self._restarts() == restarts, "the training was requeued"
+        self.cluster.exec(["touch", f"{FOLDER}/end"], user="bob")
+        self.cluster.wait(self.job, "COMPLETED")
+
+    def _changing(self) -> bool:
+        job = json.loads(self.daemon.selastic("show", str(self.job), "--json"))
+        return bool(job["job"]["transition"])
 
     def _topologies(self) -> None:
         """A node stands in the topology of its partition, else in the cluster's default."""

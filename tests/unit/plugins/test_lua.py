@@ -784,3 +784,31 @@ def test_random_jobs():
     tally = fuzz_lua.run(0, 1, batch=3000)
     assert tally.crashes == []
     assert tally.notes["records read back"] > 20
+
+
+ALONE = """
+local said = {}
+slurm = { SUCCESS = 0, ERROR = -1 }
+function slurm.log_user(text) said[#said + 1] = text end
+function slurm.log_error(...) end
+dofile(%s)
+print(slurm_job_submit(%s, {}, 1000), #said, said[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "answer"),
+    [
+        ({"spank_job_env": {"1": "ELASTIC=1-2"}}, "0\t1\telastic: the modules are missing"),
+        ({"spank_job_env": {"1": "OTHER=1"}}, "0\t0\tnil"),
+        ({"spank_job_env": "no table"}, "0\t0\tnil"),
+        ({}, "0\t0\tnil"),
+    ],
+)
+def test_without_the_modules_jobs_are_accepted_and_users_of_the_option_are_told(
+    tmp_path, job, answer
+):
+    script = tmp_path / "job_submit.lua"
+    shutil.copy(MODULES / "job_submit.lua", script)
+    (line,) = lua(ALONE % (literal(str(script)), literal(job)), tmp_path)
+    assert line.startswith(answer)
