@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.releases.release_trial import SERIES, missing
-from tests.support.container_cluster.package_machine import PREFIX, QUIET, PackageMachine
-from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR  # noqa: F401  puts clusterlib on the path
+from tests.support.container_cluster.package_machine import (  # puts clusterlib on the path
+    PREFIX,
+    QUIET,
+    PackageMachine,
+)
 
 # isort: split
 
@@ -171,7 +174,7 @@ class InstallPage:
         before = self._restarts()
         self.inline("apt-get install ./slurm-elastic*.deb", "systemctl restart selasticd")
         self.inline("touch /etc/slurm/job_submit.lua")
-        self.machine.wait_for("selastic status")
+        self.machine.wait_for("selastic status | grep train.sbatch")
         assert self._restarts() == before
         assert "+1" in self.machine.run("dpkg-query --show 'slurm-elastic*'")
         assert "# ours" in self.machine.run(f"cat {CONFIGURATION}")
@@ -249,7 +252,8 @@ class InstallPage:
         self.machine.run("cp /dist/slurm_elastic-*.whl /tmp")
         commands, make = page_commands("Without packages"), page_commands("Without packages", 1)
         if self.machine.environment.get("SLURM_CONF"):
-            commands = f"{commands.rpartition('make -C')[0]}\n{make}"
+            service = "".join(page_commands("Slurm under a prefix").splitlines(keepends=True)[:2])
+            commands = f"{commands.rpartition('make -C')[0]}\n{service}{make}"
         self.machine.run(ANSWERS + commands)
         self.machine.run("systemctl daemon-reload; systemctl start selasticd")
         self.machine.run("sacctmgr -i add user selastic account=root adminlevel=Operator")

@@ -129,7 +129,8 @@ class PackageMachine:
         """Trust the certificates that the host trusts: pip may need it."""
         if content := host_ca():
             self.write("/etc/ssl/certs/ca-certificates.crt", content)
-            self.environment["PIP_CERT"] = "/etc/ssl/certs/ca-certificates.crt"
+            trusted = "/etc/ssl/certs/ca-certificates.crt"
+            self.environment |= {"PIP_CERT": trusted, "SSL_CERT_FILE": trusted}  # of pip, of uv
 
     def wait_for(self, script, seconds=60):
         """Repeat a command until it succeeds; return what it prints."""

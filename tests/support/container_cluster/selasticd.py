@@ -259,7 +259,7 @@ def shown(cluster: SlurmCluster, job: int | str) -> dict[str, Any]:
 
 
 def held(cluster: SlurmCluster, job: int | str) -> dict[str, int]:
-    """Return the GPUs of a running job by node; {} if it does not run."""
+    """Return the GPUs of a running job by node; {} if it does not run, or they are not known."""
     record = shown(cluster, job)
     if record["job_state"] != ["RUNNING"]:
         return {}
@@ -267,7 +267,7 @@ def held(cluster: SlurmCluster, job: int | str) -> dict[str, int]:
     if "[" in record["nodes"] or "," in record["nodes"]:
         nodes = cluster.exec(["scontrol", "show", "hostnames", *nodes]).stdout.split()
     counts = [int(g.split("(")[0].split(":")[-1]) for g in record["gres_detail"]]
-    return dict(zip(nodes, counts, strict=True))
+    return dict(zip(nodes, counts, strict=True)) if len(nodes) == len(counts) else {}
 
 
 def gpus(cluster: SlurmCluster, job: int | str) -> int:
