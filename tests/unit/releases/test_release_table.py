@@ -26,7 +26,8 @@ def test_a_release_on_which_all_works() -> None:
 
 def test_a_step_that_a_release_does_not_have() -> None:
     *_, row = lines([PASSED | {"steps": PASSED["steps"] | {"topologies": None}}])
-    assert row == f"| 25.11.7 | json | {'yes, 3 s | ' * (len(STEPS) - 1)}- | 3.0, 4.1, 3 |"
+    cells = ["-" if step == "topologies" else "yes, 3 s" for step in STEPS]
+    assert row == f"| 25.11.7 | json | {' | '.join(cells)} | 3.0, 4.1, 3 |"
 
 
 def test_a_failure_names_the_step_and_what_was_not_tried() -> None:
