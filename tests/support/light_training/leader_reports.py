@@ -34,6 +34,7 @@ class LeaderReports:
         self._answered: int | None = None
         self._common: dict[str, Any] = {
             "kind": "library",
+            "plan": "",
             "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
             "global_batch": data.batch,
             "initial_batch": data.batch,
