@@ -57,14 +57,13 @@ class StreamItems(IterableDataset):  # type: ignore[misc]
 
     def _micro_batches(self) -> Iterator[tuple[int, bool, list[Any]]]:
         stream = _SeededStream(self._samples, self._seed)
-        batch = list(itertools.islice(stream, self._global_batch))
-        while batch:
-            # One more sample shows whether the stream goes on.
-            following = list(itertools.islice(stream, 1))
+        # One more sample shows whether the stream goes on.
+        taken = stream.take(self._global_batch + 1)
+        while taken:
+            batch, following = taken[: self._global_batch], taken[self._global_batch :]
             for piece in self._split.slices(len(batch)):
                 yield len(batch), not following, [batch[i] for i in piece.span]
-            batch = following + list(itertools.islice(stream, self._global_batch - 1))
-            batch = batch if following else []
+            taken = following + stream.take(self._global_batch) if following else []
 
     def _samples(self) -> Iterator[Any]:
         """Return the samples from the present position on."""
@@ -88,14 +87,15 @@ class _SeededStream:
         self._inside = random_states()
         set_random_states(outside)
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def take(self, count: int) -> list[Any]:
+        """Return the next samples; fewer at the end of the stream.
 
-    def __next__(self) -> Any:
+        Changing the states of the random generators costs as much as reading some samples.
+        """
         outside = random_states()
         set_random_states(self._inside)
         try:
-            return next(self._samples)
+            return list(itertools.islice(self._samples, count))
         finally:
             self._inside = random_states()
             set_random_states(outside)
