@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,9 @@ from tests.support.container_cluster.selasticd import Daemon, eager_config, runn
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
+PACED = Path(__file__).parent / "drivers" / "paced.py"
+#: Of each step, so that the number of steps, over which rounding adds up, does not follow the load.
+STEP_S = 0.1
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
 MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied --rate 3e-4"
 #: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, and back.
@@ -29,10 +33,11 @@ def losses(cluster: SlurmCluster, out: str) -> list[dict]:
 
 
 def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: Daemon) -> None:
-    cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-alone", user="alice")
+    cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-*; mkdir {OUT}-paced", user="alice")
+    cluster.exec(f"cat >{OUT}-paced/train_gpt.py", stdin=PACED.read_text(), user="alice")
     job = cluster.sbatch(
-        f"export OMP_NUM_THREADS=1\n"
-        f"exec esrun python3 {EXAMPLES}/train_gpt.py --out {OUT} {MODEL} --checkpoint-every 2",
+        f"export OMP_NUM_THREADS=1 REAL_EXAMPLES={EXAMPLES} STEP_S={STEP_S}\n"
+        f"exec esrun python3 {OUT}-paced/train_gpt.py --out {OUT} {MODEL} --checkpoint-every 2",
         *("--elastic=1,parallel=hybrid", "-Jgpt", "-t30", f"--output={OUT}.log"),
     )
     for count, layout in [(1, "1x1"), *WALK]:
