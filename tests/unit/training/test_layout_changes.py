@@ -14,6 +14,7 @@ import torch
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.parallel.fsdp import unsupported
 from slurm_elastic.training.signals import STOPPED
 from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
@@ -169,8 +170,9 @@ def test_a_job_goes_through_four_plans_by_order(
     assert reported == plans
     # Pipelines count the micro-batches in flight apart.
     assert micro_batches[-1] == 1
-    # Replicas are written by one rank, parts by the ranks that hold them.
-    assert writers == [1, 2, 2, 2]
+    # Replicas are written by one rank, parts by the ranks that hold them. An older torch cannot
+    # divide parameters on CPUs; every rank holds the whole model there.
+    assert writers == [1, 1 if unsupported() else 2, 2, 2]
     same(runs, plain)
 
 
