@@ -211,7 +211,8 @@ class Rules:
                 f"{c['state']}: its job ended",
             )
             for c in companions
-            if base_of(c) not in running
+            # Of a lost node: Slurm completes it until it gives up, and nobody can end it before.
+            if base_of(c) not in running and "COMPLETING" not in c["flags"]
         ]
 
     @staticmethod

@@ -73,8 +73,7 @@ class CompanionCleanup:
                     strays[job_id] = reason
         self._seen = {i: self._seen.get(i, now) for i in strays}
         for job_id, reason in strays.items():
-            waits_s = _ORPHAN_S if reason.code == "companion-orphaned" else _UNKNOWN_S
-            if now - self._seen[job_id] >= waits_s:
+            if now - self._seen[job_id] >= _patience_s(companions[job_id], reason):
                 self._cancel(companions[job_id], reason)
 
     def _note_placed(self, jobs: Mapping[int, Job], companions: Mapping[int, Job]) -> None:
@@ -97,6 +96,8 @@ class CompanionCleanup:
         base = base_of(companion, jobs)
         if base is None:
             return Reason("companion-orphaned")
+        if companion.run:
+            return Reason("companion-unknown")
         if companion.job_id in self._store.companions(base) | self._engine.companions(base):
             return None
         if companion.state is JobState.RUNNING and self._trains(companion, base):
@@ -120,3 +121,11 @@ class CompanionCleanup:
             raise
         except ScontrolError as error:
             self._log.warning(f"JobId={companion.display_id} Problem={error}")
+
+
+def _patience_s(companion: Job, reason: Reason) -> float:
+    """Return the seconds that a stray companion is left to end by itself, or to be reported."""
+    if companion.run:
+        # Slurm requeues what it could not launch in spite of --no-requeue: nobody waits for it.
+        return 0.0
+    return _ORPHAN_S if reason.code == "companion-orphaned" else _UNKNOWN_S

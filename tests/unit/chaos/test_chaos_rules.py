@@ -83,6 +83,7 @@ def test_a_companion_may_not_outlive_its_job() -> None:
     assert broken(job("a", restarts=1), companion(), seconds=40) == []
     assert broken(job("a", restarts=1), companion(), seconds=80) == ["companion"]
     assert broken(waiting("a"), companion(ended=True), seconds=80) == []
+    assert broken(waiting("a"), companion(flags=["COMPLETING"]), seconds=80) == []
     shared = companion() | {"held": {"g01": [0]}}
     assert broken(job("a"), shared) == ["twice"]
 

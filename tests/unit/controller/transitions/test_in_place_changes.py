@@ -134,6 +134,22 @@ def test_companions_end_with_their_base(site, recorded):
     until(site, [], lambda: not running_companions(site), seconds=60)
 
 
+def test_a_companion_that_slurm_requeues_is_cancelled_at_once(site):
+    """Slurm requeues what it could not launch on a lost node, in spite of --no-requeue."""
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    (companion,) = running_companions(site)
+    site.slurm.end(7)
+    site.slurm.send_back(companion.job_id)
+    until(
+        site,
+        [],
+        lambda: site.slurm.listed[companion.job_id].state is JobState.ENDED,
+        seconds=10,
+    )
+
+
 @pytest.mark.parametrize("state", ["RESERVE", "ASK", "PIN", "START", "JOIN"])
 def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
     training = started(site)
