@@ -138,6 +138,11 @@ class DataParallel:
     def close(self) -> None:
         """See `ParallelStrategy`."""
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
     def _joined(self) -> GradientExchange:
         if self._exchange is None:
             raise RuntimeError("DataParallel: step before join is invalid; call join first")

@@ -27,6 +27,7 @@ from slurm_elastic.training.measure.step_profiler import (
     SYNC,
     StepProfiler,
 )
+from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
@@ -101,7 +102,9 @@ class FullyShardedParallel:
         self.writers = tuple(range(rank_group.size))
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
+        self._whole = unsharding.WholeModel(model)
         self.model: Any = _cut(model, optimizer, rank_group)
+        self._whole.free()
 
     @property
     def reduced_bytes(self) -> int:
@@ -163,6 +166,10 @@ class FullyShardedParallel:
     def close(self) -> None:
         """See `ParallelStrategy`."""
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        self._whole.restore()
+
 
 def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup) -> Any:
     """Shard each layer, then the rest; replace the optimizer's parameters by their parts."""
@@ -170,7 +177,10 @@ def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: R
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
     names = {id(p): name for name, p in model.named_parameters()}
-    mesh = init_device_mesh(rank_group.device.type, (rank_group.size,))
+    # The name tells the mesh of one group of ranks from that of another with as many: torch keeps
+    # results for each mesh.
+    name = f"ranks{rank_group.prefix}"
+    mesh = init_device_mesh(rank_group.device.type, (rank_group.size,), mesh_dim_names=(name,))
     # Layers with a parameter in common have to be gathered at once.
     layers = [] if ties(model) else [module for _, module in layers_of(model)]
     for module in [*layers, model]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
@@ -62,7 +63,7 @@ class LayoutAgreement:
         self._seen = ("", "")
         self._profiled = measured is not None
         self._better = False
-        if rank_group.companion:
+        if rank_group.joins:
             self.resize()
         else:
             self.choice = self._received() if rank_group.rank else self._chosen(measured)
@@ -109,18 +110,21 @@ class LayoutAgreement:
         try:
             choice = self._choose(measured, wait_s=_ORDERS_S)
         except ValueError as error:
-            self._rank_group.publish(_KEY, json.dumps({"error": str(error)}))
+            self._publish({"error": str(error)})
             raise
         orders = self._reporter.orders()
         self._seen = orders.layout, orders.directive
-        message = {"text": str(choice.text), "lengths": choice.lengths}
-        self._rank_group.publish(_KEY, json.dumps(message))
+        self._publish({"text": str(choice.text), "lengths": choice.lengths})
         return choice
+
+    def _publish(self, message: Mapping[str, Any]) -> None:
+        self._rank_group.publish(self._rank_group.prefix + _KEY, json.dumps(message))
 
     def _received(self) -> LayoutChoice:
         """Return the layout that rank 0 has published."""
         message = json.loads(
-            self._rank_group.wait_for(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}'
+            self._rank_group.wait_for(self._rank_group.prefix + _KEY, JOIN_S)
+            or '{"error": "rank 0 chose no layout"}'
         )
         if "error" in message:
             raise ValueError(message["error"])

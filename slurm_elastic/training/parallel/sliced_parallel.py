@@ -133,6 +133,10 @@ class SlicedParallel:
         with self._signals.tolerate_ending_peers():
             self._joined().close()
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        raise AssertionError("its ranks do not change in place")
+
     def _updated(self, *_: Any) -> None:
         self._joined().send_weights()
 
