@@ -7,14 +7,14 @@ into a `Plan`: for each job one `Decision` with the GPUs it gets, the reason, ga
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.resize_kind import ResizeKind, companion_change
+from slurm_elastic.core.resize_kind import ResizeKind, companion_change, smaller_sizes
 
 #: Seconds that training is assumed to stand still in a change in place until that is measured: of
 #: the order of what 100 million parameters took (docs/training.md).
@@ -293,6 +293,26 @@ class JobRecord:
     def by_companions(self) -> bool:
         """Whether companions can be added and removed without a requeue."""
         return self.in_place or self.restarts
+
+    def costs_s(self, job: Job, sizes: Iterable[int], assumed_s: float) -> dict[int, float]:
+        """Return the seconds without training of a change to each of these sizes.
+
+        On the type that the job holds, by the cheapest kind of change. Whether a growth finds room
+        beside the job is left to placement.
+
+        Args:
+            job: this one, running.
+            sizes: numbers of GPUs.
+            assumed_s: seconds of a restart that has not been measured.
+        """
+        requeue_s = self.change_s(assumed_s)
+        base, held = job.base_allocation, job.allocation
+        if not self.by_companions or base is None or held is None:
+            return dict.fromkeys(sizes, requeue_s)
+        kind = ResizeKind.IN_PLACE if self.in_place else ResizeKind.RESTART
+        cheap_s = self.cost_s(kind, assumed_s)
+        smaller = smaller_sizes(base, [c.allocation for c in job.companions])
+        return {n: cheap_s if n > held.gpus or n in smaller else requeue_s for n in sizes}
 
     def kind_of(self, job: Job, target: Allocation | None) -> ResizeKind:
         """Return the cheapest kind of change that brings its job to a target."""

@@ -85,6 +85,19 @@ def companion_change(
     return CompanionChange(tuple(sorted(leave)), tuple(join))
 
 
+def smaller_sizes(base: Allocation, companions: Sequence[Allocation]) -> frozenset[int]:
+    """Return the numbers of GPUs that a job can shrink to by giving companions up.
+
+    >>> base, two = Allocation.of("a100", {"g01": 1}), Allocation.of("a100", {"g02": 2})
+    >>> sorted(smaller_sizes(base, (two, Allocation.of("a100", {"g03": 4}))))
+    [1, 3, 5]
+    """
+    sums = {base.gpus}
+    for companion in companions:
+        sums |= {size + companion.gpus for size in sums}
+    return frozenset(sums - {max(sums)})
+
+
 def _subset(sizes: Iterable[tuple[int, int]], total: int) -> set[int] | None:
     """Return keys whose sizes have this sum, the first ones where there is a choice; or None."""
     reached: dict[int, set[int]] = {0: set()}

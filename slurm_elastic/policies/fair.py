@@ -19,7 +19,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job, JobState, Limit
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
@@ -37,7 +37,8 @@ class _Share:
     """Share of one job while GPUs are divided.
 
     Attributes:
-        cost_s: seconds that a change of it costs.
+        cost_s: seconds that a requeue of it costs.
+        costs_s: of a change to each smaller size on the type that it holds.
         types: types it may run on, in order of preference.
         at: index into the sizes of its curve; -1 while it has nothing.
         held: GPUs it holds now of the type it is to run on.
@@ -49,6 +50,7 @@ class _Share:
     directive: Directive
     model: SpeedModel
     cost_s: float
+    costs_s: Mapping[int, float]
     types: tuple[str, ...]
     per_node: Mapping[str, int]
     max_nodes: int | None
@@ -159,6 +161,7 @@ class FairShare:
                     directive=directive,
                     model=question.models[job.job_id],
                     cost_s=record.change_s(self._resize.restart_s),
+                    costs_s=self._costs_s(job, record, directive),
                     types=directive.types or everything,
                     per_node=per_node,
                     max_nodes=max_nodes.get(job.partition),
@@ -186,6 +189,13 @@ class FairShare:
                 if target == end:
                     self._offer(heap, share)
 
+    def _costs_s(self, job: Job, record: JobRecord, directive: Directive) -> Mapping[int, float]:
+        held = job.allocation
+        if held is None or not record.by_companions:
+            return {}
+        sizes = [n for n in directive.sizes(held.gpu_type) if n < held.gpus]
+        return record.costs_s(job, sizes, self._resize.restart_s)
+
     def _offer(self, heap: list[tuple[float, int, int, int]], share: _Share) -> None:
         """Push the next step of a job's envelope onto the heap."""
         on = share.curve
@@ -201,7 +211,8 @@ class FairShare:
         if gain <= _EPSILON:
             return
         own = min(1.0, max(0.0, (share.held - begins) / step))
-        trade = (share.cost_s + self._resize.restart_s) / self._resize.payback_s
+        lost_s = share.costs_s.get(begins, share.cost_s) if share.held else share.cost_s
+        trade = (lost_s + self._resize.restart_s) / self._resize.payback_s
         gain = gain * (1 + self._resize.min_gain * own) + trade * own
         heapq.heappush(heap, (-round(gain, _DIGITS), 0 if own else 1, share.job.job_id, end))
 

@@ -38,7 +38,7 @@ from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.regroup.loss_restart import LossRestart
 from slurm_elastic.training.regroup.obstacles import in_place_obstacle
-from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining
+from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining, confirm
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
 from slurm_elastic.training.reporting import Reporter
@@ -112,6 +112,7 @@ class TrainingBuilder:
         self._shapes = {name: tuple(t.shape) for name, t in full_model.state_dict().items()}
         self._identity = {"samples": sampler.samples, "order": sampler.fingerprint()}
         self._tied = ties(full_model)
+        self._nodes = rank_group.nodes
         self._strategy: ParallelStrategy | None = None
         #: Parameters of the optimizer, while the model is whole.
         self._parameters: list[list[torch.nn.Parameter]] = []
@@ -124,6 +125,7 @@ class TrainingBuilder:
             training = self._rebuilding.training
             self._regrouping.attach(training, "")
             self._regrouping.join()
+            confirm(self._rank_group, self._regrouping)
             return self._build(self._saved(training.cursor))
         # Another rank that joins gets the state from rank 0.
         restores = self._profile is None and not self._rank_group.joins
@@ -141,8 +143,10 @@ class TrainingBuilder:
         return self._build(self._saved(cursor))
 
     def _saved(self, cursor: Cursor) -> CompleteCheckpoint:
-        assert self._regrouping.generation is not None
-        self._rank_group.prefix = f"{self._regrouping.generation.number}.{cursor.step}/"
+        generation = self._regrouping.generation
+        assert generation is not None
+        self._rank_group.prefix = f"{generation.number}.{cursor.step}/"
+        self._rank_group.nodes = self._nodes + len(generation.companions)
         return self._checkpoint_directory.named(f"step_{cursor.step:08d}")
 
     def _make_rebuilding(self) -> Rebuilding | None:

@@ -16,6 +16,7 @@ own code of that step has run by then.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,7 +41,7 @@ from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.regroup.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.live_training import LiveTraining
 from slurm_elastic.training.regroup.loss_restart import LossRestart
-from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining
+from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining, confirm
 from slurm_elastic.training.regroup.regrouping import Regrouping
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
@@ -451,13 +452,17 @@ class TrainingJob:
             number: of the generation to continue in; 0: the present one.
         """
         assert self._rebuilding is not None
-        self._regrouping.pause()
+        if number:
+            self._regrouping.pause()
         saved = self._checkpoint_manager.save(self._cursor)
         failures = torch.tensor([float(not saved)], device=self.device)
         if self.world_size > 1:
             self._rank_group.add_up([failures], "agreeing whether the checkpoint is complete")
         if failures.item():
-            self._regrouping.postpone("the checkpoint before it failed")
+            if number:
+                self._regrouping.postpone("the checkpoint before it failed")
+            else:
+                self._requests.postpone_restart()
             return
         self._strategy.close()
         if number:
@@ -466,10 +471,12 @@ class TrainingJob:
                 self._regrouping.switch(number)
             except GroupBrokenError:  # of the old members all have saved
                 self._regrouping.recover()
+            confirm(self._rank_group, self._regrouping)
             self._rebuilding.loss_restart.handling = False
         attempt = {"resumed_from": self.resumed_from, "_resizes": self._resizes + 1}
         vars(self).update(vars(self._rebuilding.build(self._cursor)) | attempt)
         self._running = True
+        gc.collect()  # what is left of the former strategy has cycles, threads and connections
         self._reporter.timer.restart()
         self._step_profiler.begin_again()
         self._checkpoint_manager.begin()

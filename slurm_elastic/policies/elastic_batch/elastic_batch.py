@@ -33,7 +33,7 @@ from slurm_elastic.policies.elastic_batch.batch_proposals import (
     BatchQuestion,
     BatchTarget,
 )
-from slurm_elastic.policies.elastic_batch.division import divide
+from slurm_elastic.policies.elastic_batch.division import Floats, divide
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRow, ValueRows
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
@@ -265,7 +265,7 @@ class ElasticBatch:
             values[i, : row.top + 1] = row.value
             held = job.held.gpus if job.held else 0
             if row.allows(held):
-                values[i] *= self._worth_changing(job)
+                values[i, : row.top + 1] *= self._worth_changing(job, kind, row.top)
                 values[i, held] = row.value[held] + TIE
         division = divide(values, pool.free)
         assert division is not None, "every member's least was added up"
@@ -276,12 +276,19 @@ class ElasticBatch:
                 target = self._batch(batch_question, job, row, target, old_target)
             yield job.job.key, target
 
-    def _worth_changing(self, job: Candidate) -> float:
-        """Return the part of the interval left after a change of GPUs; 1: changes are free."""
+    def _worth_changing(self, job: Candidate, kind: str, top: int) -> Floats:
+        """Return the part of the interval left after a change to each number of GPUs up to `top`.
+
+        1: changes are free.
+        """
         if not self._config.restart_cost:
-            return 1.0
-        lost = job.record.change_s(self._restart_s)
-        return max(1e-3, 1 - lost / max(self._config.interval_s, lost, 1.0))
+            return np.ones(top + 1)
+        lost = np.full(top + 1, job.record.change_s(self._restart_s))
+        if job.held is not None and job.held.gpu_type == kind:
+            costs_s = job.record.costs_s(job.job, range(top + 1), self._restart_s)
+            lost = np.array(list(costs_s.values()))
+        left: Floats = 1 - lost / np.maximum(np.maximum(self._config.interval_s, lost), 1.0)
+        return np.maximum(left, 1e-3, out=left)
 
     def _batch(
         self,

@@ -103,7 +103,8 @@ class FullyShardedParallel:
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
         self._whole = unsharding.WholeModel(model)
-        self.model: Any = _cut(model, optimizer, rank_group)
+        self.model: Any
+        self.model, self._mesh = _cut(model, optimizer, rank_group)
         self._whole.free()
 
     @property
@@ -169,10 +170,18 @@ class FullyShardedParallel:
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
         self._whole.restore()
+        # torch keeps meshes for good, with results of theirs, but needs their groups no more.
+        getattr(self._mesh, "_pg_registry", {}).clear()
 
 
-def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup) -> Any:
-    """Shard each layer, then the rest; replace the optimizer's parameters by their parts."""
+def _cut(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup
+) -> tuple[Any, Any]:
+    """Shard each layer, then the rest; replace the optimizer's parameters by their parts.
+
+    Returns:
+        The model, and the mesh of its ranks.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
@@ -189,4 +198,4 @@ def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: R
     parts = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parts[names[id(p)]] for p in group["params"]]
-    return model
+    return model, mesh

@@ -8,7 +8,6 @@ layers that have been measured for the first time, make it request a restart.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,8 +132,7 @@ class LayoutAgreement:
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
         orders = self._reporter.orders(wait_s=wait_s if self.may_be_staged else 0.0)
         directive = Directive.parse(orders.directive) if orders.directive else self._directive
-        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
-        ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
+        ranks = AvailableRanks(self._rank_group.size, nodes=self._rank_group.nodes)
         profile = measured.at(self._share) if measured else None
         return choose(
             ranks, self._layers, directive=directive, ordered=orders.layout, profile=profile

@@ -43,6 +43,7 @@ class RankGroup:
             group (`slurm_elastic.training.regroup`).
         companion: id of the job whose ranks join a running training, this one among them; "": of
             the base.
+        nodes: number of nodes of the ranks; a companion counts as one.
         joins: this rank belongs to no group yet.
         device: of the model.
         guard: of all waits for other ranks.
@@ -62,6 +63,7 @@ class RankGroup:
                 f"RANK: {self.rank} is invalid: expected at least 1 where {JOIN_VARIABLE} is set,"
                 " as rank 0 belongs to the base"
             )
+        self.nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
         self.joins = bool(self.companion)
         self.device = torch.device("cpu")
         self._select_device()

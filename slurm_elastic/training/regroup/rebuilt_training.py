@@ -14,7 +14,26 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.regroup.regrouping import Regrouping
 from slurm_elastic.training.sampler import Cursor
+
+
+def confirm(rank_group: RankGroup, regrouping: Regrouping) -> None:
+    """Wait until all ranks of a new group have arrived; those that are lost meanwhile are left out.
+
+    Dividing the model takes many collectives, which cannot be given up when one of them is lost.
+    """
+    while True:
+        try:
+            rank_group.add_up(
+                [torch.zeros(1, device=rank_group.device)], "waiting for the ranks that join"
+            )
+        except GroupBrokenError:
+            regrouping.recover()
+        else:
+            return
 
 
 class RebuiltTraining:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from slurm_elastic.config.schema import Config, ResizeSettings, SpeedupSettings
-from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.cluster import Allocation, Companion, Limit
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.fair import FairShare
@@ -125,6 +125,14 @@ def test_a_job_keeps_its_gpus_unless_the_trade_pays():
     c.add(2, elastic="1-32", on={"a1004": 1})
     found = shares(c, {"a100": 10}, Config())
     assert found[2] >= 3
+
+
+def test_a_job_gives_up_in_place_what_would_not_pay_for_a_requeue():
+    c = Cluster(many(8, 8))
+    part = Companion(1001, Allocation.of("a100", {"a1001": 1}), 0.0)
+    c.add(1, elastic="1-32", on={"a1001": 6}, companions=(part,), record={"in_place": True})
+    c.add(2, elastic="1-32", on={"a1003": 4})
+    assert shares(c, {"a100": 10}, Config()) == {1: 5, 2: 5}
 
 
 def test_limits_cap_the_jobs_they_name_together():

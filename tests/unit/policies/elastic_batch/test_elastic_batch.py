@@ -342,6 +342,8 @@ def test_a_restart_has_to_pay():
     assert shapes(decide(c)[0]) == {1: 8}
     assert shapes(decide(c, config(restart_cost=True))[0]) == {1: 4}
     assert shapes(decide(c, config(restart_cost=True, interval_s=1e4))[0]) == {1: 8}
+    c.records[1] = dataclasses.replace(c.records[1], in_place=True)
+    assert shapes(decide(c, config(restart_cost=True))[0]) == {1: 8}, "without a restart"
 
 
 def test_each_type_is_a_pool_and_no_job_changes_its_type():

@@ -66,15 +66,22 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
-@pytest.mark.parametrize("options", [PIPELINE, pytest.param({"shard": True}, marks=needs_fsdp)])
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        ("regrouping:receive_state", PIPELINE),  # ready: in or before the switch
+        pytest.param("regrouping:receive_state", {"shard": True}, marks=needs_fsdp),
+        ("rebuilt_training:RebuiltTraining.take_over", PIPELINE),  # after the switch
+    ],
+)
 def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
-    tmp_path: Path, launcher: FakeLauncher, runs: TrainingRuns, options: dict
+    tmp_path: Path, launcher: FakeLauncher, runs: TrainingRuns, function: str, options: dict
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, epochs=12)
     options = options | {"step_s": 0.05, "epochs": 12}
     port = begin(runs, launcher, 2, **options)
-    fault = MemberFault(rank=47110, function=LIBRARY + "regroup.regrouping:receive_state")
+    fault = MemberFault(rank=47110, function=f"{LIBRARY}regroup.{function}")
     (rank,) = runs.start_companion(4711, 1, port=port, faults=[fault], **options)
     launcher.set_companions({"4711": 1})
     rank.join(30)
@@ -87,10 +94,7 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("options", [PIPELINE, pytest.param({"shard": True}, marks=needs_fsdp)])
-@pytest.mark.parametrize(
-    "moment",
-    ["", "regroup.rebuilt_training:RebuiltTraining.take_over", "training_builder:StepProfiler"],
-)
+@pytest.mark.parametrize("moment", ["", "training_builder:StepProfiler"])
 def test_after_the_loss_of_a_companion_the_ranks_start_again_from_a_checkpoint(
     tmp_path: Path, launcher: FakeLauncher, runs: TrainingRuns, options: dict, moment: str
 ) -> None:
@@ -125,3 +129,18 @@ def test_a_checkpoint_that_fails_postpones_the_change(
     (runs.out / "ckpt").unlink()
     launcher.wait_for_group(companions={"4711": 1})
     assert runs.join() == [0, 0, 0], runs.log()
+
+
+def test_another_layout_is_taken_without_the_end_of_the_companions(
+    launcher: FakeLauncher, runs: TrainingRuns
+) -> None:
+    options = PIPELINE | {"step_s": 0.05}
+    port = begin(runs, launcher, 2, **options)
+    runs.start_companion(4711, 2, port=port, **options)
+    launcher.set_companions({"4711": 2})
+    joined = launcher.wait_for_group(companions={"4711": 2})
+    runs.wait_for_step(joined["step"] + 1)
+    launcher.set_orders(layout="2x2")
+    assert runs.join() == [0] * 4, runs.log()
+    assert runs.layouts() == ["1x2", "1x4", "2x2"]
+    assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
