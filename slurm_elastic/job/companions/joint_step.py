@@ -5,7 +5,7 @@ Before that they have a moment to end by themselves: ranks that were killed from
 cause, though others may notice it, and fail, before Slurm has told of it.
 
 When ranks of one have ended with 0, and the others go on for long without a first checkpoint, they
-wait for each other in vain, too: a script may exit where it does not like its node.
+wait for each other in vain, too: a script may exit where its node has too few GPUs.
 """
 
 from __future__ import annotations

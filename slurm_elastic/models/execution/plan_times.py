@@ -63,7 +63,7 @@ class PlanLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """What a training computes in a step, whatever its plan.
+    """Work of a training in one step, the same in every plan.
 
     Attributes:
         parameters: of the model, in 2**20.

@@ -14,7 +14,7 @@ Placement: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlanHolding:
-    """What one job holds.
+    """GPUs and plan of one job.
 
     Attributes:
         nodes: (node, GPUs there), each node once; empty: nothing.

@@ -1,4 +1,4 @@
-"""What an execution plan that was ordered means for `init`.
+"""Settings of `init` that follow from an ordered execution plan.
 
 A layout alone leaves options to the script. A plan with options replaces all of them: what it does
 not name is off, but for the accumulation.
