@@ -44,7 +44,7 @@ def _model() -> Any:
 def _world() -> Any:
     import torch  # noqa: PLC0415
 
-    from slurm_elastic.training.parallel.process_group import RankGroup  # noqa: PLC0415
+    from slurm_elastic.training.ranks.process_group import RankGroup  # noqa: PLC0415
 
     torch.set_num_threads(1)
     world = RankGroup()
@@ -89,7 +89,7 @@ def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
 
     from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES  # noqa: PLC0415
     from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
-    from slurm_elastic.training.parallel.process_group import CONTROL, Reducer  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer  # noqa: PLC0415
 
     model: Any = _model()
     if arm.startswith("ddp"):
@@ -121,11 +121,11 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     import torch  # noqa: PLC0415
 
     from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL  # noqa: PLC0415
     from slurm_elastic.training.exchange.sliced_exchange import (  # noqa: PLC0415
         SlicedExchange,
         owners,
     )
-    from slurm_elastic.training.parallel.process_group import CONTROL  # noqa: PLC0415
 
     model = _model()
     parameters, control = list(model.parameters()), torch.zeros(CONTROL)
@@ -164,7 +164,7 @@ def _differences(args: argparse.Namespace) -> None:
     import torch  # noqa: PLC0415
 
     from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
-    from slurm_elastic.training.parallel.process_group import CONTROL, Reducer  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer  # noqa: PLC0415
 
     world = _world()
     flat_model, model = _model(), _model()

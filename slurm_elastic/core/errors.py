@@ -44,9 +44,9 @@
     │   ├── WorkloadError               simulator.workloads.workload
     │   ├── TopologyError               topology
     │   ├── UnsavableObjectError        training.checkpoint.object_state
-    │   ├── LoaderError                 training.elastic_loader
+    │   ├── LoaderError                 training.loop.elastic_loader
     │   ├── UnsupportedTrainingError    training.init_arguments
-    │   ├── LoopError                   training.loop_arguments
+    │   ├── LoopError                   training.loop.loop_arguments
     │   └── LayoutError                 training.pipeline.stage_layout
     ├── CompanionChannelError           job.companions.companion_channel
     ├── CompanionRefusedError           job.companions.companion_submission
@@ -74,9 +74,9 @@
     │   └── SlurmUnreachableError       slurm.scontrol
     ├── CheckpointError                 training.checkpoint.checkpoint_coordinator
     ├── ShardError                      training.checkpoint.shards
-    ├── LinkError                       training.pipeline.stage_links
-    ├── GroupBrokenError                training.regroup.group_guard
-    └── UnequalWeightsError             training.step_boundary
+    ├── LinkError                       training.ranks.link_errors
+    ├── GroupBrokenError                training.ranks.group_guard
+    └── UnequalWeightsError             training.loop.step_boundary
 
 An `InvalidInputError` is also a ValueError; CheckpointError, LinkError and ShardError, which
 training scripts may see, are also RuntimeErrors. Standard library only.

@@ -17,10 +17,10 @@ from slurm_elastic.training.faststart import import_torch
 import_torch()
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError  # noqa: E402
-from slurm_elastic.training.elastic_loop import ElasticLoop  # noqa: E402
 from slurm_elastic.training.freezing.criteria import CriterionInputs  # noqa: E402
 from slurm_elastic.training.freezing.freezer import Freezing  # noqa: E402
 from slurm_elastic.training.loader import Batch  # noqa: E402
+from slurm_elastic.training.loop.elastic_loop import ElasticLoop  # noqa: E402
 from slurm_elastic.training.setup import init  # noqa: E402
 from slurm_elastic.training.training_job import TrainingJob  # noqa: E402
 

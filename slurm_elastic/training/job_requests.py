@@ -7,17 +7,17 @@ between two steps.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
-from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import PEERS_END_S, STOPPED, Signals, exit_now
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: An hour: how long ranks wait for rank 0 to save, or to continue.
 _LONG_S = 3600.0
@@ -191,9 +191,3 @@ class JobRequests:
             code=code,
             checkpoint=self._checkpoint_manager.report_fields(),
         )
-
-
-def log_line(line: str) -> None:
-    """Write one line to the job's log."""
-    sys.stderr.write(f"slurm-elastic: {line}\n")
-    sys.stderr.flush()

@@ -19,7 +19,7 @@ from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManag
 from slurm_elastic.training.env_directive import read_directive
 from slurm_elastic.training.exchange.exchange_schedule import SLICED, check_overlap
 from slurm_elastic.training.freezing.freezer import Freezing, freezing_settings
-from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, layers_of
@@ -30,12 +30,12 @@ from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
 from slurm_elastic.training.parallel.plan_settings import PlanSettings
-from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.recomputation import recompute as recompute_layers
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.obstacles import in_place_obstacle
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember

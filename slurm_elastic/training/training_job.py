@@ -27,7 +27,8 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import CompleteCheck
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.freezing.freezer import Freezer, Freezing
-from slurm_elastic.training.job_requests import JobRequests, log_line
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.job_requests import JobRequests
 from slurm_elastic.training.loader import Batch, Loader
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.profiling_run import ProfilingRun
@@ -35,15 +36,16 @@ from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import process_age
 from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
-from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy, StrategySettings
-from slurm_elastic.training.parallel.process_group import RankGroup
-from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.live_training import LiveTraining
 from slurm_elastic.training.regroup.regrouping import Regrouping
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
 from slurm_elastic.training.scaling_rules import BatchSize
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 _NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
 

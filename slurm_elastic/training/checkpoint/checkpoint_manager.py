@@ -38,7 +38,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
 )
 from slurm_elastic.training.checkpoint.dcp_files import TensorShard
 from slurm_elastic.training.checkpoint.training_state import bits
-from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
+from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.sampler import Cursor
 
 #: An unproven run is saved this early, so that it can be resized.

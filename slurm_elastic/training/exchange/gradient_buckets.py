@@ -18,8 +18,9 @@ from functools import partial
 
 import torch
 
-from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
-from slurm_elastic.training.regroup.group_guard import StartedCollective
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.ranks.group_guard import StartedCollective
+from slurm_elastic.training.ranks.process_group import RankGroup
 
 _OPERATION = "adding up the gradients"
 

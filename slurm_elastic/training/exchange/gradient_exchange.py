@@ -16,8 +16,9 @@ import torch
 
 from slurm_elastic.training.exchange.exchange_schedule import FLAT, SCHEDULES, candidates
 from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.exchange.schedule_trial import ScheduleTrial
-from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
+from slurm_elastic.training.ranks.process_group import RankGroup
 
 #: Exchanges alone, of which the shortest counts.
 _PROBES = 2

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup
-from slurm_elastic.training.regroup.group_guard import StartedCollective
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL
+from slurm_elastic.training.ranks.group_guard import StartedCollective
+from slurm_elastic.training.ranks.process_group import RankGroup
 
 _BUCKET_BYTES = 1 << 20
 

@@ -20,9 +20,9 @@ import torch
 
 from slurm_elastic.job import page_cache, profile_request
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM, ProfileRequest
-from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Batch, Loader
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, Cursor, Sampler, StepShare
 from slurm_elastic.training.signals import exit_now
 

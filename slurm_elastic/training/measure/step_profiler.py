@@ -24,7 +24,7 @@ from slurm_elastic.training.measure.gradient_noise import (
 )
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers
 from slurm_elastic.training.measure.step_times import Phases, StepParts, StepTimer
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "forward", "backward", "sync", "optimizer"
 #: A backward pass that also reduces gradients, after others that do not.

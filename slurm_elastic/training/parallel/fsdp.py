@@ -27,12 +27,13 @@ from slurm_elastic.training.measure.step_profiler import (
     SYNC,
     StepProfiler,
 )
-from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
 from slurm_elastic.training.parallel.tied_parameters import ties
-from slurm_elastic.training.parallel.torch_compat import release
+from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.torch_compat import release
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: Debian's 2.6 fails on CPU in `fully_shard` itself; 2.13 works.
 _BROKEN = (2, 6)

@@ -15,10 +15,10 @@ from dataclasses import replace
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
-from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.parallel.layout_choice import AvailableRanks, LayoutChoice, choose
-from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
+from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.sampler import BatchSplit
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: Of (output, targets): the mean over the samples it is given, or one value each.
 LossFunction = Callable[[Any, Any], torch.Tensor]
-
-
-class StrategySettings(NamedTuple):
-    """Requests of one rank; their sums over all ranks are what all ranks carry out.
-
-    Attributes:
-        notice: save, and wait at the checkpoint.
-        stop: Slurm ends the job.
-        save: a periodic checkpoint is due.
-        restart: save, and exit to be restarted in another layout.
-        frozen: layers to be frozen after this step.
-        batch: samples of the following steps.
-        gain: AdaScale's gain of this step (scaling_rules.py).
-        switch: number of the generation of ranks to continue in, or 0.
-        exchange: number of the schedule by which the next step's gradients are exchanged.
-    """
-
-    notice: float = 0.0
-    stop: float = 0.0
-    save: float = 0.0
-    restart: float = 0.0
-    frozen: float = 0.0
-    batch: float = 0.0
-    gain: float = 0.0
-    switch: float = 0.0
-    exchange: float = 0.0
 
 
 class ParallelStrategy(Protocol):

@@ -20,12 +20,13 @@ from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, merge
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
-from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
 from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
 #: 3.3) finds the time lost to filling and draining negligible from 4 on.

@@ -17,10 +17,11 @@ from slurm_elastic.training.measure.gradient_noise import squared_norm
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
-from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: As of `torch.nn.utils.clip_grad_norm_`.
 _CLIP_EPSILON = 1e-6

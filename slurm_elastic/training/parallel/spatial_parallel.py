@@ -17,15 +17,15 @@ import torch
 
 from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
-from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
-from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings
-from slurm_elastic.training.parallel.process_group import RankGroup
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction
+from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
@@ -33,6 +33,7 @@ from slurm_elastic.training.spatial.slab_dataset import SlabDataset, sample_exte
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from slurm_elastic.training.pipeline.pipeline_engine import PipelineEngine
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
-from slurm_elastic.training.pipeline.stage_links import LinkError
 from slurm_elastic.training.pipeline.stages import cut
+from slurm_elastic.training.ranks.link_errors import LinkError
 
 __all__ = ["LayoutError", "LinkError", "PipelineEngine", "StageLayout", "cut"]

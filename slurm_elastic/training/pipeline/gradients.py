@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.ranks.link_errors import link_errors
 
 
 class FlatSum:

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from slurm_elastic.training.pipeline.gradients import FlatSum
 from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.ranks.link_errors import link_errors
 
 
 class SharedParameters:

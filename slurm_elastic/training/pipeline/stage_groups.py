@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.parallel.torch_compat import settle_collectives
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stage_links import (
     NextLink,
@@ -23,8 +22,9 @@ from slurm_elastic.training.pipeline.stage_links import (
     PreviousLink,
     PreviousRank,
     SameRank,
-    link_errors,
 )
+from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
 
 @dataclass(frozen=True, slots=True)

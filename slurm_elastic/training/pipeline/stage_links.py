@@ -10,21 +10,15 @@ NCCL communicator an activation could wait for a gradient that waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
-
-
-class LinkError(SlurmElasticError, RuntimeError):
-    """Failed communication with another rank; the message is one line and names the rank."""
+from slurm_elastic.training.ranks.link_errors import LinkError, link_errors
 
 
 class TensorForm(NamedTuple):
@@ -90,24 +84,6 @@ class PreviousLink(Protocol):
 
     def settle(self, micro: int) -> None:
         """Free what was sent back up to this micro-batch: it has arrived."""
-
-
-@contextlib.contextmanager
-def link_errors(operation: str) -> Iterator[None]:
-    """Replace failures of torch's communication by an error of one line.
-
-    Raises:
-        LinkError: another rank has ended, or the group's timeout has passed.
-    """
-    try:
-        yield
-    except LinkError:
-        raise
-    except RuntimeError as error:
-        text = (str(error).strip().splitlines() or ["no reason given"])[0]
-        # Without the place in gloo's source and its advice, which do not help a user.
-        reason = re.sub(r"^(\[[^\]]*\.(cc|cpp|h):\d+\] )+", "", text).split(". This is ")[0]
-        raise LinkError(f"rank {dist.get_rank()} failed {operation}: {reason}") from error
 
 
 class _Sender:

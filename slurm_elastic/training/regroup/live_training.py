@@ -14,7 +14,7 @@ from slurm_elastic.training.freezing.freezer import Freezer
 from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.scaling_rules import BatchSize

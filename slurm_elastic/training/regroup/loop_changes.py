@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Protocol
 
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE, RESTART_CODE
-from slurm_elastic.training.job_requests import log_line
-from slurm_elastic.training.parallel.control_group import ControlGroup
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.ranks.control_group import ControlGroup
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.ddp_wrappers import watch_wrappers
-from slurm_elastic.training.regroup.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
 from slurm_elastic.training.regroup.regrouping import SEPARATED, ChangingTraining

@@ -11,7 +11,7 @@ import os
 
 import torch
 
-from slurm_elastic.training.regroup import group_forming
+from slurm_elastic.training.ranks import group_forming
 
 #: Set to 1: trainings on GPUs, too, whose ranks are connected by NCCL; not tested.
 NCCL_VARIABLE = "SLURM_ELASTIC_IN_PLACE_NCCL"

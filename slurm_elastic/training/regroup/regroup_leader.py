@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.training.env_directive import read_directive
-from slurm_elastic.training.job_requests import log_line
-from slurm_elastic.training.parallel.process_group import RankGroup
-from slurm_elastic.training.regroup.generation import Generation, job_of, next_members
-from slurm_elastic.training.regroup.group_forming import FormingGroup
-from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.ranks.generation import Generation, job_of, next_members
+from slurm_elastic.training.ranks.group_forming import FormingGroup
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.member_server import SILENCE_S, MemberServer
 from slurm_elastic.training.regroup.regrouping import (
     ADDRESS_KEY,

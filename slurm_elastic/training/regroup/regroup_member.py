@@ -10,11 +10,11 @@ from typing import Any
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.training.checkpoint.checkpoint_coordinator import CheckpointError
 from slurm_elastic.training.env_directive import set_directive
-from slurm_elastic.training.job_requests import log_line
-from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
-from slurm_elastic.training.regroup.generation import Generation
-from slurm_elastic.training.regroup.group_forming import FormingGroup
-from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.ranks.generation import Generation
+from slurm_elastic.training.ranks.group_forming import FormingGroup
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
+from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.regroup.member_link import MemberLink
 from slurm_elastic.training.regroup.regrouping import ADDRESS_KEY, SEPARATED, GroupMember
 from slurm_elastic.training.regroup.state_broadcast import Row, reserve

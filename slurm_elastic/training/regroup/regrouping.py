@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from slurm_elastic.training.parallel.process_group import RankGroup
-from slurm_elastic.training.regroup.generation import Generation
-from slurm_elastic.training.regroup.group_forming import FormingGroup
+from slurm_elastic.training.ranks.generation import Generation
+from slurm_elastic.training.ranks.group_forming import FormingGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.state_broadcast import Broadcast, receive_state, send_state
 from slurm_elastic.training.sampler import Cursor
 

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from slurm_elastic.core.slab_grid import SlabGrid
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.ranks.link_errors import link_errors
 
 _OPERATION = "exchanging planes with the other ranks of a sample"
 

@@ -8,8 +8,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.training.parallel.process_group import Reducer
-from slurm_elastic.training.regroup.group_guard import GroupBrokenError
+from slurm_elastic.training.exchange.gradient_reducer import Reducer
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
 from slurm_elastic.training.checkpoint.dcp_files import TensorReader
 from slurm_elastic.training.checkpoint.training_state import TrainingState
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
 
 FIRST, SECOND = Cursor(3, 0, 30), Cursor(4, 1, 0)

@@ -10,7 +10,7 @@ import torch
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
 from tests.support.trainings.checkpoint_ranks import differences, restore_newest
 from tests.support.trainings.training_runs import PROCESSES, unused_port

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from slurm_elastic.training.exchange import gradient_exchange
 from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
-from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.ranks.process_group import RankGroup
 from tests.support.trainings.small_buckets import SmallBuckets
 from tests.support.trainings.training_runs import PROCESSES, unused_port
 

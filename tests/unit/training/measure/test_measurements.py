@@ -30,7 +30,7 @@ from slurm_elastic.training.measure.step_times import (
     StepTimer,
     peak_memory,
 )
-from slurm_elastic.training.parallel.process_group import RankGroup
+from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
 from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.ranks.process_group import RankGroup
 from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 BATCH = 5

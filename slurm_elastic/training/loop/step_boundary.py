@@ -18,12 +18,12 @@ from slurm_elastic.training.checkpoint import shards
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.job_requests import JobRequests
 from slurm_elastic.training.measure.step_times import process_age
-from slurm_elastic.training.parallel.control_group import ControlGroup
-from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
+from slurm_elastic.training.ranks.control_group import ControlGroup
 from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 #: Seconds of steps between two exchanges: a notice waits at most for these and one step (our
 #: choice; an exchange takes 0.1 to 1 ms).

@@ -11,9 +11,9 @@ import torch
 
 from slurm_elastic.training.checkpoint.object_state import ObjectState
 from slurm_elastic.training.dealt_split import DealtSplit
-from slurm_elastic.training.job_requests import log_line
-from slurm_elastic.training.loop_position import LoopPosition
-from slurm_elastic.training.parallel.control_group import ControlGroup
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.loop.loop_position import LoopPosition
+from slurm_elastic.training.ranks.control_group import ControlGroup
 from slurm_elastic.training.regroup.ddp_wrappers import (
     all_wrappers,
     follow_group,

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from slurm_elastic.training.regroup.generation import Generation
+from slurm_elastic.training.ranks.generation import Generation
 
 #: Seconds that a collective waits for a member that runs but does not call it; torch's default.
 _TIMEOUT = timedelta(minutes=30)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.errors import SlurmElasticError
-from slurm_elastic.training.pipeline.stage_links import link_errors
+from slurm_elastic.training.ranks.link_errors import link_errors
 
 #: How often a wait looks for an alarm; a collective that ends sooner costs nothing.
 _SLICE = timedelta(seconds=0.1)

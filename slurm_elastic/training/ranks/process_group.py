@@ -1,10 +1,4 @@
-"""The group of ranks of one attempt: connection, messages, reduction of gradients.
-
-DistributedDataParallel is not used. Its first use costs a second, it averages
-over ranks where an uneven split needs a sum over samples, and it would have to
-be built again when layers freeze. Instead one flat bucket per data type carries
-the *sum* of the per-sample gradients; the same all-reduce carries the control
-values that all ranks must agree on.
+"""The group of ranks of one attempt: connection, messages and collectives.
 
 Slow operations that are not collectives (a save, a waiting job) are waited for
 on the store, by polling: a rank blocked in a collective runs no signal handler.
@@ -23,15 +17,12 @@ from typing import Any
 import torch
 
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
-from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
-from slurm_elastic.training.parallel.torch_compat import settle_collectives
-from slurm_elastic.training.regroup import group_forming
-from slurm_elastic.training.regroup.group_guard import GroupGuard, StartedCollective
+from slurm_elastic.training.ranks import group_forming
+from slurm_elastic.training.ranks.group_guard import GroupGuard, StartedCollective
+from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
 #: How long ranks wait for each other to connect: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
-#: Control values of an all-reduce: sum of the losses, two of `StepProfiler`, and the requests.
-CONTROL = 3 + len(StrategySettings._fields)
 _POLL_S = 0.25
 
 
@@ -286,79 +277,3 @@ def _poll(
         time.sleep(pause)
         pause = min(_POLL_S, pause * 2)
     return str(store.get(key).decode())
-
-
-class Reducer:
-    """Mean of the gradients of all ranks, exact for any split of the batch."""
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank_group: RankGroup) -> None:
-        self._rank_group = rank_group
-        self._parameters = [p for p in parameters if p.requires_grad]
-        self._buckets: dict[torch.dtype, torch.Tensor] = {}
-        self._views: list[torch.Tensor] = []
-        if rank_group.size > 1:
-            self._allocate()
-
-    def _allocate(self) -> None:
-        sizes: dict[torch.dtype, int] = {torch.float32: 0}
-        for p in self._parameters:
-            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
-        gradients = sizes[torch.float32]
-        # The float32 bucket always exists; it ends with a flag for each gradient, then control.
-        sizes[torch.float32] += len(self._parameters) + CONTROL
-        device = self._rank_group.device
-        self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
-        used: dict[torch.dtype, int] = {}
-        for p in self._parameters:
-            start = used.get(p.dtype, 0)
-            used[p.dtype] = start + p.numel()
-            self._views.append(self._buckets[p.dtype][start : used[p.dtype]].view(p.shape))
-        self._tail = self._buckets[torch.float32][gradients:]
-
-    @property
-    def bytes(self) -> int:
-        """Size of a step's all-reduce; 0 for a single rank."""
-        return sum(b.numel() * b.element_size() for b in self._buckets.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is memory for a reduction, if one is needed."""
-        return self._rank_group.size == 1 or bool(self._buckets)
-
-    def clear(self) -> None:
-        """Delete the gradients of the last step."""
-        for p in self._parameters:
-            p.grad = None
-
-    def reduce(self, control: torch.Tensor, count: int) -> list[float]:
-        """Replace sums over this rank's samples by the mean over the whole batch.
-
-        Args:
-            control: `CONTROL` float32 values of this rank.
-            count: samples of the batch over all ranks.
-
-        Returns:
-            The control values, summed over the ranks.
-        """
-        if self._rank_group.size == 1:
-            for p in self._parameters:
-                if p.grad is not None:
-                    p.grad.div_(count)
-            return list(control.tolist())
-        present = [0.0 if p.grad is None else 1.0 for p in self._parameters]
-        for p, view in zip(self._parameters, self._views, strict=True):
-            if p.grad is None:
-                view.zero_()
-            else:
-                view.copy_(p.grad)
-        self._tail[:-CONTROL] = torch.tensor(present)
-        self._tail[-CONTROL:] = control
-        self._rank_group.add_up(self._buckets.values(), "adding up the gradients")
-        used = self._tail[:-CONTROL].tolist()
-        summed = list(self._tail[-CONTROL:].tolist())
-        for bucket in self._buckets.values():
-            bucket.div_(count)
-        # A parameter that no rank used keeps no gradient: with zeros AdamW would still move it.
-        for p, view, times in zip(self._parameters, self._views, used, strict=True):
-            p.grad = view if times else None
-        return summed

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training import excepthook, loop_arguments
+from slurm_elastic.training import excepthook
 from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointError,
@@ -40,18 +40,20 @@ from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManag
 from slurm_elastic.training.checkpoint.object_state import LoopValues, ObjectState
 from slurm_elastic.training.checkpoint.training_state import Stateful
 from slurm_elastic.training.dealt_split import DealtSplit
-from slurm_elastic.training.elastic_loader import ElasticLoader, settings_of
 from slurm_elastic.training.env_directive import read_directive
-from slurm_elastic.training.job_requests import JobRequests, log_line
-from slurm_elastic.training.loop_arguments import LoopError
-from slurm_elastic.training.loop_position import LoopPosition
-from slurm_elastic.training.parallel.control_group import ControlGroup
-from slurm_elastic.training.regroup.live_loop import LiveLoop
+from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.job_requests import JobRequests
+from slurm_elastic.training.loop import loop_arguments
+from slurm_elastic.training.loop.elastic_loader import ElasticLoader, settings_of
+from slurm_elastic.training.loop.live_loop import LiveLoop
+from slurm_elastic.training.loop.loop_arguments import LoopError
+from slurm_elastic.training.loop.loop_position import LoopPosition
+from slurm_elastic.training.loop.step_boundary import StepBoundary
+from slurm_elastic.training.ranks.control_group import ControlGroup
 from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.step_boundary import StepBoundary
 
 _OF_LOOP = "loop_state"
 

@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from slurm_elastic.training.dealt_split import DealtSplit
-from slurm_elastic.training.elastic_loader import ElasticLoader, LoaderError, settings_of
+from slurm_elastic.training.loop.elastic_loader import ElasticLoader, LoaderError, settings_of
 from slurm_elastic.training.sampler import Cursor, MicroBatchSlice
 
 DATA = list(range(10))

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
+from slurm_elastic.training.loop.step_boundary import StepBoundary, UnequalWeightsError
 from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.step_boundary import StepBoundary, UnequalWeightsError
+from slurm_elastic.training.strategy_settings import StrategySettings
 
 
 class Group:

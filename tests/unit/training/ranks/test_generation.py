@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm_elastic.training.regroup.generation import Generation, next_members
+from slurm_elastic.training.ranks.generation import Generation, next_members
 
 NOW = Generation(3, ("17.0", "17.1", "5.0", "5.1"))
 

@@ -10,9 +10,9 @@ import torch
 
 from slurm_elastic.training.dealt_split import DealtSplit
 from slurm_elastic.training.loader import derive_seed, reseed
-from slurm_elastic.training.loop_arguments import LoopError
+from slurm_elastic.training.loop.loop_arguments import LoopError
+from slurm_elastic.training.loop.step_boundary import StepBoundary
 from slurm_elastic.training.sampler import Cursor, MicroBatchSlice
-from slurm_elastic.training.step_boundary import StepBoundary
 
 
 class LoopPosition:

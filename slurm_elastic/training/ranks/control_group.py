@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from slurm_elastic.training.parallel.process_group import RankGroup, StoreChannel
-from slurm_elastic.training.parallel.torch_compat import settle_collectives
-from slurm_elastic.training.regroup import group_forming
+from slurm_elastic.training.ranks import group_forming
+from slurm_elastic.training.ranks.process_group import RankGroup, StoreChannel
+from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
 #: How long a rank waits for the slowest one at a boundary; rank 0 may evaluate alone before it.
 _PATIENCE = timedelta(hours=2)
