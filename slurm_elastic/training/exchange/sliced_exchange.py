@@ -17,6 +17,12 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL
+from slurm_elastic.training.exchange.overlapped_buckets import (
+    Bucket,
+    OverlappedBuckets,
+    group_by_size,
+    views_of,
+)
 from slurm_elastic.training.ranks.group_guard import StartedCollective
 from slurm_elastic.training.ranks.process_group import RankGroup
 
@@ -38,30 +44,24 @@ def owners(parameters: Iterable[torch.nn.Parameter], ranks: int) -> list[int]:
     return owner
 
 
-@dataclass(eq=False)
-class SlicedBucket:
-    """Parameters whose gradients, and later weights, travel at once; of one type.
+@dataclass(eq=False, kw_only=True)
+class SlicedBucket(Bucket):
+    """Parameters whose gradients, and later weights, travel at once.
 
     Attributes:
-        members: positions of the parameters, by owner.
-        views: parts of `flat`, one for each.
         flat: gradients of this rank; after the update, weights.
+        members: positions of the parameters, by owner.
         parts: of `flat`, one for each owner.
         received: gradients of all ranks for what this rank owns, one row each.
-        missing: gradients that are not complete in this pass.
         arriving: weights that are on their way.
     """
 
-    members: list[int]
-    views: list[torch.Tensor]
-    flat: torch.Tensor
     parts: tuple[torch.Tensor, ...]
     received: torch.Tensor
-    missing: int = 0
     arriving: list[StartedCollective] = field(default_factory=list)
 
 
-class SlicedExchange:
+class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     """Exchange of gradients and weights between replicas with sliced optimizer state.
 
     Args:
@@ -73,53 +73,33 @@ class SlicedExchange:
     def __init__(
         self, model: torch.nn.Module, rank_group: RankGroup, *, bucket_bytes: int = _BUCKET_BYTES
     ) -> None:
-        self._rank_group = rank_group
         every = list(model.parameters())
         owner_of = owners(every, rank_group.size)
         # Reversed: the last layers are the first of a backward pass.
         trained = [i for i in reversed(range(len(every))) if every[i].requires_grad]
-        self._parameters = [every[i] for i in trained]
+        parameters = [every[i] for i in trained]
         self._owners = [owner_of[i] for i in trained]
-        self._buckets = self._allocate(bucket_bytes)
-        self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.members}
-        self._values = torch.zeros(len(trained) + 1 + CONTROL, device=rank_group.device)
-        self._armed = self._late = False
-        self._complete: list[bool] = []
-        self._started: list[StartedCollective] = []
-        self._hooks: list[Any] = [
-            p.register_post_accumulate_grad_hook(partial(self._completed, i))
-            for i, p in enumerate(self._parameters)
+        buckets = [
+            _allocate(parameters, members, self._owners, rank_group)
+            for _, members in group_by_size(parameters, bucket_bytes)
         ]
+        super().__init__(parameters, rank_group, buckets=buckets, early=len(buckets))
+        self._values = torch.zeros(len(trained) + 1 + CONTROL, device=rank_group.device)
         self._needed_by: dict[torch.nn.Module, tuple[SlicedBucket, ...]] = {}
         #: Modules called since the last update, and between the two updates before.
         self._called: set[torch.nn.Module] = set()
         self._called_before: set[torch.nn.Module] = set()
         self._wait_before_use(model)
 
-    @property
-    def bytes(self) -> int:
-        """Size of the gradients of a step."""
-        return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
-
     def close(self) -> None:
         """Wait for weights, and remove the hooks."""
         self.receive_weights()
-        for hook in self._hooks:
-            hook.remove()
-
-    def clear(self) -> None:
-        """Delete the gradients of the last step."""
-        for p in self._parameters:
-            p.grad = None
+        super().close()
 
     def begin_last_pass(self) -> None:
-        """Begin the backward pass after which this rank's gradients are complete."""
+        """See `OverlappedBuckets`."""
         self.receive_weights()
-        self._armed, self._late = True, False
-        self._complete = [False] * len(self._parameters)
-        self._started = []
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.members)
+        super().begin_last_pass()
 
     def reduce(self, control: torch.Tensor, count: int) -> list[float]:
         """Replace gradients by the mean over the whole batch, at their owners; delete the others.
@@ -131,11 +111,7 @@ class SlicedExchange:
         Returns:
             The control values, summed over the ranks.
         """
-        if not self._armed:  # a rank without samples
-            self.begin_last_pass()
-        self._armed = False
-        flags = [0.0 if p.grad is None else 1.0 for p in self._parameters]
-        self._values[:-CONTROL] = torch.tensor([*flags, float(self._late)])
+        self._values[:-CONTROL] = torch.tensor(self._end_passes())
         self._values[-CONTROL:] = control
         self._pass_on()
         self._rank_group.add_up([self._values], "adding up the values of a step")
@@ -178,34 +154,6 @@ class SlicedExchange:
         """Wait until all weights have arrived."""
         for bucket in reversed(self._buckets):
             self._receive(bucket)
-
-    def _allocate(self, bucket_bytes: int) -> list[SlicedBucket]:
-        closed: list[list[int]] = []
-        open_by_type: dict[torch.dtype, list[int]] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for i, p in enumerate(self._parameters):
-            open_by_type.setdefault(p.dtype, []).append(i)
-            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
-            if sizes[p.dtype] >= bucket_bytes:
-                closed.append(open_by_type.pop(p.dtype))
-                sizes[p.dtype] = 0
-        return [self._bucket(members) for members in (*closed, *open_by_type.values())]
-
-    def _bucket(self, unsorted: Sequence[int]) -> SlicedBucket:
-        members = sorted(unsorted, key=lambda i: self._owners[i])
-        counts = [self._parameters[i].numel() for i in members]
-        first = self._parameters[members[0]]
-        size, rank = self._rank_group.size, self._rank_group.rank
-        owned = [0] * size
-        for i, elements in zip(members, counts, strict=True):
-            owned[self._owners[i]] += elements
-        flat = torch.zeros(sum(counts), dtype=first.dtype, device=self._rank_group.device)
-        views = [
-            part.view(self._parameters[i].shape)
-            for i, part in zip(members, flat.split(counts), strict=True)
-        ]
-        received = flat.new_zeros(size, owned[rank])
-        return SlicedBucket(members, views, flat, flat.split(owned), received)
 
     def _wait_before_use(self, model: torch.nn.Module) -> None:
         """Let each module wait for its own weights, and a checkpoint for all."""
@@ -250,30 +198,8 @@ class SlicedExchange:
                 if self._owners[i] != self._rank_group.rank:
                     self._parameters[i].copy_(view)
 
-    def _completed(self, index: int, _: torch.Tensor) -> None:
-        """Note that a gradient is complete, and pass on the buckets that are."""
-        if not self._armed:
-            return
-        bucket = self._bucket_of[index]
-        if self._complete[index]:
-            self._late |= any(bucket is b for b in self._buckets[: len(self._started)])
-            return
-        self._complete[index] = True
-        bucket.missing -= 1
-        while len(self._started) < len(self._buckets):
-            first_waiting = self._buckets[len(self._started)]
-            if first_waiting.missing:
-                return
-            self._start(first_waiting)
-
-    def _start(self, bucket: SlicedBucket) -> None:
-        """Copy the gradients of a bucket, and begin to pass them on to their owners."""
-        for i, view in zip(bucket.members, bucket.views, strict=True):
-            gradient = self._parameters[i].grad
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient)
+    def _send(self, bucket: SlicedBucket) -> StartedCollective:
+        """Start to pass the gradients of a bucket on to their owners."""
         received = bucket.received
         begin = partial(
             torch.distributed.all_to_all_single,
@@ -283,9 +209,7 @@ class SlicedExchange:
             [part.numel() for part in bucket.parts],
             async_op=True,
         )
-        self._started.append(
-            self._rank_group.guard.start(begin, bucket.flat, "adding up gradients")
-        )
+        return self._rank_group.guard.start(begin, bucket.flat, "adding up gradients")
 
     def _pass_on(self) -> None:
         """Begin with the buckets that have not left, and wait for all."""
@@ -293,3 +217,25 @@ class SlicedExchange:
             self._start(bucket)
         for started in self._started:
             self._rank_group.guard.wait(started)
+
+
+def _allocate(
+    parameters: Sequence[torch.nn.Parameter],
+    unsorted: Sequence[int],
+    owner_of: Sequence[int],
+    rank_group: RankGroup,
+) -> SlicedBucket:
+    """Return a bucket of the parameters at these positions, which have one type."""
+    members = sorted(unsorted, key=lambda i: owner_of[i])
+    owned = [0] * rank_group.size
+    for i in members:
+        owned[owner_of[i]] += parameters[i].numel()
+    kind = parameters[members[0]].dtype
+    flat = torch.zeros(sum(owned), dtype=kind, device=rank_group.device)
+    return SlicedBucket(
+        flat=flat,
+        members=members,
+        views=views_of(flat, parameters, members),
+        parts=flat.split(owned),
+        received=flat.new_zeros(rank_group.size, owned[rank_group.rank]),
+    )

@@ -13,13 +13,14 @@ from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
+from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.strategy_settings import StrategySettings
 
 
-class DataParallel:
+class DataParallel(ReplicaStrategy[GradientExchange]):
     """Replicas of the whole model; see `ParallelStrategy`.
 
     Args:
@@ -35,7 +36,6 @@ class DataParallel:
     """
 
     writers: tuple[int, ...] = (0,)
-    updates_itself = False
 
     def __init__(
         self,
@@ -49,38 +49,21 @@ class DataParallel:
         overlap: str = "none",
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.model = model
-        self._rank_group, self._micro_batch = rank_group, micro_batch
+        super().__init__(
+            model,
+            loss_fn,
+            rank_group=rank_group,
+            signals=signals,
+            step_profiler=step_profiler,
+        )
+        self._micro_batch = micro_batch
         self._divide()
-        self._loss_fn = loss_fn
-        self._signals = signals
-        self._step_profiler = step_profiler
         self._overlap, self._log = overlap, log
-        self._exchange: GradientExchange | None = None
 
     @property
     def measured(self) -> MeasuredLayers | None:
         """See `ParallelStrategy`."""
         return self._step_profiler.measured
-
-    @property
-    def reduced_bytes(self) -> int:
-        """See `ParallelStrategy`."""
-        return self._exchange.bytes if self._exchange else 0
-
-    def report_fields(self, batch: int) -> dict[str, int]:
-        """See `ParallelStrategy`."""
-        del batch
-        return {}
-
-    def join(self, *, fresh: bool) -> None:
-        """See `ParallelStrategy`."""
-        if fresh:
-            # Without a seed in the script, each rank would begin with other parameters.
-            self._rank_group.broadcast(self.model.state_dict().values())
-        self._exchange = GradientExchange(
-            self.model.parameters(), self._rank_group, overlap=self._overlap, log=self._log
-        )
 
     def step(
         self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
@@ -137,13 +120,11 @@ class DataParallel:
         self.layout = f"{size}x1"
         self.split: BatchSplit = EvenSplit(rank=rank, world_size=size, micro=self._micro_batch)
 
-    def close(self) -> None:
-        """See `ParallelStrategy`."""
-
-    def _joined(self) -> GradientExchange:
-        if self._exchange is None:
-            raise RuntimeError("DataParallel: step before join is invalid; call join first")
-        return self._exchange
+    def _new_exchange(self) -> GradientExchange:
+        """See `ReplicaStrategy`."""
+        return GradientExchange(
+            self.model.parameters(), self._rank_group, overlap=self._overlap, log=self._log
+        )
 
 
 def run_passes(

@@ -18,6 +18,7 @@ from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction
+from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
@@ -27,7 +28,7 @@ from slurm_elastic.training.strategy_settings import StrategySettings
 _CLIP_EPSILON = 1e-6
 
 
-class SlicedParallel:
+class SlicedParallel(ReplicaStrategy[SlicedExchange]):
     """Replicas with sliced optimizer state; see `ParallelStrategy`.
 
     Args:
@@ -40,7 +41,6 @@ class SlicedParallel:
         step_profiler: measures steps.
     """
 
-    updates_itself = False
     #: Layers also wait for their weights, so their own times are not measured.
     measured: MeasuredLayers | None = None
 
@@ -55,15 +55,18 @@ class SlicedParallel:
         signals: Signals,
         step_profiler: StepProfiler,
     ) -> None:
-        self.model = model
+        super().__init__(
+            model,
+            loss_fn,
+            rank_group=rank_group,
+            signals=signals,
+            step_profiler=step_profiler,
+        )
         self.layout = f"{rank_group.size}x1"
         self.split: BatchSplit = EvenSplit(
             rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
         )
         self.writers = tuple(range(rank_group.size))
-        self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
-        self._step_profiler = step_profiler
-        self._exchange: SlicedExchange | None = None
         parameters = list(model.parameters())
         owner_of = owners(parameters, rank_group.size)
         owned = {
@@ -72,22 +75,6 @@ class SlicedParallel:
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) in owned]
         optimizer.register_step_post_hook(self._updated)
-
-    @property
-    def reduced_bytes(self) -> int:
-        """See `ParallelStrategy`."""
-        return self._exchange.bytes if self._exchange else 0
-
-    def report_fields(self, batch: int) -> dict[str, int]:
-        """See `ParallelStrategy`."""
-        del batch
-        return {}
-
-    def join(self, *, fresh: bool) -> None:
-        """See `ParallelStrategy`."""
-        if fresh:
-            self._rank_group.broadcast(self.model.state_dict().values())
-        self._exchange = SlicedExchange(self.model, self._rank_group)
 
     def step(
         self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
@@ -127,7 +114,7 @@ class SlicedParallel:
         with self._signals.tolerate_ending_peers():
             self._joined().close()
             self._rank_group.broadcast(changed)
-        self._exchange = SlicedExchange(self.model, self._rank_group)
+        self._exchange = self._new_exchange()
 
     def close(self) -> None:
         """See `ParallelStrategy`."""
@@ -145,7 +132,6 @@ class SlicedParallel:
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
 
-    def _joined(self) -> SlicedExchange:
-        if self._exchange is None:
-            raise RuntimeError("SlicedParallel: step before join is invalid; call join first")
-        return self._exchange
+    def _new_exchange(self) -> SlicedExchange:
+        """See `ReplicaStrategy`."""
+        return SlicedExchange(self.model, self._rank_group)

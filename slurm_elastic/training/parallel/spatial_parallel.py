@@ -24,6 +24,7 @@ from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction
+from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.link_errors import link_errors
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
@@ -62,7 +63,7 @@ class GroupSplit:
         return [replace(part, counts=first) for part in share.slices(count)]
 
 
-class SpatialParallel:
+class SpatialParallel(ReplicaStrategy[GradientExchange]):
     """Replicas, each of which is a spatial group; see `ParallelStrategy`.
 
     Args:
@@ -80,7 +81,6 @@ class SpatialParallel:
     """
 
     writers: tuple[int, ...] = (0,)
-    updates_itself = False
     #: Layers also wait for planes of other ranks, so their own times are not measured.
     measured: MeasuredLayers | None = None
 
@@ -99,34 +99,20 @@ class SpatialParallel:
         overlap: str = "none",
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.model, self.layout = model, layout
+        super().__init__(
+            model,
+            loss_fn,
+            rank_group=rank_group,
+            signals=signals,
+            step_profiler=step_profiler,
+        )
+        self.layout = layout
         self.split: BatchSplit = GroupSplit(
             grid=grid, rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
         )
-        self._loss_fn, self._grid, self._extents = loss_fn, grid, extents
-        self._rank_group, self._signals, self._step_profiler = rank_group, signals, step_profiler
+        self._grid, self._extents = grid, extents
         self._overlap, self._log = overlap, log
         self._group: SpatialGroup | None = None
-        self._exchange: GradientExchange | None = None
-
-    @property
-    def reduced_bytes(self) -> int:
-        """See `ParallelStrategy`."""
-        return self._exchange.bytes if self._exchange else 0
-
-    def report_fields(self, batch: int) -> dict[str, int]:
-        """See `ParallelStrategy`."""
-        del batch
-        return {}
-
-    def join(self, *, fresh: bool) -> None:
-        """See `ParallelStrategy`."""
-        if fresh:
-            self._rank_group.broadcast(self.model.state_dict().values())
-        self._group = _own_group(self._grid, self._rank_group)
-        self._exchange = GradientExchange(
-            self.model.parameters(), self._rank_group, overlap=self._overlap, log=self._log
-        )
 
     def step(
         self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
@@ -168,9 +154,6 @@ class SpatialParallel:
             self._rank_group.broadcast(changed)
         self._joined().rebuild()
 
-    def close(self) -> None:
-        """See `ParallelStrategy`."""
-
     def _forward(self, inputs: Any) -> Any:
         if not isinstance(inputs, torch.Tensor):
             raise SpatialCutError(
@@ -199,10 +182,12 @@ class SpatialParallel:
             raise RuntimeError("SpatialParallel: step before join is invalid; call join first")
         return self._group
 
-    def _joined(self) -> GradientExchange:
-        if self._exchange is None:
-            raise RuntimeError("SpatialParallel: step before join is invalid; call join first")
-        return self._exchange
+    def _new_exchange(self) -> GradientExchange:
+        """See `ReplicaStrategy`."""
+        self._group = _own_group(self._grid, self._rank_group)
+        return GradientExchange(
+            self.model.parameters(), self._rank_group, overlap=self._overlap, log=self._log
+        )
 
 
 def _own_group(grid: SlabGrid, rank_group: RankGroup) -> SpatialGroup:

@@ -1,0 +1,174 @@
+"""Buckets of gradients that leave as soon as they are complete, during the backward pass.
+
+Hooks tell when the gradient of a parameter is complete. As soon as all gradients of a bucket are,
+it is copied and sent; the copies leave the gradients themselves as they are, local to this rank.
+All ranks start their buckets in the same order, so one that is complete early waits for those
+before it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from slurm_elastic.training.ranks.group_guard import StartedCollective
+from slurm_elastic.training.ranks.process_group import RankGroup
+
+
+@dataclass(eq=False, kw_only=True)
+class Bucket:
+    """Memory of gradients that are sent at once; of one type.
+
+    Attributes:
+        flat: all of them.
+        members: positions of the parameters.
+        views: parts of `flat`, one for each.
+        missing: gradients that are not complete in this pass.
+    """
+
+    flat: torch.Tensor
+    members: list[int]
+    views: list[torch.Tensor]
+    missing: int = 0
+
+
+B = TypeVar("B", bound=Bucket)
+
+
+class OverlappedBuckets(ABC, Generic[B]):
+    """Gradients of one rank in buckets, each of which is sent when it is complete.
+
+    Args:
+        parameters: those that train, in the order in which their gradients become complete, equal
+            on all ranks.
+        rank_group: at least two ranks.
+        buckets: of all parameters, in the order in which they are sent.
+        early: how many of them, from the first one, may leave during the backward pass.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        rank_group: RankGroup,
+        *,
+        buckets: Sequence[B],
+        early: int,
+    ) -> None:
+        self._parameters, self._rank_group = list(parameters), rank_group
+        self._buckets, self._early = list(buckets), early
+        self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
+        self._armed = self._late = False
+        self._complete: list[bool] = []
+        self._started: list[StartedCollective] = []
+        self._hooks: list[Any] = [
+            p.register_post_accumulate_grad_hook(partial(self._completed, i))
+            for i, p in enumerate(self._parameters)
+        ]
+
+    @property
+    def bytes(self) -> int:
+        """Size of what a step sends."""
+        return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._armed = False
+
+    def clear(self) -> None:
+        """Delete the gradients of the last step."""
+        for p in self._parameters:
+            p.grad = None
+
+    def begin_last_pass(self) -> None:
+        """Begin the backward pass after which this rank's gradients are complete."""
+        self._armed, self._late = True, False
+        self._complete = [False] * len(self._parameters)
+        self._started = []
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.members)
+
+    def _end_passes(self) -> list[float]:
+        """End the passes of a step.
+
+        Returns:
+            1.0 for each parameter with a gradient, else 0.0; and at last 1.0 if a gradient was
+            completed twice in the pass, after it had left.
+        """
+        if not self._armed:  # a rank without samples
+            self.begin_last_pass()
+        self._armed = False
+        return [*(0.0 if p.grad is None else 1.0 for p in self._parameters), float(self._late)]
+
+    def _completed(self, index: int, _: torch.Tensor) -> None:
+        """Note that a gradient is complete, and start the buckets that are."""
+        if not self._armed:
+            return
+        bucket = self._bucket_of[index]
+        if self._complete[index]:
+            self._late |= any(bucket is b for b in self._buckets[: len(self._started)])
+            return
+        self._complete[index] = True
+        bucket.missing -= 1
+        while len(self._started) < self._early:
+            first_waiting = self._buckets[len(self._started)]
+            if first_waiting.missing:
+                return
+            self._start(first_waiting)
+
+    def _start(self, bucket: B) -> None:
+        """Copy the gradients of a bucket, and start to send them."""
+        for i, view in zip(bucket.members, bucket.views, strict=True):
+            gradient = self._parameters[i].grad
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient)
+        self._started.append(self._send(bucket))
+
+    @abstractmethod
+    def _send(self, bucket: B) -> StartedCollective:
+        """Start to send a bucket."""
+
+
+def group_by_size(
+    parameters: Sequence[torch.nn.Parameter],
+    bucket_bytes: int,
+    *,
+    last: torch.dtype | None = None,
+) -> list[tuple[torch.dtype, list[int]]]:
+    """Return type and positions of the parameters of each bucket.
+
+    Args:
+        parameters: in the order in which their gradients become complete.
+        bucket_bytes: a bucket is closed when it has so many bytes. Smaller ones, one for each
+            type, come last.
+        last: type whose smaller bucket is the last of all.
+    """
+    closed: list[tuple[torch.dtype, list[int]]] = []
+    open_by_type: dict[torch.dtype, list[int]] = {}
+    sizes: dict[torch.dtype, int] = {}
+    for i, p in enumerate(parameters):
+        open_by_type.setdefault(p.dtype, []).append(i)
+        sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
+        if sizes[p.dtype] >= bucket_bytes:
+            closed.append((p.dtype, open_by_type.pop(p.dtype)))
+            sizes[p.dtype] = 0
+    return closed + sorted(open_by_type.items(), key=lambda item: item[0] == last)
+
+
+def views_of(
+    flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter], members: Sequence[int]
+) -> list[torch.Tensor]:
+    """Return consecutive parts of a flat tensor in the shapes of these parameters."""
+    if not members:
+        return []
+    counts = [parameters[i].numel() for i in members]
+    parts = flat[: sum(counts)].split(counts)
+    return [part.view(parameters[i].shape) for i, part in zip(members, parts, strict=True)]
