@@ -15,7 +15,7 @@ from tests.support.trainings.member_faults import MemberFault
 from tests.support.trainings.training_runs import FakeLauncher
 
 OPTIONS: dict[str, Any] = {"in_place": True}
-LIBRARY = "slurm_elastic.training.regroup."
+LIBRARY = "slurm_elastic.training."
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
 ) -> None:
     changed = Changed(loops, launcher)
     changed.begin(2)
-    dies = MemberFault(rank=47110, function=LIBRARY + "live_loop:LiveLoop.take_over")
+    dies = MemberFault(rank=47110, function=LIBRARY + "loop.live_loop:LiveLoop.take_over")
     changed.add(4711, 1, faults=[dies])
     lost = launcher.wait_for_group(lost=["4711"])
     assert lost["companions"] == {}

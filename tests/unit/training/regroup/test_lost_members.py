@@ -11,7 +11,7 @@ from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 EPOCHS, STEPS = 12, 72
 OPTIONS = {"epochs": EPOCHS, "step_s": 0.04}
-LIBRARY = "slurm_elastic.training.regroup."
+LIBRARY = "slurm_elastic.training."
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,11 @@ def disturbed(runs: TrainingRuns, launcher: FakeLauncher) -> Disturbed:
 @pytest.mark.parametrize(
     "function",
     [
-        "regrouping:GroupMember._form",  # asked to form the group
-        "group_forming:_form",  # while all others form it
-        "regroup_member:RegroupMember._receive_from",  # formed, not ready
-        "regrouping:receive_state",  # ready: in or before the switch
-        "live_training:LiveTraining.take_over",  # after the switch
+        "regroup.regrouping:GroupMember._form",  # asked to form the group
+        "ranks.group_forming:_form",  # while all others form it
+        "regroup.regroup_member:RegroupMember._receive_from",  # formed, not ready
+        "regroup.regrouping:receive_state",  # ready: in or before the switch
+        "regroup.live_training:LiveTraining.take_over",  # after the switch
     ],
 )
 def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
