@@ -1,12 +1,14 @@
 """Changes of a running training's ranks in place, on this machine.
 
     python -m benchmarks.regroup [--millions 1,100] [--changes 30] [--base 2] [--companion 2]
-        [--layout init|loop]
+        [--layout init|loop|pipeline|shard]
 
 Processes with gloo, as esrun starts them; this program stands in for it. Where torch sees GPUs each
 process has one of its own, and NCCL; there set SLURM_ELASTIC_IN_PLACE_NCCL=1 (`make test-gpu`).
 Companions of ranks join and leave in turn. In the same run, a training that nothing disturbs, for
-its losses. `--layout loop` is a loop of the script's own (`ElasticLoop`). Columns:
+its losses. `--layout loop` is a loop of the script's own (`ElasticLoop`); with `pipeline`
+each rank holds a stage, with `shard` a part of each parameter, so that a change goes through a
+checkpoint. Columns:
 
     pause      end of the last step of one group → begin of the first step of the next, on rank 0
     gap        the same between two steps without a change
@@ -30,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--changes-of-large", type=int, default=6)
     parser.add_argument("--base", type=int, default=2)
     parser.add_argument("--companion", type=int, default=2)
-    parser.add_argument("--layout", choices=("init", "loop"), default="init")
+    parser.add_argument("--layout", choices=tuple(TRAININGS), default="init")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -74,7 +77,7 @@ def main() -> None:
             show(figures)
 
 
-def train(millions: int, out: Path) -> None:
+def train(millions: int, out: Path, *, shard: bool = False) -> None:
     """Train by `init` as one rank, until the process is killed."""
     from slurm_elastic.training import init  # noqa: I001, PLC0415
     import torch  # noqa: PLC0415
@@ -89,6 +92,7 @@ def train(millions: int, out: Path) -> None:
         epochs=1_000_000,
         checkpoint_dir=out / "checkpoints",
         checkpoint_every_s=1e9,
+        shard=shard,
     )
     leads = job.rank == 0
     with (out / "steps.jsonl").open("a", buffering=1) as steps:
@@ -158,7 +162,12 @@ def _parts(millions: int) -> tuple[Any, Any]:
     return model, torch.utils.data.TensorDataset(inputs, targets)
 
 
-TRAININGS: dict[str, Callable[[int, Path], None]] = {"init": train, "loop": train_in_loop}
+TRAININGS: dict[str, Callable[[int, Path], None]] = {
+    "init": train,
+    "loop": train_in_loop,
+    "pipeline": train,
+    "shard": partial(train, shard=True),
+}
 
 
 class LocalRun:
@@ -181,6 +190,8 @@ class LocalRun:
         self._environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))
         } | {SOCKET_VARIABLE: name, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+        if layout == "pipeline":
+            self._environment["SLURM_ELASTIC"] = "1-64,parallel=pipeline"
 
     def start_base(self, size: int) -> int:
         """Start the base; return the port for companions."""

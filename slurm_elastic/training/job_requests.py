@@ -157,13 +157,17 @@ class JobRequests:
             else:
                 saved = self._rank_group.wait_for(key, _LONG_S) == "saved"
         if not saved:
-            self._restart_at = time.monotonic() + _RETRY_S
+            self.postpone_restart()
             return
         if self._rank_group.rank == 0:
             log_line(f"saved step {cursor.step}; restarting in another layout")
         self._signals.exit_at_once(True)
         self._rank_group.barrier("leaving", PEERS_END_S)
         exit_now(RESTART_CODE)
+
+    def postpone_restart(self) -> None:
+        """Request another layout only after some time again, as saving before it has failed."""
+        self._restart_at = time.monotonic() + _RETRY_S
 
     def _allow_exit(self) -> None:
         """Let SIGTERM end this rank at once from now on, as everything is saved."""

@@ -16,10 +16,11 @@ own code of that step has run by then.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +41,8 @@ from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy
 from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.live_training import LiveTraining
+from slurm_elastic.training.regroup.loss_restart import LossRestart
+from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining, confirm
 from slurm_elastic.training.regroup.regrouping import Regrouping
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
@@ -48,6 +51,20 @@ from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.strategy_settings import StrategySettings
 
 _NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
+
+
+class Rebuilding(NamedTuple):
+    """What a change of the ranks needs that divides the model anew.
+
+    Attributes:
+        training: this rank's part in such a change.
+        build: returns the job on the present ranks, from the checkpoint after a step.
+        loss_restart: what follows the loss of a companion.
+    """
+
+    training: RebuiltTraining
+    build: Callable[[Cursor], TrainingJob]
+    loss_restart: LossRestart
 
 
 class TrainingJob:
@@ -85,6 +102,7 @@ class TrainingJob:
         state: TrainingState,
         regrouping: Regrouping,
         obstacle: str,
+        rebuilding: Rebuilding | None = None,
         freezing: Freezing | None = None,
         profiled: ProfilingRun | None = None,
     ) -> None:
@@ -128,11 +146,21 @@ class TrainingJob:
         self._restore_manifest_values()
         self._freezer = self._make_freezer(full_model, freezing)
         strategy.join(fresh=cursor is None and not rank_group.companion)
-        reporter.set_fields(layout=self.layout, plan=str(layout_agreement.choice.plan or ""))
+        reporter.set_fields(
+            gpus=rank_group.size,
+            layout=self.layout,
+            plan=str(layout_agreement.choice.plan or ""),
+        )
         self._rank_group, self._regrouping, self._resizes = rank_group, regrouping, 0
-        self._live = self._make_live(state, sampler, rank_group)
+        self._rebuilding = rebuilding
+        self._live: LiveTraining | RebuiltTraining
+        if rebuilding is not None:
+            self._live = rebuilding.training
+            self._live.cursor = self._cursor
+        else:
+            self._live = self._make_live(state, sampler, rank_group)
         regrouping.attach(self._live, obstacle)
-        if rank_group.companion:
+        if rank_group.joins:
             regrouping.join()
             self.resumed_from = self._cursor.step
 
@@ -212,8 +240,8 @@ class TrainingJob:
         while True:
             try:
                 return self._step(batch)
-            except GroupBrokenError:
-                self._regrouping.recover()
+            except (GroupBrokenError, RuntimeError) as error:
+                self._recover(error)
             if self._cursor == share.after:
                 return self._live.loss
             # The survivors share the samples of the step anew.
@@ -390,12 +418,74 @@ class TrainingJob:
             agreed = self._agreed
             if agreed.stop:
                 self._regrouping.close()
+            if agreed.restart and self._has_companions and not (agreed.stop or agreed.notice):
+                # Without a restart, with which the companions would end.
+                self._divide_anew(0)
+                return
             self._requests.carry_out(self._cursor, agreed)
             others = agreed.notice or agreed.restart or self._sampler.ended(self._cursor)
             if agreed.switch and not others:
-                self._regrouping.switch(round(agreed.switch))
-        except GroupBrokenError:
+                if self._rebuilding is not None:
+                    self._divide_anew(round(agreed.switch))
+                else:
+                    self._regrouping.switch(round(agreed.switch))
+        except (GroupBrokenError, RuntimeError) as error:
+            self._recover(error)
+
+    @property
+    def _has_companions(self) -> bool:
+        generation = self._regrouping.generation
+        return (
+            self._rebuilding is not None and generation is not None and bool(generation.companions)
+        )
+
+    def _recover(self, error: Exception) -> None:
+        """Continue without the members that are lost, if this is what the error comes from.
+
+        Where each rank holds a part of the model, the ranks of the job start again instead.
+        """
+        if self._rebuilding is not None:
+            self._rebuilding.loss_restart.restart()
+        elif isinstance(error, GroupBrokenError):
             self._regrouping.recover()
+            return
+        raise error
+
+    def _divide_anew(self, number: int) -> None:
+        """Divide the model anew, from a checkpoint of this step.
+
+        Args:
+            number: of the generation to continue in; 0: the present one.
+        """
+        assert self._rebuilding is not None
+        if number:
+            self._regrouping.pause()
+        saved = self._checkpoint_manager.save(self._cursor)
+        failures = torch.tensor([float(not saved)], device=self.device)
+        if self.world_size > 1:
+            self._rank_group.add_up([failures], "agreeing whether the checkpoint is complete")
+        if failures.item():
+            if number:
+                self._regrouping.postpone("the checkpoint before it failed")
+            else:
+                self._requests.postpone_restart()
+            return
+        self._strategy.close()
+        if number:
+            self._rebuilding.loss_restart.handling = True
+            try:
+                self._regrouping.switch(number)
+            except GroupBrokenError:  # of the old members all have saved
+                self._regrouping.recover()
+            confirm(self._rank_group, self._regrouping)
+            self._rebuilding.loss_restart.handling = False
+        attempt = {"resumed_from": self.resumed_from, "_resizes": self._resizes + 1}
+        vars(self).update(vars(self._rebuilding.build(self._cursor)) | attempt)
+        self._running = True
+        gc.collect()  # what is left of the former strategy has cycles, threads and connections
+        self._reporter.timer.restart()
+        self._step_profiler.begin_again()
+        self._checkpoint_manager.begin()
 
     def _begin(self) -> None:
         """Report whether the members can change, and then that the training has begun.
@@ -404,6 +494,8 @@ class TrainingJob:
         """
         try:
             self._regrouping.begin()
+            if self._rebuilding is not None and self._regrouping.generation is not None:
+                self._rebuilding.loss_restart.watch()
         finally:
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from

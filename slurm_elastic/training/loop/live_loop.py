@@ -71,7 +71,11 @@ class LiveLoop:
         device = self._control_group.device
         return (
             in_place_obstacle(
-                staged=False, sharded=self._state.sharded, profile=False, device=device
+                spatial=False,
+                staged=False,
+                sharded=self._state.sharded,
+                profile=False,
+                device=device,
             )
             or ("own-group" if self._control_group.has_other_groups else "")
             or wrapper_obstacle(self._optimizers)

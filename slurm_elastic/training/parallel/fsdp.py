@@ -27,6 +27,7 @@ from slurm_elastic.training.measure.step_profiler import (
     SYNC,
     StepProfiler,
 )
+from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.ranks.process_group import RankGroup
@@ -102,7 +103,10 @@ class FullyShardedParallel:
         self.writers = tuple(range(rank_group.size))
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
-        self.model: Any = _cut(model, optimizer, rank_group)
+        self._whole = unsharding.WholeModel(model)
+        self.model: Any
+        self.model, self._mesh = _cut(model, optimizer, rank_group)
+        self._whole.free()
 
     @property
     def reduced_bytes(self) -> int:
@@ -164,14 +168,29 @@ class FullyShardedParallel:
     def close(self) -> None:
         """See `ParallelStrategy`."""
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        self._whole.restore()
+        # torch keeps meshes for good, with results of theirs, but needs their groups no more.
+        getattr(self._mesh, "_pg_registry", {}).clear()
 
-def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup) -> Any:
-    """Shard each layer, then the rest; replace the optimizer's parameters by their parts."""
+
+def _cut(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup
+) -> tuple[Any, Any]:
+    """Shard each layer, then the rest; replace the optimizer's parameters by their parts.
+
+    Returns:
+        The model, and the mesh of its ranks.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
     names = {id(p): name for name, p in model.named_parameters()}
-    mesh = init_device_mesh(rank_group.device.type, (rank_group.size,))
+    # The name tells the mesh of one group of ranks from that of another with as many: torch keeps
+    # results for each mesh.
+    name = f"ranks{rank_group.prefix}"
+    mesh = init_device_mesh(rank_group.device.type, (rank_group.size,), mesh_dim_names=(name,))
     # Layers with a parameter in common have to be gathered at once.
     layers = [] if ties(model) else [module for _, module in layers_of(model)]
     for module in [*layers, model]:
@@ -180,4 +199,4 @@ def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: R
     parts = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parts[names[id(p)]] for p in group["params"]]
-    return model
+    return model, mesh

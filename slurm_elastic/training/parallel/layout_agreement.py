@@ -8,9 +8,9 @@ layers that have been measured for the first time, make it request a restart.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
@@ -66,7 +66,7 @@ class LayoutAgreement:
         self._seen = ("", "", "")
         self._profiled = measured is not None
         self._better = False
-        if rank_group.companion:
+        if rank_group.joins:
             self.resize()
         else:
             self.choice = self._received() if rank_group.rank else self._chosen(measured)
@@ -114,7 +114,7 @@ class LayoutAgreement:
         try:
             choice = self._choose(measured, wait_s=_ORDERS_S)
         except ValueError as error:
-            self._rank_group.publish(_KEY, json.dumps({"error": str(error)}))
+            self._publish({"error": str(error)})
             raise
         orders = self._reporter.orders()
         self._seen = orders.layout, orders.plan, orders.directive
@@ -124,13 +124,17 @@ class LayoutAgreement:
             "spatial": choice.spatial,
             "plan": str(choice.plan or ""),
         }
-        self._rank_group.publish(_KEY, json.dumps(message))
+        self._publish(message)
         return choice
+
+    def _publish(self, message: Mapping[str, Any]) -> None:
+        self._rank_group.publish(self._rank_group.prefix + _KEY, json.dumps(message))
 
     def _received(self) -> LayoutChoice:
         """Return the layout that rank 0 has published."""
         message = json.loads(
-            self._rank_group.wait_for(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}'
+            self._rank_group.wait_for(self._rank_group.prefix + _KEY, JOIN_S)
+            or '{"error": "rank 0 chose no layout"}'
         )
         if "error" in message:
             raise ValueError(message["error"])
@@ -144,8 +148,7 @@ class LayoutAgreement:
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
         orders = self._reporter.orders(wait_s=wait_s if self.may_be_staged else 0.0)
         directive = Directive.parse(orders.directive) if orders.directive else self._directive
-        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
-        ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
+        ranks = AvailableRanks(self._rank_group.size, nodes=self._rank_group.nodes)
         profile = measured.at(self._share) if measured else None
         choice = choose(
             ranks,

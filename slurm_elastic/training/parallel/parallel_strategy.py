@@ -84,6 +84,9 @@ class ParallelStrategy(Protocol):
     def close(self) -> None:
         """Release what steps need; none follows."""
 
+    def dissolve(self) -> None:
+        """Give the whole model back, with undefined values, after `close`."""
+
 
 def moved(value: Any, device: torch.device) -> Any:
     """Return the value with all tensors in tuples, lists and dictionaries on the device."""

@@ -114,7 +114,7 @@ class PipelineParallel:
         self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(own_layers)).to(
             rank_group.device
         )
-        _empty([module for _, module in layers], keep=self.model)
+        self._emptied = _empty([module for _, module in layers], keep=self.model)
         self._engine: PipelineEngine | None = None
         self._names = [name for name, _ in layers]
         self.measured = earlier
@@ -187,10 +187,17 @@ class PipelineParallel:
             self._engine.close()
             self._engine = None
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for tensor, shape in self._emptied:
+            tensor.data = tensor.data.new_empty(shape)
+
     def _profile(self) -> None:
         """Measure the layers held here; rank 0 merges the profiles of all ranks."""
         self._profiler.begin()
-        key = "profile/{}".format
+        key = (self._rank_group.prefix + "profile/{}").format
         if self._profiler.done and not self._profile_sent and (profile := self._profiler.measured):
             self._profile_sent = True
             self._rank_group.publish(key(self._rank_group.rank), json.dumps(profile.state()))
@@ -226,10 +233,19 @@ class PipelineParallel:
         return loss_of(self._loss_fn, output, targets[0]).mean()
 
 
-def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:
-    """Free the memory of the tensors that this rank does not hold."""
+def _empty(
+    modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module
+) -> list[tuple[torch.Tensor, torch.Size]]:
+    """Free the memory of the tensors that this rank does not hold; return them and their shapes.
+
+    Buffers that are in no checkpoint stay: another rank may need their values later.
+    """
     kept_ids = {id(t) for t in (*keep.parameters(), *keep.buffers())}
+    emptied = []
     for module in modules:
-        for tensor in (*module.parameters(), *module.buffers()):
-            if id(tensor) not in kept_ids:
+        for tensor in module.state_dict(keep_vars=True).values():
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in kept_ids:
+                kept_ids.add(id(tensor))
+                emptied.append((tensor, tensor.shape))
                 tensor.data = tensor.data.new_empty(0)
+    return emptied

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute(layers: Iterable[tuple[str, torch.nn.Module]]) -> tuple[int, int]:
-    """Make layers run again in the backward pass.
+    """Make layers run again in the backward pass, those that already do among them.
 
     Args:
         layers: name and module of each; none within another one.
@@ -28,10 +28,27 @@ def recompute(layers: Iterable[tuple[str, torch.nn.Module]]) -> tuple[int, int]:
     for _, layer in layers:
         if any(True for _ in layer.buffers()):
             left += 1
-        else:
+        elif not _runs_again(layer):
             layer.forward = functools.partial(_again, layer.forward)
+        if _runs_again(layer):
             done += 1
     return done, left
+
+
+def keep_activations(layers: Iterable[tuple[str, torch.nn.Module]]) -> None:
+    """Undo `recompute`.
+
+    Args:
+        layers: name and module of each; those that keep their activations stay as they are.
+    """
+    for _, layer in layers:
+        if _runs_again(layer):
+            layer.forward = layer.forward.args[0]
+
+
+def _runs_again(layer: torch.nn.Module) -> bool:
+    forward = layer.forward
+    return isinstance(forward, functools.partial) and forward.func is _again
 
 
 def _again(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:

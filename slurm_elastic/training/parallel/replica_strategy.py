@@ -64,6 +64,11 @@ class ReplicaStrategy(ABC, Generic[E]):
     def close(self) -> None:
         """See `ParallelStrategy`."""
 
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
     @abstractmethod
     def _new_exchange(self) -> E:
         """Return the exchange of a group of ranks; collective where it has groups of its own."""

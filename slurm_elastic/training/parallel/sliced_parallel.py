@@ -74,7 +74,7 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
         }
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) in owned]
-        optimizer.register_step_post_hook(self._updated)
+        self._hook = optimizer.register_step_post_hook(self._updated)
 
     def step(
         self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
@@ -120,6 +120,11 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
         """See `ParallelStrategy`."""
         with self._signals.tolerate_ending_peers():
             self._joined().close()
+
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        super().dissolve()
+        self._hook.remove()
 
     def _updated(self, *_: Any) -> None:
         self._joined().send_weights()

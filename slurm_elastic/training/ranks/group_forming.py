@@ -20,6 +20,8 @@ from slurm_elastic.training.ranks.generation import Generation
 
 #: Seconds that a collective waits for a member that runs but does not call it; torch's default.
 _TIMEOUT = timedelta(minutes=30)
+#: More than the groups that are made in one generation.
+_GROUPS = 100_000
 
 
 class FormingGroup:
@@ -121,6 +123,14 @@ def supported() -> bool:
     """Return whether this torch has what forming a group needs."""
     needed = ("_new_process_group_helper", "_update_default_pg", "_world")
     return distributed.is_available() and all(hasattr(distributed_c10d, n) for n in needed)
+
+
+def number_groups(generation: int) -> None:
+    """Let groups that are made from now on have the same names on all members of a generation.
+
+    torch counts them in each process, and those that have joined have made fewer.
+    """
+    distributed_c10d._world.group_count = generation * _GROUPS  # noqa: SLF001
 
 
 def make_default(group: Any) -> None:

@@ -34,14 +34,18 @@ class RankGroup:
             group (`slurm_elastic.training.regroup`).
         companion: id of the job whose ranks join a running training, this one among them; "": of
             the base.
+        nodes: number of nodes of the ranks; a companion counts as one.
+        joins: this rank belongs to no group yet.
         device: of the model.
         guard: of all waits for other ranks.
         with_control: whether a group for control values is formed with each new group.
+        prefix: of keys that ranks publish anew each time the model is divided among them.
     """
 
     with_control = False
 
     def __init__(self) -> None:
+        self.prefix = ""
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.companion = os.environ.get(JOIN_VARIABLE, "")
@@ -50,6 +54,8 @@ class RankGroup:
                 f"RANK: {self.rank} is invalid: expected at least 1 where {JOIN_VARIABLE} is set,"
                 " as rank 0 belongs to the base"
             )
+        self.nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+        self.joins = bool(self.companion)
         self.device = torch.device("cpu")
         self._select_device()
         self.guard = GroupGuard()
@@ -148,7 +154,7 @@ class RankGroup:
     def open_channel(self) -> StoreChannel:
         """Return a further connection to the store, for another thread."""
         self._ready()
-        return StoreChannel(self.open_store())
+        return StoreChannel(self.open_store(), prefix=self.prefix)
 
     def has_published(self, key: str) -> bool:
         """Return whether some rank has published a value under this key."""
@@ -216,7 +222,7 @@ class RankGroup:
         del control
         if not self._replaced:
             group_forming.keep_default()
-        self._replaced = True
+        self._replaced, self.joins = True, False
         group_forming.make_default(world)
         self.rank, self.size = rank, size
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -249,12 +255,12 @@ class RankGroup:
 class StoreChannel:
     """Messages between ranks, for one thread; a rank must not publish one key twice."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, *, prefix: str = "") -> None:
+        self._store, self._prefix = store, prefix
 
     def publish(self, key: str, value: str) -> None:
         """Store a value for the other ranks."""
-        self._store.set(key, value)
+        self._store.set(self._prefix + key, value)
 
     def wait_for(self, key: str, timeout_s: float) -> str | None:
         """Return the value that some rank publishes under this key; None after the timeout.
@@ -262,7 +268,7 @@ class StoreChannel:
         Raises:
             RuntimeError: rank 0, which serves the store, has ended.
         """
-        return _poll(self._store, key, timeout_s)
+        return _poll(self._store, self._prefix + key, timeout_s)
 
 
 def _poll(

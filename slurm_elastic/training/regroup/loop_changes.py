@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
-from slurm_elastic.job.rank_socket import JOIN_VARIABLE, RESTART_CODE
+from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.ranks.control_group import ControlGroup
 from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.regroup.ddp_wrappers import watch_wrappers
+from slurm_elastic.training.regroup.loss_restart import LossRestart
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
-from slurm_elastic.training.regroup.regrouping import SEPARATED, ChangingTraining
+from slurm_elastic.training.regroup.regrouping import ChangingTraining
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.signals import PEERS_END_S, Signals, exit_now
+from slurm_elastic.training.signals import Signals
 
-_RESTART_KEY = "restart-without-companions"
 #: How long a script may take to notice, by an error, that a companion is lost. A network that is
 #: cut without a message is never noticed.
 _UNNOTICED_S = 60.0
-_POLL_S = 0.2
-#: An hour: how long the other ranks wait for rank 0 to save.
-_LONG_S = 3600.0
 
 
 class LoopTraining(ChangingTraining, Protocol):
@@ -69,8 +64,7 @@ class LoopChanges:
     def __init__(self, control_group: ControlGroup, *, signals: Signals, enabled: bool) -> None:
         self._control_group, self._signals, self._enabled = control_group, signals, enabled
         self._regrouping: RegroupMember | RegroupLeader | None = None
-        self._base_size = control_group.size
-        self._handling = False
+        self._loss_restart: LossRestart | None = None
         self._joined = not control_group.companion
         if control_group.companion and not enabled:
             raise RuntimeError(
@@ -92,6 +86,14 @@ class LoopChanges:
         if self._enabled and self._regrouping is None:
             self._regrouping = RegroupLeader(
                 self._control_group, reporter=reporter, signals=self._signals
+            )
+        if self._regrouping is not None:
+            self._loss_restart = LossRestart(
+                self._control_group,
+                self._regrouping,
+                signals=self._signals,
+                save=self._save_after_loss,
+                unnoticed_s=_UNNOTICED_S,
             )
 
     def begin(self) -> None:
@@ -126,13 +128,14 @@ class LoopChanges:
     def switch(self, number: int) -> None:
         """Continue in the next generation, at a boundary; a rank that leaves ends here."""
         assert self._regrouping is not None
-        self._handling = True
+        assert self._loss_restart is not None
+        self._loss_restart.handling = True
         try:
             self._regrouping.switch(number)
         except GroupBrokenError:
             self._regrouping.recover()
         self._confirm()
-        self._handling = False
+        self._loss_restart.handling = False
 
     def close(self) -> None:
         """End all changes, as the training is complete."""
@@ -174,64 +177,15 @@ class LoopChanges:
             former_hook(kind, error, trace)
 
         sys.excepthook = restart
-        threading.Thread(target=self._watch_for_losses, name="losses", daemon=True).start()
-
-    def _watch_for_losses(self) -> None:
-        """Restart in place of a script that does not notice a loss."""
-        group = self._control_group
-        leads = group.rank == 0
-        while True:
-            if not group.guard.alarm.wait(_POLL_S) or self._handling:
-                time.sleep(_POLL_S)
-                continue
-            end = time.monotonic() + _UNNOTICED_S
-            while group.guard.alarm.is_set() and not self._handling:
-                if (leads and time.monotonic() > end) or group.has_published(_RESTART_KEY):
-                    self._handling = True
-                    self._exit_together()
-                time.sleep(_POLL_S)
+        assert self._loss_restart is not None
+        self._loss_restart.watch()
 
     def _restart(self) -> None:
-        """Save if that is possible, and exit to be started again; return if nothing is lost."""
-        group, regrouping = self._control_group, self._regrouping
-        alarm = group.guard.alarm
-        if regrouping is None or not group.guard.on or not alarm.wait(PEERS_END_S):
-            return
-        self._handling = True
-        if group.companion:
-            log_line(f"rank {regrouping.name}: another companion is lost; its own job ends")
-            exit_now(SEPARATED)
-        if isinstance(regrouping, RegroupLeader):
-            lost = regrouping.lost_companions(PEERS_END_S)
-            group.guard.on = False
-            if not lost:
-                group.publish(_RESTART_KEY, "")
-                return
-            self._save_after_loss(lost)
-        else:
-            group.guard.on = False
-            with contextlib.suppress(RuntimeError):  # rank 0 has ended
-                if group.wait_for(_RESTART_KEY, _LONG_S):
-                    self._exit_together()
-            return
-        self._exit_together()
+        if self._loss_restart is not None:
+            self._loss_restart.restart()
 
-    def _save_after_loss(self, lost: list[str]) -> None:
+    def _save_after_loss(self) -> str:
         step = self._training.cursor.step
         if self._training.is_consistent and self._save(self._training.cursor):
-            saved = f"saved step {step}"
-        else:
-            saved = "the newest checkpoint stays"
-        log_line(f"ranks {', '.join(lost)} are lost; {saved}; the ranks of the job start again")
-
-    def _exit_together(self) -> None:
-        """Exit on all ranks of the base with the code by which esrun starts them again."""
-        group = self._control_group
-        group.guard.on = False
-        self.close()
-        if group.rank == 0:
-            group.publish(_RESTART_KEY, "now")
-        self._signals.exit_at_once(True)
-        with contextlib.suppress(RuntimeError):
-            group.barrier("leaving", PEERS_END_S, size=self._base_size)
-        exit_now(RESTART_CODE)
+            return f"saved step {step}"
+        return "the newest checkpoint stays"

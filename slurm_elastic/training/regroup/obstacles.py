@@ -18,12 +18,15 @@ NCCL_VARIABLE = "SLURM_ELASTIC_IN_PLACE_NCCL"
 _trainings = itertools.count()
 
 
-def in_place_obstacle(*, staged: bool, sharded: bool, profile: bool, device: torch.device) -> str:
+def in_place_obstacle(
+    *, spatial: bool, staged: bool, sharded: bool, profile: bool, device: torch.device
+) -> str:
     """Return the code of the reason why this training's group cannot change, or "".
 
     The same on all ranks. Called once for each training of a process.
 
     Args:
+        spatial: ranks share samples in space.
         staged: the model is cut into stages, or may be after a restart in place.
         sharded: ranks hold parts of the parameters.
         profile: the run only measures.
@@ -32,6 +35,7 @@ def in_place_obstacle(*, staged: bool, sharded: bool, profile: bool, device: tor
     first = next(_trainings) == 0
     obstacles = {
         "profiling": profile,
+        "spatial": spatial,
         "stages": staged,
         "shards": sharded,
         "backend": device.type != "cpu" and os.environ.get(NCCL_VARIABLE) != "1",

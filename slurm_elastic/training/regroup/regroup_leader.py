@@ -28,6 +28,8 @@ from slurm_elastic.training.signals import PEERS_END_S, STOPPED, Signals, exit_n
 _ATTEMPTS = 2
 #: How long a loss may stay unknown after a collective has failed.
 _UNEXPLAINED_S = 2.0 * SILENCE_S
+#: How long a change waits that could not be prepared, as a checkpoint failed (our choice).
+_POSTPONED_S = 10.0
 
 
 class RegroupLeader(GroupMember):
@@ -62,7 +64,8 @@ class RegroupLeader(GroupMember):
         self._arrived: dict[int, set[str]] = {}
         self._steps: dict[int, dict[str, int]] = {}
         self._result: dict[str, Any] | None = None
-        self._paused_at = 0.0
+        self._paused_at: float | None = None
+        self._not_before = 0.0
         self._closed = False
 
     def begin(self) -> None:
@@ -102,13 +105,27 @@ class RegroupLeader(GroupMember):
             if self._news or desired != self._desired:
                 self._news, self._desired = False, dict(desired)
                 self._decide()
-            if self._pending is None or not self._stands(self._pending):
+            ready = self._pending is not None and self._stands(self._pending)
+            if self._pending is None or not ready or time.monotonic() < self._not_before:
                 return 0.0
             return float(self._pending.generation.number)
 
+    def pause(self) -> None:
+        """See `Regrouping`."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+
+    def postpone(self, why: str) -> None:
+        """See `Regrouping`."""
+        self._paused_at, self._not_before = None, time.monotonic() + _POSTPONED_S
+        with self._changed:
+            self._news = True
+            if self._pending is not None:
+                self._drop(why)
+
     def switch(self, number: int) -> None:
         """See `Regrouping`."""
-        self._paused_at = time.monotonic()
+        self.pause()
         former = self._members
         with self._changed:
             formed, self._pending = self._pending, None
@@ -125,7 +142,7 @@ class RegroupLeader(GroupMember):
 
     def recover(self) -> None:
         """See `Regrouping`."""
-        self._paused_at = time.monotonic()
+        self.pause()
         former = self._members
         while True:
             number = self._recoveries + 1
@@ -307,7 +324,8 @@ class RegroupLeader(GroupMember):
     def _send_result(self) -> None:
         if self._result is not None:
             result, self._result = self._result, None
-            self._reporter.send_group(**result, pause_s=time.monotonic() - self._paused_at)
+            begun, self._paused_at = self._paused_at or time.monotonic(), None
+            self._reporter.send_group(**result, pause_s=time.monotonic() - begun)
 
     # Messages and losses, in the server's thread.
 

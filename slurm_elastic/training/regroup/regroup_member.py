@@ -89,6 +89,12 @@ class RegroupMember(GroupMember):
             self._send({"leave": True})
         return 0.0
 
+    def pause(self) -> None:
+        """See `Regrouping`."""
+
+    def postpone(self, why: str) -> None:
+        """See `Regrouping`."""
+
     def switch(self, number: int) -> None:
         """See `Regrouping`."""
         self._wait(lambda: number in self._prepared)

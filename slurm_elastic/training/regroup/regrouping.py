@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from slurm_elastic.training.ranks import group_forming
 from slurm_elastic.training.ranks.generation import Generation
 from slurm_elastic.training.ranks.group_forming import FormingGroup
 from slurm_elastic.training.ranks.process_group import RankGroup
@@ -103,6 +104,12 @@ class Regrouping(Protocol):
     def requested(self) -> float:
         """Return the number of the generation that this rank requests to continue in, or 0."""
 
+    def pause(self) -> None:
+        """Note that training stands still from now on, until the next step."""
+
+    def postpone(self, why: str) -> None:
+        """Give the next generation up for some time, between two steps."""
+
     def switch(self, number: int) -> None:
         """Continue in the next generation, between two steps; a rank that leaves ends here.
 
@@ -175,6 +182,7 @@ class GroupMember:
     def _adopt(self, formed: FormingGroup, *, recovered: bool = False) -> None:
         self._rank_group.guard.on = True
         self.generation = formed.generation
+        group_forming.number_groups(formed.generation.number)
         self._rank_group.replace(
             formed.world, rank=formed.rank, size=formed.size, control=formed.control
         )

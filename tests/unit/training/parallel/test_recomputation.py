@@ -2,7 +2,7 @@
 
 import torch
 
-from slurm_elastic.training.parallel.recomputation import recompute
+from slurm_elastic.training.parallel.recomputation import keep_activations, recompute
 
 
 def net():
@@ -47,3 +47,16 @@ def test_layers_whose_buffers_would_change_twice_keep_their_activations():
     assert recompute(model.named_children()) == (1, 1)
     model(torch.randn(8, 4)).sum().backward()
     assert model[1].num_batches_tracked == 1
+
+
+def test_a_layer_runs_again_once_however_often_it_is_asked_to_and_no_more_when_undone():
+    model, runs = net(), []
+    inner = model[0].forward
+    model[0].forward = lambda x: (runs.append("run"), inner(x))[1]
+    assert recompute(model.named_children()) == recompute(model.named_children()) == (4, 0)
+    gradients(model, torch.randn(2, 4))
+    assert runs == ["run"] * 2
+    keep_activations(model.named_children())
+    keep_activations(model.named_children())
+    gradients(model, torch.randn(2, 4))
+    assert runs == ["run"] * 3
