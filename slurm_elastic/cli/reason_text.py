@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.sentences import (
     controller_sentences,
+    launcher_sentences,
     placement_sentences,
     policy_sentences,
 )
@@ -30,6 +31,7 @@ SENTENCES: Mapping[str, Sentence] = {
     **placement_sentences.SENTENCES,
     **policy_sentences.SENTENCES,
     **controller_sentences.SENTENCES,
+    **launcher_sentences.SENTENCES,
 }
 _KEYS = frozenset(("code", "parameters"))
 

@@ -30,6 +30,8 @@ from slurm_elastic.core.member_orders import (
     MemberOrdersError,
     companion_rows,
 )
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.reasons.launcher_codes import MEMBER_CODES
 
 #: Phases of one attempt, in order. `saved` acknowledges a notice: the job waits, at a checkpoint,
 #: to be requeued or to continue.
@@ -54,7 +56,10 @@ ON_FAILURE = ("wait", "restart", "end")
 #: Fewer steps than this are no measurement of their duration.
 LEAST_STEPS = 3
 
-_MAX_TEXT = 200
+#: Most characters of a text.
+MAX_TEXT = 200
+#: Most parameters of the reason in a report.
+_MOST_PARAMETERS = 8
 
 #: One layer as it travels: name, forward_s, backward_s, activation_bytes, parameter_bytes.
 ProfileRow = tuple[str, float, float, float, float]
@@ -140,8 +145,8 @@ class Report:
         in_place: whether the training can change its members while it runs; None: not known yet.
         not_in_place: code of the reason why it cannot.
         restarts: whether esrun can start the ranks again on other companions, without a requeue.
-        change, change_state, change_problem: last change of members that this esrun has answered,
-            one of `CHANGE_STATES`, and what went wrong with it.
+        change, change_state, change_reason: last change of members that this esrun has answered,
+            one of `CHANGE_STATES`, and what went wrong with it; None: nothing.
         companions: those of this run that have not ended, and those of the last change.
         generation: number of the process group that trains now.
         pause_s: for how long training stood still at the last change of members.
@@ -205,7 +210,7 @@ class Report:
     restarts: bool = False
     change: int | None = None
     change_state: str = ""
-    change_problem: str = ""
+    change_reason: Reason | None = None
     companions: tuple[CompanionRow, ...] = ()
     generation: int | None = None
     pause_s: float | None = None
@@ -213,11 +218,15 @@ class Report:
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None, and without empty lists."""
         values = dataclasses.asdict(self)
+        if self.change_reason is not None:
+            values["change_reason"] = self.change_reason.to_json()
         return {k: v for k, v in values.items() if v is not None and v != ()}
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
         """Check and build. Unknown fields are ignored, so that newer launchers are understood."""
+        if isinstance(data, dict) and data.get("change_problem"):  # a sentence of an older esrun
+            data = {"change_reason": data["change_problem"], **data}
         report = _build(cls, data, _REPORT_BOUNDS)
         if report.phase not in PHASES:
             raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
@@ -405,6 +414,35 @@ def _six(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _change_reason(value: Any) -> Reason:
+    """Return the reason of a change of members.
+
+    A sentence, as an esrun sends that has no reasons, and the code of a newer esrun that is not
+    known here, become the code `text`.
+
+    Raises:
+        ReportError: for field `change_reason`: neither; a text that is long or unprintable; or a
+            number that is out of bounds.
+    """
+    field = "change_reason"
+    row = value if isinstance(value, dict) else {"code": value, "parameters": {}}
+    code, parameters = row.get("code"), row.get("parameters")
+    if not isinstance(parameters, dict) or len(parameters) > _MOST_PARAMETERS:
+        raise ReportError(field, "must be a code and its parameters")
+    for item in (code, *(v for v in parameters.values() if isinstance(v, str))):
+        if not isinstance(item, str) or len(item) > MAX_TEXT or not item.isprintable():
+            raise ReportError(field, f"must be printable text of at most {MAX_TEXT} characters")
+    if code not in MEMBER_CODES:
+        return Reason("text", text=code)
+    numbers = [v for v in parameters.values() if not isinstance(v, str)]
+    if not all(type(v) in (int, float) and 0 <= v < 2**32 for v in numbers):
+        raise ReportError(field, "has a parameter that is no text and no number from 0 to 2**32")
+    reason = Reason.from_json(row)
+    if reason is None or reason.code != code:
+        raise ReportError(field, f"has other parameters than {code} in docs/reasons.md")
+    return reason
+
+
 #: Fields with texts of a form of their own.
 _TEXTS: dict[str, Callable[[str], object]] = {
     "layout": LayoutText.parse,
@@ -412,6 +450,7 @@ _TEXTS: dict[str, Callable[[str], object]] = {
 }
 _READERS = {
     "profile": profile_rows,
+    "change_reason": _change_reason,
     "companions": companion_rows,
     "members": MemberOrders.from_wire,
 }
@@ -424,7 +463,7 @@ def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
         except MemberOrdersError as error:
             raise ReportError(name, str(error)) from None
     if "str" in kind:
-        most = MAX_BYTES if name == "directive" else _MAX_TEXT
+        most = MAX_BYTES if name == "directive" else MAX_TEXT
         if not isinstance(value, str) or len(value) > most or not value.isprintable():
             raise ReportError(name, f"must be printable text of at most {most} characters")
         if name in _TEXTS and value:

@@ -18,12 +18,12 @@ from slurm_elastic.job.launch import log_line
 #: Fields whose change is reported at once.
 _URGENT = frozenset({
     "phase", "notice", "proven", "rehearsal", "exit_code", "failed_start", "kind", "jump",
-    "in_place", "restarts", "change", "change_state", "change_problem", "companions", "generation",
+    "in_place", "restarts", "change", "change_state", "change_reason", "companions", "generation",
 })  # fmt: skip
 #: Fields that only esrun sets.
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
-    "change_state", "change_problem", "companions", "generation", "pause_s", "failed_gpus",
+    "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {

@@ -125,7 +125,10 @@ def test_a_job_survives_its_companions(cluster: SlurmCluster, controller: StandI
     until(lambda: not job.left_behind(), what=job.left_behind)
     log = job.log()
     assert "internal error" not in log
-    lines = [f"companion {cancelled} leaves: Slurm ends it", f"companion {stopped} leaves: it has"]
+    lines = [
+        f"companion {cancelled} leaves: Slurm ended a companion",
+        f"companion {stopped} leaves: The script of a companion lost its connection",
+    ]
     for line in lines:
         assert line in log, log
 
@@ -159,7 +162,7 @@ def test_newcomers_that_are_late_are_given_up(cluster: SlurmCluster, controller:
     (held, started) = job.submit(1, 1, deadline_s=8.0)
     job.release(started, "g02")
     report = job.report(change=1, change_state="failed")
-    assert "it has not joined by the deadline" in report["change_problem"]
+    assert report["change_reason"]["code"] == "companion-late"
     cluster.wait(held, "CANCELLED")
     cluster.wait(started, "COMPLETED")
     assert report["gpus"] == 1
@@ -173,7 +176,7 @@ def test_compute_nodes_that_may_not_submit(cluster: SlurmCluster, controller: St
         report = job.report(change=1, change_state="failed")
     finally:
         cluster.exec("scontrol update PartitionName=gpu AllocNodes=ALL")
-    assert "Access/permission denied" in report["change_problem"]
+    assert "Access/permission denied" in report["change_reason"]["parameters"]["error"]
 
 
 def test_a_limit_of_submitted_jobs(cluster: SlurmCluster, controller: StandIn) -> None:
@@ -186,6 +189,6 @@ def test_a_limit_of_submitted_jobs(cluster: SlurmCluster, controller: StandIn) -
         names = cluster.exec("squeue -h -u alice -o '%A %T'").stdout.split("\n")
     finally:
         cluster.exec(f"{modify}-1")
-    assert "AssocMaxSubmitJobLimit" in report["change_problem"]
+    assert "AssocMaxSubmitJobLimit" in report["change_reason"]["parameters"]["error"]
     assert [name for name in names if "PENDING" in name] == [], "the first one was cancelled"
     assert job.grow(1, "g02")

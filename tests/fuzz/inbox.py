@@ -43,11 +43,11 @@ _REPORT = dataclasses.asdict(
         certified=1, penalty=0.0, certified_penalty=0.001, data_s=0.01, forward_s=0.1, backward_s=0.1,
         sync_s=0.02, optimizer_s=0.01, exchange="flat", exposed=0.5, peak_memory_bytes=10**9,
         profile=(("conv", 0.1, 0.2, 100, 400), ("fc", 0.1, 0.2, 10, 4000)), profile_batch=64,
-        in_place=True, not_in_place="", change=3, change_state="joining", change_problem="",
+        in_place=True, not_in_place="", change=3, change_state="joining",
         companions=((4723, 2, "starting"), (4724, 1, "joined")), generation=2, pause_s=0.02,
         failed_start=1, failed_gpus=4,
     )
-)  # fmt: skip
+) | {"change_reason": {"code": "companion-exited", "parameters": {"job": "4723", "exit_code": 1}}}  # fmt: skip
 _PROFILE = json.loads(
     (Path(__file__).parents[1] / "data" / "profiles" / "alexnet.json").read_text("utf-8")
 )

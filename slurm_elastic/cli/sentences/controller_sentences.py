@@ -59,7 +59,7 @@ def _unsupported(p: Parameters) -> str:
 
 
 def _not_joined(p: Parameters) -> str:
-    why = f": {p['error']}" if p["error"] else ""
+    why = f": {p['reason']}" if p["reason"] else ""
     return f"not all companions joined in time{why}"
 
 
@@ -95,7 +95,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "in-place-failed": lambda p: (
         f"not before {clock(p['until'])}, since a change in place failed: {p['reason']}"
     ),
-    "companions-refused": "its esrun could not submit companions: {error}",
+    "companions-refused": "its esrun could not submit companions: {reason}",
     "companions-unanswered": "its esrun did not submit companions in time",
     "companions-not-joined": _not_joined,
     "companion-waits": "Slurm did not start a companion ({slurm_reason})",

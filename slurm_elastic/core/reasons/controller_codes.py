@@ -87,9 +87,12 @@ IN_PLACE = (
         "A change in place failed, so the job is changed by requeues for some time.",
         BECAUSE, UNTIL,
     ),
-    define("companions-refused", "esrun could not submit companions.", _ERROR),
+    define("companions-refused", "esrun could not submit companions.", BECAUSE),
     define("companions-unanswered", "esrun did not say in time that it has submitted companions."),
-    define("companions-not-joined", "The ranks of companions did not join in time.", _ERROR),
+    define(
+        "companions-not-joined", "The ranks of companions did not join in time.",
+        Parameter("reason", ParameterKind.REASON, "the reason, if esrun gave one", optional=True),
+    ),
     define(
         "companion-waits", "Slurm did not start a companion.",
         text("slurm_reason", "the reason that Slurm shows"),
@@ -161,7 +164,8 @@ NOTES = (
     ),
     define("other-controller", "Another controller seems to act on this cluster.", _ERROR),
     define(
-        "text", "A sentence of a site's own policy, or of a ledger of slurm-elastic 0.1.0.",
+        "text",
+        "A sentence of a site's own policy, an older esrun, or a ledger of slurm-elastic 0.1.0.",
         Parameter("text", ParameterKind.SENTENCE, "the sentence"),
     ),
 )  # fmt: skip

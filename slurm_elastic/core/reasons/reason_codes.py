@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.core.reasons import controller_codes, placement_codes, policy_codes
+from slurm_elastic.core.reasons import (
+    controller_codes,
+    launcher_codes,
+    placement_codes,
+    policy_codes,
+)
 from slurm_elastic.core.reasons.reason_definition import ReasonDefinition
 
 AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
@@ -21,6 +26,7 @@ AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
     "Policy dally": policy_codes.DALLY,
     "Changes under way": controller_codes.TRANSITIONS,
     "Changes in place": controller_codes.IN_PLACE,
+    "Members of a job": launcher_codes.MEMBERS,
     "Changes that fail": controller_codes.TRIALS,
     "Held jobs": controller_codes.GUARD,
     "Batches": controller_codes.BATCH,

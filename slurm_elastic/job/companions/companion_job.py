@@ -31,7 +31,6 @@ class CompanionJob:
         end_by: monotonic time at which its ranks are ended if it has not left by itself; None: it
             is not to leave.
         gone_by: monotonic time at which the job is cancelled if its script has not ended it.
-        reason: why it left, if nobody had ordered it; "": ordered.
         is_part: whether its ranks were started with the program, which cannot go on without them;
             else they have joined a running training.
     """
@@ -43,7 +42,6 @@ class CompanionJob:
         self.step: Step | None = None
         self.end_by: float | None = None
         self.gone_by: float | None = None
-        self.reason = ""
         self.is_part = False
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_elastic.core.member_orders import MAX_COMPANIONS, MemberOrders
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.companions.companion_channel import CompanionPlace
@@ -28,7 +29,8 @@ from slurm_elastic.job.companions.companion_submission import (
     cancel,
     kill_step,
 )
-from slurm_elastic.job.companions.member_change import MemberChange, printable
+from slurm_elastic.job.companions.member_change import MemberChange
+from slurm_elastic.job.companions.reason_log import log_text, printable
 from slurm_elastic.job.launch import RankLaunch, log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.step import Step
@@ -132,7 +134,7 @@ class CompanionSet:
     def on_terminated(self, job_id: int) -> None:
         """Take that Slurm ends a companion."""
         by = self._clock() + _TERMINATED_S
-        self._post(lambda: self._lose(job_id, "Slurm ends it", end_by=by))
+        self._post(lambda: self._lose(Reason("companion-terminated", job=str(job_id)), end_by=by))
 
     def on_disconnected(self, job_id: int, reason: str) -> None:
         """Take that the script of a companion has gone."""
@@ -186,7 +188,7 @@ class CompanionSet:
             if has_more or not change.is_over:
                 self._order_leaves(change)
             if is_cancelled:
-                self._give_up(change, "the controller has cancelled it")
+                self._give_up(change, lambda job: Reason("companion-cancelled", job=job))
 
     def _begin(self, orders: MemberOrders) -> None:
         change = self._change = MemberChange(orders, self._clock())
@@ -196,16 +198,16 @@ class CompanionSet:
             try:
                 self._submit(orders)
             except CompanionRefusedError as error:
-                change.fail(str(error))
+                change.fail(error.reason)
                 log_line(f"change {orders.change} of members failed: {error}")
                 return
         self._order_leaves(change)
 
     def _submit(self, orders: MemberOrders) -> None:
         if self._port is None and not orders.restart:
-            raise CompanionRefusedError("the training cannot change its members now")
+            raise CompanionRefusedError(Reason("members-fixed"))
         if len(self._jobs) + len(orders.join) > MAX_COMPANIONS:
-            raise CompanionRefusedError(f"more than {MAX_COMPANIONS} companions")
+            raise CompanionRefusedError(Reason("companions-too-many", most=MAX_COMPANIONS))
         submission = self._submission or self._prepare()
         submitted: list[CompanionJob] = []
         try:
@@ -249,22 +251,32 @@ class CompanionSet:
         else:
             job.state, job.end_by = "leaving", end_by
 
-    def _lose(self, job_id: int, reason: str, *, end_by: float = 0.0) -> None:
-        """Take a companion out that leaves without an order."""
+    def _lose(self, reason: Reason, *, end_by: float = 0.0) -> None:
+        """Take a companion out that leaves without an order.
+
+        Args:
+            reason: with its id as parameter `job`.
+            end_by: monotonic time at which its ranks are ended if it has not left by itself.
+        """
+        job_id = int(str(reason.parameters["job"]))
         job = self._jobs.get(job_id)
         if job is None or job.state in ("leaving", "ended"):
             return
-        job.reason = reason
-        log_line(f"companion {job_id} leaves: {reason}")
+        log_line(f"companion {job_id} leaves: {log_text(reason)}")
         if self._change is not None and job.change == self._change.number and job.awaited:
-            self._change.problem = f"companion {job_id}: {reason}"
+            self._change.reason = reason
         self._leave(job, end_by)
 
-    def _give_up(self, change: MemberChange, reason: str) -> None:
-        """End the companions of a change that have not joined."""
+    def _give_up(self, change: MemberChange, reason: Callable[[str], Reason]) -> None:
+        """End the companions of a change that have not joined.
+
+        Args:
+            change: of members.
+            reason: returns the reason for the id of a companion.
+        """
         for job in self._jobs.values():
             if job.change == change.number and job.awaited:
-                self._lose(job.job_id, reason)
+                self._lose(reason(str(job.job_id)))
 
     def _handle_running(self, job_id: int, place: CompanionPlace) -> None:
         job = self._jobs.get(job_id)
@@ -276,11 +288,14 @@ class CompanionSet:
         if self._change is not None and job.change == self._change.number:
             self._change.state = "joining"
         if place.gpus != job.gpus:
-            self._lose(job_id, f"it has {place.gpus} GPUs, not {job.gpus}")
+            reason = Reason(
+                "companion-size-differs", job=str(job_id), gpus=place.gpus, ordered=job.gpus
+            )
+            self._lose(reason)
         elif self._change is not None and self._change.orders.restart:
             pass  # until the ranks have ended
         elif self._port is None:
-            self._lose(job_id, "the training cannot change its members any more")
+            self._lose(Reason("companion-fixed", job=str(job_id)))
         else:
             self._start_ranks(job)
 
@@ -298,7 +313,9 @@ class CompanionSet:
                 on_end=lambda code: self._post(lambda: self._handle_step_end(job, code)),
             )
         except OSError as error:
-            self._lose(job.job_id, f"srun: {error.strerror}")
+            failure = printable(error.strerror)
+            reason = Reason("companion-start-failed", job=str(job.job_id), error=failure)
+            self._lose(reason)
             return
         if self._trial is not None:  # forming their group may break it
             self._trial.change_members(sum(self._launch.tasks))
@@ -306,8 +323,7 @@ class CompanionSet:
 
     def _handle_step_end(self, job: CompanionJob, code: int) -> None:
         if job.state in ("starting", "joined"):
-            when = "" if job.state == "joined" else " before they joined"
-            self._lose(job.job_id, f"its ranks ended with exit code {code}{when}")
+            self._lose(Reason("companion-exited", job=str(job.job_id), exit_code=code))
         if job.state == "leaving":
             self._end(job)
 
@@ -315,7 +331,7 @@ class CompanionSet:
         job = self._jobs.get(job_id)
         if job is None or job.state == "ended":
             return
-        self._lose(job_id, reason)
+        self._lose(Reason("companion-disconnected", job=str(job_id), error=printable(reason)))
         if job.state != "ended":
             self._end(job)
 
@@ -340,7 +356,7 @@ class CompanionSet:
         self._meet_deadlines(self._clock() + _GONE_S)
         self._port, self._members = None, frozenset()
         if self._change is not None and not self._change.is_over:
-            self._change.problem = "the program has ended"
+            self._change.reason = Reason("members-ended")
         self._settle()
         self._state.set_own({
             **self._ability(), "generation": None, "pause_s": None,
@@ -351,7 +367,7 @@ class CompanionSet:
 
     def _meet_deadlines(self, now: float) -> None:
         if self._change is not None and now >= self._change.deadline:
-            self._give_up(self._change, "it has not joined by the deadline")
+            self._give_up(self._change, lambda job: Reason("companion-late", job=job))
         for job in list(self._jobs.values()):
             if job.state == "leaving" and job.end_by is not None and now >= job.end_by:
                 self._end(job)
@@ -366,8 +382,8 @@ class CompanionSet:
         """Decide whether the last change is over."""
         change = self._change
         if change is not None and change.settle(list(self._jobs.values())):
-            problem = f": {change.problem}" if change.problem else ""
-            log_line(f"change {change.number} of members is {change.state}{problem}")
+            why = f": {log_text(change.reason)}" if change.reason else ""
+            log_line(f"change {change.number} of members is {change.state}{why}")
 
     def _handle_group(self, fields: dict[str, Any]) -> None:
         if "can" in fields:
@@ -389,7 +405,7 @@ class CompanionSet:
             if job.job_id in self._members and job.state == "starting":
                 job.state = "joined"
             elif job.job_id not in self._members and job.state == "joined":
-                self._lose(job.job_id, "rank 0 has lost it")
+                self._lose(Reason("companion-dropped", job=str(job.job_id)))
         members = [job for i, job in self._jobs.items() if i in self._members]
         gpus = sum(self._launch.tasks) + sum(job.gpus for job in members)
         self._state.set_own({

@@ -20,11 +20,13 @@ from typing import NamedTuple
 
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.member_orders import CompanionComment
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.job.companions.companion_channel import (
     HOSTS_VARIABLE,
     PORT_VARIABLE,
     SECRET_VARIABLE,
 )
+from slurm_elastic.job.companions.reason_log import log_text, printable
 
 #: What sbatch, and after it the companion's script, gets of the environment.
 _KEPT = (
@@ -35,11 +37,18 @@ _KEPT = (
 _CONTROLLER_RESERVATION = "selastic_"
 
 _TIMEOUT_S = 20.0
-_MAX_REASON = 150
 
 
 class CompanionRefusedError(SlurmElasticError):
-    """Slurm does not take a companion; the message is one line."""
+    """A companion that cannot be submitted; the message is one line.
+
+    Args:
+        reason: of `launcher_codes`.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(log_text(reason))
+        self.reason = reason
 
 
 class CompanionShape(NamedTuple):
@@ -135,12 +144,14 @@ class CompanionSubmission:
                 timeout=_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise CompanionRefusedError(f"sbatch has not answered in {_TIMEOUT_S:.0f} s") from None
+            raise CompanionRefusedError(Reason("sbatch-unanswered", waited_s=_TIMEOUT_S)) from None
         except OSError as error:
-            raise CompanionRefusedError(f"sbatch: {error.strerror}") from None
+            raise CompanionRefusedError(
+                Reason("sbatch-failed", error=printable(error.strerror))
+            ) from None
         text = done.stdout.strip().partition(";")[0]
         if done.returncode or not text.isdecimal():
-            raise CompanionRefusedError(refusal(done.stderr))
+            raise CompanionRefusedError(Reason("sbatch-failed", error=refusal(done.stderr)))
         return int(text)
 
     def command(self, change: int, gpus: int, gpu_type: str) -> list[str]:
@@ -192,14 +203,13 @@ def refusal(errors: str) -> str:
     r"""Return why sbatch refuses, in one line.
 
     >>> refusal("sbatch: error: Batch job submission failed: Access/permission denied\n")
-    'sbatch: Access/permission denied'
+    'Access/permission denied'
     """
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in errors.splitlines()]
     lines = [line.strip() for line in lines if line.strip()]
     text = ": ".join(lines) or "it failed without a message"
     text = text.replace("Batch job submission failed: ", "")
-    printable = "".join(char if char.isprintable() else "?" for char in text)
-    return f"sbatch: {printable[:_MAX_REASON]}"
+    return printable(text)
 
 
 def cancel(job_ids: Sequence[int]) -> None:

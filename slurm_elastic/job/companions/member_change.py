@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.core.member_orders import MemberOrders
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.job.companions.companion_job import CompanionJob
-
-#: Most characters of a text in a report.
-_MAX_TEXT = 200
 
 
 class MemberChange:
@@ -23,7 +21,7 @@ class MemberChange:
     Attributes:
         orders: with what was added later.
         state: one of `member_orders.CHANGE_STATES`.
-        problem: what went wrong; "": nothing.
+        reason: of `launcher_codes`, what went wrong; None: nothing.
         deadline: monotonic time at which companions that have not joined are given up.
         is_restarted: of a change that starts all ranks again: whether that has been done.
     """
@@ -31,7 +29,7 @@ class MemberChange:
     def __init__(self, orders: MemberOrders, now: float) -> None:
         self.orders = orders
         self.state = "submitted" if orders.join else "leaving"
-        self.problem = ""
+        self.reason: Reason | None = None
         self.deadline = now + orders.deadline_s
         self.is_restarted = False
 
@@ -45,9 +43,9 @@ class MemberChange:
         """Whether nothing is left to do."""
         return self.state in ("done", "failed")
 
-    def fail(self, problem: str) -> None:
+    def fail(self, reason: Reason) -> None:
         """End it without an effect."""
-        self.state, self.problem = "failed", problem
+        self.state, self.reason = "failed", reason
 
     def merge(self, orders: MemberOrders) -> tuple[bool, bool]:
         """Add leaves and a cancellation; return whether there are more leaves and a new one."""
@@ -67,7 +65,7 @@ class MemberChange:
         if self.orders.restart and not self.is_restarted:
             vain = bool(joins or self.orders.join) and not any(job.awaited for job in joins)
             if self.orders.cancel or vain:
-                self.fail(self.problem or "the controller has cancelled it")
+                self.fail(self.reason or Reason("members-cancelled"))
             return self.is_over
         if any(job.awaited for job in joins) or any(job.state == "leaving" for job in leaving):
             return False
@@ -80,10 +78,5 @@ class MemberChange:
         return {
             "change": self.number,
             "change_state": self.state,
-            "change_problem": printable(self.problem),
+            "change_reason": self.reason.to_json() if self.reason else None,
         }
-
-
-def printable(text: object) -> str:
-    """Return a text in the form that a report allows."""
-    return "".join(char if char.isprintable() else "?" for char in str(text))[:_MAX_TEXT]

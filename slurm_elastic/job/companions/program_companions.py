@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.job.companions.companion_set import CompanionSet
 from slurm_elastic.job.companions.joint_step import KILLED_CODE
 from slurm_elastic.job.companions.rank_restart import ConnectDeadline, RankRestart
@@ -48,7 +49,7 @@ class ProgramCompanions(CompanionSet):
         parts = [job.job_id for job in self._parts()]
         if code and parts and self._server is not None and not self.restart.is_due:
             if failed_in is not None and code == KILLED_CODE and not on_trial:
-                self._post(lambda: self._lose(failed_in, "its ranks were killed"))
+                self._post(lambda: self._lose(Reason("companion-killed", job=str(failed_in))))
             else:
                 self._server.confirm(parts)
             self._wait_for_thread(self._nothing)
@@ -93,7 +94,7 @@ class ProgramCompanions(CompanionSet):
             if not self._connecting.is_over(change.number):
                 return
             if not any(job.state == "running" for job in joins):
-                self._give_up(change, "it does not run")
+                self._give_up(change, lambda job: Reason("companion-not-running", job=job))
                 return
         self.restart.demand(f"change {change.number} of its GPUs")
 
@@ -108,7 +109,7 @@ class ProgramCompanions(CompanionSet):
                     self._end(job)
             for job in list(self._jobs.values()):
                 if job.change == change.number and job.state == "submitted":
-                    self._lose(job.job_id, "it does not run")
+                    self._lose(Reason("companion-not-running", job=str(job.job_id)))
                 elif job.change == change.number and job.state == "running":
                     job.state, job.is_part = "starting", True
             change.is_restarted = True
@@ -122,9 +123,10 @@ class ProgramCompanions(CompanionSet):
         shape = {"gpus": self._launch.ranks, "nodes": len(nodes)}
         self._state.set_own({**self._ability(), **shape})
 
-    def _lose(self, job_id: int, reason: str, *, end_by: float = 0.0) -> None:
+    def _lose(self, reason: Reason, *, end_by: float = 0.0) -> None:
+        job_id = int(str(reason.parameters["job"]))
         was_part = job_id in [job.job_id for job in self._parts()]
-        super()._lose(job_id, reason, end_by=end_by)
+        super()._lose(reason, end_by=end_by)
         if was_part:
             self.restart.demand(f"companion {job_id} is lost")
 

@@ -54,7 +54,7 @@ class Base:
             problem = self.submit(members)
             state = "submitted" if members["join"] else "leaving"
             self.fields = {"change_state": "failed" if problem else state}
-            self.fields["change_problem"] = problem
+            self.fields["change_reason"] = problem
             return
         if members["cancel"] and self.fields["change_state"] != "done":
             self.fields["change_state"] = "failed"
@@ -66,9 +66,9 @@ class Base:
             return
         gone = all(self.companions.get(i, (0, "ended"))[1] == "ended" for i in members["leave"])
         if states <= {"joined", "ended"} and gone:
-            self.fields = {"change_state": "done", "change_problem": "", "pause_s": 0.012}
+            self.fields = {"change_state": "done", "change_reason": None, "pause_s": 0.012}
 
-    def submit(self, members: dict[str, Any]) -> str:
+    def submit(self, members: dict[str, Any]) -> dict[str, Any] | None:
         comment = CompanionComment(base=self.job_id, run=self.run, change=members["change"])
         for gpus in members["join"]:
             kind = f"gpu:{members['gpu_type']}:{gpus}"
@@ -81,11 +81,12 @@ class Base:
                 env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/",
             )  # fmt: skip
             if done.returncode:
-                return " ".join(done.stderr.split())[:150]
+                error = " ".join(done.stderr.split())[:150]
+                return {"code": "sbatch-failed", "parameters": {"error": error}}
             job_id = int(done.stdout.split(";")[0])
             self.companions[job_id] = (gpus, "submitted")
             self.orders_of[job_id] = members["change"]
-        return ""
+        return None
 
     def end(self, job_ids: list[int]) -> None:
         if job_ids:

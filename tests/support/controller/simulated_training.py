@@ -4,6 +4,7 @@ import dataclasses
 
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.member_orders import CompanionComment
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
 #: Seconds between two reports, between two steps, and until ranks in a companion have joined.
@@ -45,7 +46,8 @@ class SimulatedTraining:
     def attempt_begins(self):
         #: State of each companion, and when it got it.
         self.companions = {}
-        self.change, self.change_state, self.problem, self.orders = None, "", "", None
+        self.change, self.change_state, self.orders = None, "", None
+        self.problem: Reason | None = None
         self.answered = None
         #: Starts of the program, and GPUs of the present one if it has failed.
         self.starts, self.failed_gpus = 1, None
@@ -148,7 +150,7 @@ class SimulatedTraining:
         if members.join and not self.jobs_of_change("submitted", "running"):
             joined = self.jobs_of_change("joined")
             self.change_state = "done" if joined else "failed"
-            self.problem = "" if len(joined) == len(mine) else "companion ended"
+            self.problem = None if len(joined) == len(mine) else Reason("members-ended")
 
     def jobs_of_change(self, *states):
         return [i for i in self.jobs_of(*states) if self._change_of(i) == self.change]
@@ -161,9 +163,10 @@ class SimulatedTraining:
         if members is None or self.fault == "silent":
             return
         if members.change != self.change:
-            self.change, self.change_state, self.problem = members.change, "", ""
+            self.change, self.change_state, self.problem = members.change, "", None
             if members.join and self.fault == "refused":
-                self.change_state, self.problem = "failed", "Access denied"
+                self.change_state = "failed"
+                self.problem = Reason("sbatch-failed", error="Access denied")
             elif members.join:
                 for gpus in members.join:
                     self._submit(gpus)
@@ -215,7 +218,7 @@ class SimulatedTraining:
             step_time_s=1.0 / self.gpus, steps_measured=5, global_batch=64, notice=notice,
             checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
             in_place=self.able, not_in_place="" if self.able else "stages",
-            change=self.change, change_state=self.change_state, change_problem=self.problem,
+            change=self.change, change_state=self.change_state, change_reason=self.problem,
             restarts=self.restarts, startup_s=self.startup_s,
             companions=rows, pause_s=0.02 if self.change is not None else None,
         )  # fmt: skip

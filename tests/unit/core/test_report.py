@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report, ReportError
 from slurm_elastic.rpc.protocol import MAX_REQUEST
 
@@ -86,7 +87,14 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("not_in_place", "stages\n"),
         ("change", -1),
         ("change_state", 3),
-        ("change_problem", "\x1b[2J"),
+        ("change_reason", "\x1b[2J"),
+        ("change_reason", 7),
+        ("change_reason", {"code": "companion-late"}),
+        ("change_reason", {"code": "companion-late", "parameters": {"job": "\x1b[2J"}}),
+        ("change_reason", {"code": "companion-late", "parameters": {"job": ["4712"]}}),
+        ("change_reason", {"code": "companion-late", "parameters": {"user": "bob"}}),
+        ("change_reason", {"code": "companion-exited", "parameters": {"exit_code": -1}}),
+        ("change_reason", {"code": "sbatch-failed", "parameters": {"error": "a" * 201}}),
         ("generation", 0.5),
         ("micro_batches", 0.5),
         ("micro_batches", -1),
@@ -155,7 +163,7 @@ def test_the_largest_report_fits_into_a_request(text, seconds, size):
                     "gpu_type": wide,
                     "layout": "1x2",
                     "companions": [[2**32 - i, 1024, "submitted"] for i in range(1, 65)],
-                    "change_problem": wide,
+                    "change_reason": {"code": "sbatch-failed", "parameters": {"error": wide}},
                 }
             )
         except ReportError as error:
@@ -171,6 +179,23 @@ def test_the_largest_report_fits_into_a_request(text, seconds, size):
 
 def test_newer_senders_are_understood():
     assert Report.from_wire({**GOOD, "mood": "fine"}).job_id == 7
+
+
+def test_the_reason_of_a_change_travels():
+    reason = Reason("companion-exited", job="4712", exit_code=3)
+    report = Report.from_wire({**GOOD, "change_reason": reason.to_json()})
+    assert report.change_reason == reason
+    assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
+
+
+def test_sentences_of_older_launchers_and_codes_of_newer_ones_are_texts():
+    sentence = "companion 4712: it has not joined by the deadline"
+    older = Report.from_wire({**GOOD, "change_problem": sentence})
+    assert older.change_reason == Reason("text", text=sentence)
+    assert Report.from_wire({**GOOD, "change_problem": ""}).change_reason is None
+    unknown = {"code": "companion-bored", "parameters": {"job": "4712"}}
+    newer = Report.from_wire({**GOOD, "change_reason": unknown})
+    assert newer.change_reason == Reason("text", text="companion-bored")
 
 
 def test_a_state_of_a_rehearsal_that_is_not_known_is_none():

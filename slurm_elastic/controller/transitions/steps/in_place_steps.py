@@ -120,7 +120,8 @@ class InPlaceSteps(StateSteps):
         self._order(t)
         report = _answer(t, site)
         if report is not None and report.change_state == "failed":
-            return self._given_up(t, Reason("companions-refused", error=report.change_problem))
+            because = report.change_reason or Reason("members-fixed")
+            return self._given_up(t, Reason("companions-refused", reason=because))
         if report is not None and report.change_state and self._match(t, job, site, report):
             return TransitionState.PIN
         if t.waited(time.time()) > _ASK_S:
@@ -243,15 +244,15 @@ class InPlaceSteps(StateSteps):
         if report is not None and state == "done":
             return self._joined(t, report, site)
         if report is not None and state == "failed":
-            error = report.change_problem
-            return self._given_up(t, Reason("companions-not-joined", error=error))
+            late = Reason("companions-not-joined", reason=report.change_reason)
+            return self._given_up(t, late)
         companions = [site.companions.get(j.job_id) for j in t.joins]
         if all((c.state if c else None) in _OVER for c in companions):
             t.entered.setdefault("over", time.time())
             if t.waited(time.time(), "over") > _REPORT_S:
                 return self._given_up(t, Reason("companion-ended", job=str(t.joins[0].job_id)))
         if t.waited(time.time()) > JOIN_S + _GRACE_S:
-            return self._given_up(t, Reason("companions-not-joined", error=""))
+            return self._given_up(t, Reason("companions-not-joined"))
         return None
 
     def _joined(self, t: Transition, report: Report, site: StepInputs) -> TransitionState:
@@ -261,8 +262,8 @@ class InPlaceSteps(StateSteps):
         self._note_switch(t, report)
         if late:
             self._scancel(t, [j.job_id for j in late], site)
-            error = report.change_problem
-            t.problem = t.problem or Reason("companions-not-joined", error=error)
+            late_reason = Reason("companions-not-joined", reason=report.change_reason)
+            t.problem = t.problem or late_reason
             t.joins = [j for j in t.joins if j.job_id in joined]
         return TransitionState.FREE if t.leaves else _end(t)
 

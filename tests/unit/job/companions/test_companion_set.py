@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.core.member_orders import MemberOrders
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.attempt_trial import AttemptTrial
 from slurm_elastic.job.companions import companion_set, companion_submission
@@ -168,7 +169,7 @@ def test_a_job_grows_and_shrinks(base: Base, slurm: CompanionSlurm) -> None:
     base.until("done")
     assert slurm.ended(5001) == 0
     assert base.states == {5001: "ended", 5002: "joined"}
-    assert (base.report.gpus, base.report.change_problem) == (3, "")
+    assert (base.report.gpus, base.report.change_reason) == (3, None)
     assert not slurm.cancelled()
 
 
@@ -183,7 +184,7 @@ def test_the_same_order_is_carried_out_once(base: Base, slurm: CompanionSlurm) -
     assert slurm.submitted() == [5001]
     assert slurm.cancelled() == ["--quiet 5001"]
     assert base.report.change == 3
-    assert "cancelled" in base.report.change_problem
+    assert base.report.change_reason == Reason("companion-cancelled", job="5001")
 
 
 def test_a_program_that_cannot_regroup(slurm: CompanionSlurm) -> None:
@@ -191,7 +192,7 @@ def test_a_program_that_cannot_regroup(slurm: CompanionSlurm) -> None:
     base.companions.start()
     base.order(1, 2)
     base.until("failed")
-    assert "cannot change its members" in base.report.change_problem
+    assert base.report.change_reason == Reason("members-fixed")
     base.companions.on_group({"can": False, "why": "stages"})
     eventually(lambda: base.report.not_in_place == "stages")
     assert base.report.in_place is False
@@ -206,7 +207,7 @@ def test_a_refusal_takes_the_others_back(base: Base, slurm: CompanionSlurm) -> N
     slurm.refuse("none", "sbatch: error: Batch job submission failed: Access/permission denied")
     base.order(2, 1, 1, leave=(job_id,))
     base.until("failed")
-    assert base.report.change_problem == "sbatch: Access/permission denied"
+    assert base.report.change_reason == Reason("sbatch-failed", error="Access/permission denied")
     assert slurm.cancelled() == ["--quiet 5002"]
     assert base.states == {job_id: "joined"}, "nothing has changed"
 
@@ -221,7 +222,7 @@ def test_those_that_are_late_are_given_up(base: Base, slurm: CompanionSlurm) -> 
     base.pass_deadline()
     base.until("done")
     assert base.states == {5001: "joined", 5002: "ended"}
-    assert "5002: it has not joined by the deadline" in base.report.change_problem
+    assert base.report.change_reason == Reason("companion-late", job="5002")
     assert slurm.cancelled() == ["--quiet 5002"]
 
 
@@ -243,7 +244,7 @@ def test_newcomers_that_die_before_they_join(base: Base, slurm: CompanionSlurm) 
     base.exit(5001, 3)
     slurm.run(5001, gpus=2)
     base.until("failed")
-    assert "exit code 3 before they joined" in base.report.change_problem
+    assert base.report.change_reason == Reason("companion-exited", job="5001", exit_code=3)
     assert slurm.ended(5001) == 0
     eventually(lambda: base.desired[-1] == {})
 
@@ -253,7 +254,9 @@ def test_a_companion_of_another_size_does_not_join(base: Base, slurm: CompanionS
     base.until("submitted")
     slurm.run(5001, gpus=1)
     base.until("failed")
-    assert "it has 1 GPUs, not 2" in base.report.change_problem
+    assert base.report.change_reason == Reason(
+        "companion-size-differs", job="5001", gpus=1, ordered=2
+    )
     assert slurm.ended(5001) == 0
 
 
@@ -376,7 +379,7 @@ def test_an_sbatch_that_hangs_fails_the_change(
     (slurm.folder / "hang").touch()
     base.order(1, 1)
     base.until("failed")
-    assert "has not answered" in base.report.change_problem
+    assert base.report.change_reason == Reason("sbatch-unanswered", waited_s=0.2)
 
 
 def test_a_controller_that_changes_no_members(slurm: CompanionSlurm) -> None:

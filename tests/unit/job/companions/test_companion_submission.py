@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.job.companions import companion_submission
 from slurm_elastic.job.companions.companion_submission import (
     CompanionRefusedError,
@@ -106,25 +107,26 @@ def test_reservations_of_the_controller_are_not_named(slurm: CompanionSlurm) -> 
     [
         (
             "sbatch: error: Batch job submission failed: Access/permission denied",
-            "sbatch: Access/permission denied",
+            "Access/permission denied",
         ),
         (
             f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {FAILED} {POLICY}",
-            f"sbatch: AssocMaxSubmitJobLimit: {POLICY}",
+            f"AssocMaxSubmitJobLimit: {POLICY}",
         ),
-        ("", "sbatch: it failed without a message"),
+        ("", "it failed without a message"),
     ],
 )
 def test_a_refusal_is_one_line(errors: str, reason: str) -> None:
     assert refusal(errors) == reason
     assert "\n" not in refusal(errors + "\x1b[2J" + "x" * 1000)
-    assert len(refusal("x" * 1000)) < 200
+    assert len(refusal("x" * 1000)) <= 200
 
 
 def test_what_sbatch_says_is_raised(slurm: CompanionSlurm) -> None:
     slurm.refuse("sbatch: error: Batch job submission failed: Access/permission denied")
-    with pytest.raises(CompanionRefusedError, match=r"^sbatch: Access/permission denied$"):
+    with pytest.raises(CompanionRefusedError) as refused:
         submission(slurm).submit(7, 1, "")
+    assert refused.value.reason == Reason("sbatch-failed", error="Access/permission denied")
 
 
 def test_an_sbatch_that_hangs_is_ended(
@@ -132,13 +134,13 @@ def test_an_sbatch_that_hangs_is_ended(
 ) -> None:
     monkeypatch.setattr(companion_submission, "_TIMEOUT_S", 0.2)
     (slurm.folder / "hang").touch()
-    with pytest.raises(CompanionRefusedError, match="has not answered"):
+    with pytest.raises(CompanionRefusedError, match=r"\(sbatch-unanswered waited_s=0.2\)"):
         submission(slurm).submit(7, 1, "")
 
 
 def test_without_sbatch(slurm: CompanionSlurm) -> None:
     (slurm.folder / "bin" / "sbatch").unlink()
-    with pytest.raises(CompanionRefusedError, match="sbatch: No such file"):
+    with pytest.raises(CompanionRefusedError, match=r"sbatch-failed error=.No such file"):
         submission(slurm).submit(7, 1, "")
 
 
