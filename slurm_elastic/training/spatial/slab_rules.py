@@ -1,19 +1,20 @@
 # ruff: noqa: PLR0917 - arguments in the order of torch's functions
 """Rules by which functions of torch work on slabs, by the names of the functions.
 
-Importing this module registers them. A function without a rule is refused by `SlabTensor`.
+Importing this module registers them, with those of `slab_layer_rules`. A function without a rule is
+refused by `SlabTensor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from slurm_elastic.core.slab_grid import SpatialCutError
-from slurm_elastic.training.spatial import slab_layers
-from slurm_elastic.training.spatial.slab_tensor import RULES, SlabTensor, plain, wrapped
+from slurm_elastic.training.spatial import slab_layer_rules, slab_layers  # noqa: F401 - registers its rules
+from slurm_elastic.training.spatial.rule_registry import first_slab, input_slab, reduced, rule
+from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrapped
 
 #: Functions that treat each voxel alone.
 _ELEMENTWISE = (
@@ -34,29 +35,6 @@ _PLAIN = (
     "is_floating_point is_pinned is_same_size is_signed ndimension numpy register_hook "
     "register_post_accumulate_grad_hook retain_grad tolist untyped_storage"
 )
-
-
-def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the rule of these names."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
-
-
-def _first(values: Any) -> SlabTensor:
-    """Return the first slab among arguments."""
-    for value in values:
-        if isinstance(value, SlabTensor):
-            return value
-        if isinstance(value, list | tuple):
-            for item in value:
-                if isinstance(item, SlabTensor):
-                    return item
-    raise SpatialCutError("model: no tensor that is cut in space is among the arguments")
 
 
 def _matched(value: Any, like: SlabTensor) -> Any:
@@ -84,7 +62,7 @@ def _rewrapped(result: Any, like: SlabTensor) -> Any:
 
 @rule(*_ELEMENTWISE.split())
 def _elementwise(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    like = _first([*args, *kwargs.values()])
+    like = first_slab([*args, *kwargs.values()])
     written = args[0] if isinstance(args[0], SlabTensor) else None
     matched = [_matched(a, like) for a in args]
     result = func(*matched, **{k: _matched(v, like) for k, v in kwargs.items()})
@@ -133,121 +111,6 @@ def _len(_: Any, args: list[Any], kwargs: dict[str, Any]) -> int:
     return int(args[0].volume_shape[0])
 
 
-@rule("conv1d", "conv2d", "conv3d")
-def _convolution(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    del func
-
-    def arguments(
-        input: Any,  # noqa: A002 - torch's own names
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
-        return slab_layers.convolve(
-            _slab(input),
-            weight,
-            bias,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _transposed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    del func
-
-    def arguments(
-        input: Any,  # noqa: A002
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> torch.Tensor:
-        return slab_layers.convolve(
-            _slab(input),
-            weight,
-            bias,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            transposed=True,
-            output_padding=output_padding,
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("max_pool1d", "max_pool2d", "max_pool3d")
-def _max_pool(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    def arguments(
-        input: Any,  # noqa: A002
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> torch.Tensor:
-        if return_indices:
-            raise SpatialCutError(
-                f"model: {func.__name__} with return_indices is invalid for a tensor that is cut in"
-                " space: expected values only"
-            )
-        return slab_layers.pool_largest(
-            _slab(input), kernel_size, stride, padding, dilation, ceil_mode=ceil_mode
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    del func
-
-    def arguments(
-        input: Any,  # noqa: A002
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> torch.Tensor:
-        return slab_layers.pool_mean(
-            _slab(input),
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode=ceil_mode,
-            count_padding=count_include_pad,
-            divisor=divisor_override,
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _adaptive(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor = _slab(args[0])
-    sizes = args[1] if len(args) > 1 else kwargs["output_size"]
-    spatial = range(-len(tensor.extents), 0)
-    if set(sizes if isinstance(sizes, list | tuple) else [sizes]) == {1}:
-        return _reduced(tensor, list(spatial), keep=True, mean=True)
-    result: torch.Tensor = func(slab_layers.spatial_whole(tensor), *args[1:], **kwargs)
-    return result
-
-
 @rule(
     "flatten",
     "reshape",
@@ -262,137 +125,11 @@ def _of_whole(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return func(slab_layers.spatial_whole(args[0]), *args[1:], **kwargs)
 
 
-@rule("batch_norm")
-def _batch_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    def arguments(
-        input: Any,  # noqa: A002
-        running_mean: Any,
-        running_var: Any,
-        weight: Any = None,
-        bias: Any = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        *_: Any,
-    ) -> torch.Tensor:
-        tensor = _slab(input)
-        if not training:
-            output = func(plain(tensor), running_mean, running_var, weight, bias, False, 0.0, eps)
-            return wrapped(output, tensor.group, tensor.extents)
-        return slab_layers.normalize(
-            tensor,
-            weight,
-            bias,
-            parts=tensor.volume_shape[1],
-            over_batch=True,
-            epsilon=eps,
-            running=(running_mean, running_var),
-            momentum=momentum,
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("instance_norm")
-def _instance_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    def arguments(
-        input: Any,  # noqa: A002
-        running_mean: Any = None,
-        running_var: Any = None,
-        weight: Any = None,
-        bias: Any = None,
-        use_input_stats: bool = True,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        *_: Any,
-    ) -> torch.Tensor:
-        tensor = _slab(input)
-        if not use_input_stats:
-            output = func(
-                plain(tensor), running_mean, running_var, weight, bias, False, momentum, eps
-            )
-            return wrapped(output, tensor.group, tensor.extents)
-        if running_mean is not None:
-            raise SpatialCutError(
-                "model: instance_norm with running statistics is invalid for a tensor that is cut"
-                " in space: expected track_running_stats=False"
-            )
-        return slab_layers.normalize(
-            tensor, weight, bias, parts=tensor.volume_shape[1], over_batch=False, epsilon=eps
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("group_norm")
-def _group_norm(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    del func
-
-    def arguments(
-        input: Any,  # noqa: A002
-        num_groups: int,
-        weight: Any = None,
-        bias: Any = None,
-        eps: float = 1e-5,
-        *_: Any,
-    ) -> torch.Tensor:
-        return slab_layers.normalize(
-            _slab(input), weight, bias, parts=num_groups, over_batch=False, epsilon=eps
-        )
-
-    return arguments(*args, **kwargs)
-
-
-@rule("interpolate", "upsample", "upsample_nearest")
-def _interpolate(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    def arguments(
-        input: Any,  # noqa: A002
-        size: Any = None,
-        scale_factor: Any = None,
-        mode: str = "nearest",
-        *_: Any,
-        **__: Any,
-    ) -> torch.Tensor:
-        tensor = _slab(input)
-        count = len(tensor.extents)
-        scales = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor] * count
-        if size is not None:
-            sizes = size if isinstance(size, list | tuple) else [size] * count
-            scales = [s / n for s, n in zip(sizes, tensor.extents, strict=True)]
-        if mode != "nearest" or any(s is None or s < 1 or s != int(s) for s in scales):
-            raise SpatialCutError(
-                f"model: {func.__name__} with mode {mode!r} and factors {scales} is invalid for a"
-                " tensor that is cut in space: expected 'nearest' and whole factors; a transposed"
-                " convolution works, too"
-            )
-        return slab_layers.enlarge(tensor, [int(s) for s in scales])
-
-    return arguments(*args, **kwargs)
-
-
-@rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
-def _dropout(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    def arguments(
-        input: Any,  # noqa: A002
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-        **further: Any,
-    ) -> torch.Tensor:
-        del inplace
-        tensor = _slab(input)
-        if not further.get("train", training):
-            return tensor
-        return slab_layers.drop(tensor, p, channels=func.__name__ != "dropout")
-
-    return arguments(*args, **kwargs)
-
-
 @rule("cat", "concat", "concatenate")
 def _cat(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     tensors = args[0] if args else kwargs.pop("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    like = _first(tensors)
+    like = first_slab(tensors)
     _check_dim(func, like, dim)
     result = func([_matched(t, like) for t in tensors], dim)
     return wrapped(result, like.group, like.extents)
@@ -400,7 +137,7 @@ def _cat(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
 
 @rule("softmax", "log_softmax", "argmax", "argmin")
 def _over_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor = _slab(args[0])
+    tensor = input_slab(args[0])
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     _check_dim(func, tensor, dim)
     return wrapped(func(plain(tensor), *args[1:], **kwargs), tensor.group, tensor.extents)
@@ -408,7 +145,7 @@ def _over_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.
 
 @rule("unsqueeze", "squeeze", "chunk", "split", "select_channels")
 def _reshaped_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    tensor = _slab(args[0])
+    tensor = input_slab(args[0])
     default = 0 if func.__name__ in {"chunk", "split"} else None
     position = 2 if func.__name__ in {"chunk", "split"} else 1
     dim = args[position] if len(args) > position else kwargs.get("dim", default)
@@ -423,12 +160,12 @@ def _reshaped_channels(func: Any, args: list[Any], kwargs: dict[str, Any]) -> An
 
 @rule("sum", "mean")
 def _reduction(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor = _slab(args[0])
+    tensor = input_slab(args[0])
     dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
     keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
     rank = len(tensor.volume_shape)
     dims = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
-    return _reduced(tensor, dims, keep=keep, mean=func.__name__ == "mean")
+    return reduced(tensor, dims, keep=keep, mean=func.__name__ == "mean")
 
 
 @rule(
@@ -445,7 +182,7 @@ def _voxel_loss(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Ten
     reduction = kwargs.pop("reduction", "mean")
     for name in ("size_average", "reduce"):
         kwargs.pop(name, None)
-    like = _first(args[:2])
+    like = first_slab(args[:2])
     each = wrapped(
         func(
             *[_matched(a, like) for a in args[:2]],
@@ -471,7 +208,7 @@ def _class_loss(func: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Ten
         label_smoothing: float = 0.0,
     ) -> torch.Tensor:
         del size_average, reduce
-        like = _slab(input)
+        like = input_slab(input)
         further = {"label_smoothing": label_smoothing} if label_smoothing else {}
         own_target = _matched(target, like)
         each = func(
@@ -493,29 +230,7 @@ def _loss(each: SlabTensor, reduction: str) -> torch.Tensor:
     if reduction == "none":
         return each
     dims = list(range(len(each.volume_shape)))
-    return _reduced(each, dims, keep=False, mean=reduction == "mean")
-
-
-def _reduced(tensor: SlabTensor, dims: list[int], *, keep: bool, mean: bool) -> torch.Tensor:
-    """Return the sum or mean over dimensions."""
-    shape = tensor.volume_shape
-    rank, count = len(shape), len(tensor.extents)
-    dims = sorted({dim % rank for dim in dims})
-    spatial = [dim for dim in dims if dim >= rank - count]
-    result = plain(tensor).sum(dims, keepdim=keep)
-    if spatial and len(spatial) < count:
-        raise SpatialCutError(
-            "model: a sum or mean over some of the spatial dimensions of a tensor that is cut in"
-            " space is invalid: expected all of them or none"
-        )
-    if spatial:
-        result = slab_layers.group_sum(result, tensor)
-    if mean:
-        number = 1
-        for dim in dims:
-            number *= shape[dim]
-        result = result / number
-    return result if spatial else wrapped(result, tensor.group, tensor.extents)
+    return reduced(each, dims, keep=False, mean=reduction == "mean")
 
 
 def _check_dim(func: Any, tensor: SlabTensor, dim: Any) -> None:
@@ -526,12 +241,3 @@ def _check_dim(func: Any, tensor: SlabTensor, dim: Any) -> None:
             f"model: {func.__name__} along dimension {dim} of a tensor that is cut in space is"
             " invalid: expected that of samples or channels"
         )
-
-
-def _slab(value: Any) -> SlabTensor:
-    if not isinstance(value, SlabTensor):
-        raise SpatialCutError(
-            "model: a tensor that is cut in space as weight or second argument of a layer is"
-            " invalid: expected it as the input"
-        )
-    return value
