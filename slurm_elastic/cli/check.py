@@ -13,7 +13,7 @@ from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.exit_codes import REFUSED, SILENT, CliError
 
 if TYPE_CHECKING:
-    from slurm_elastic.controller.site_check import Facts
+    from slurm_elastic.controller.site_findings import Facts
 
 
 @options.verb
@@ -92,7 +92,7 @@ def _answer_row(address: str, answer: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def _facts() -> Facts:
-    from slurm_elastic.controller.site_check import Facts  # noqa: PLC0415
+    from slurm_elastic.controller.site_findings import Facts  # noqa: PLC0415
     from slurm_elastic.rpc import munge_auth  # noqa: PLC0415
     from slurm_elastic.slurm import slurm_settings  # noqa: PLC0415
 

@@ -17,7 +17,7 @@
     │   ├── LayerError                  core.layers
     │   ├── LayoutTextError             core.layout
     │   ├── MemberOrdersError           core.member_orders
-    │   ├── ReportError                 core.report
+    │   ├── ReportError                 core.report_fields
     │   ├── SpatialCutError             core.slab_grid
     │   ├── SubmissionError             core.submission
     │   ├── CommunicationError          models.communication

@@ -12,7 +12,8 @@ import threading
 import time
 from typing import Any
 
-from slurm_elastic.core.report import Orders, ReportError
+from slurm_elastic.core.report import Orders
+from slurm_elastic.core.report_fields import ReportError
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.rpc import frames, requests

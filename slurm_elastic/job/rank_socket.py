@@ -42,7 +42,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.core.report import Orders, ReportError
+from slurm_elastic.core.report import Orders
+from slurm_elastic.core.report_fields import ReportError
 
 #: Address of esrun's socket; set in all ranks, reachable on the host of rank 0 only.
 SOCKET_VARIABLE = "SLURM_ELASTIC_SOCKET"

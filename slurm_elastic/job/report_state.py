@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.core.report import Orders, Report, ReportError, profile_rows
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.core.report_fields import ReportError, profile_rows
 from slurm_elastic.job.launch import log_line
 
 #: Fields whose change is reported at once.

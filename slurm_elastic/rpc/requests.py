@@ -20,7 +20,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from slurm_elastic.core.report import Report, ReportError
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.report_fields import ReportError
 from slurm_elastic.rpc.protocol import RequestError, answered
 
 #: Most jobs named in one request, and characters of a text.

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.core.report import Orders, ReportError, profile_rows
+from slurm_elastic.core.report import Orders
+from slurm_elastic.core.report_fields import ReportError, profile_rows
 from slurm_elastic.job.rank_socket import RankSocket
 from slurm_elastic.training.measure.gradient_noise import GradientNoise
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers

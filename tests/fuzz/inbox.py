@@ -22,7 +22,8 @@ from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.request_auth import MungeAuth, RequestAuthError
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.core.report import Report, ReportError
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.report_fields import ReportError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import frames, munge_auth, protocol
 from slurm_elastic.rpc.protocol import VERSION

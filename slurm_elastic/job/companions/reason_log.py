@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import MAX_TEXT
+from slurm_elastic.core.report_fields import MAX_TEXT
 
 
 def log_text(reason: Reason) -> str:

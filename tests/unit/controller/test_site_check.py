@@ -7,7 +7,8 @@ import pytest
 
 from slurm_elastic.config.policy_settings import SiaSettings
 from slurm_elastic.config.schema import ApiSettings, Config, parse
-from slurm_elastic.controller.site_check import Facts, check, lines
+from slurm_elastic.controller.site_check import check, lines
+from slurm_elastic.controller.site_findings import Facts
 from slurm_elastic.slurm import slurm_settings
 from slurm_elastic.slurm.slurm_settings import SlurmSite
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.member_orders import CompanionComment, MemberOrders
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import Orders, Report, ReportError
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.core.report_fields import ReportError
 from slurm_elastic.rpc.protocol import MAX_REQUEST
 
 GOOD = {"job_id": 7, "run": 0, "phase": "training"}

@@ -17,7 +17,8 @@ from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.layers import Layer, LayerError, LayerProfile
 from slurm_elastic.core.nodelist import MOST, expand
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import Orders, Report, ReportError
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.core.report_fields import ReportError
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.rpc import frames
 from slurm_elastic.rpc.requests import build

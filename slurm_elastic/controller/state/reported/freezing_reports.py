@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.application import LayerCost, Learned, Prefixes
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.report import ProfileRow, Report
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.report_fields import ProfileRow
 
 
 def of(

@@ -13,7 +13,8 @@ from typing import Any
 
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.cluster import Job
-from slurm_elastic.core.report import ProfileRow, Report, ReportError, profile_rows
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.report_fields import ProfileRow, ReportError, profile_rows
 
 #: Profiles in memory of jobs of one name.
 _STATED = 10
