@@ -2,20 +2,22 @@
 
     python -m tests.run [lint] [unit] [cluster] [pytest's options]
 
-The image of the container cluster is built, and the first cluster started, while the parts before
-`cluster` run. Each worker of the cluster tests, and each trial of a release of Slurm, has a cluster
-of its own: they often wait. Beside them the packages of one release of Debian are built and tried.
+The image of the container cluster is built, and the first cluster started, while `lint` runs. Then
+`unit` and `cluster` run beside each other, as cluster tests often wait; the output of `unit` is
+printed at its end. Each worker of the cluster tests, and each trial of a release of Slurm, has a
+cluster of its own. Beside them the packages of one release of Debian are built and tried.
 Tests that measure times (mark `alone`) come after the others. As real daemons on a shared machine
 are late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES`
 may need that; all are named. Other tests have one try.
 
-Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
+Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
 
 import argparse
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from tests.support.outcomes import Outcome, lacking, read
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
+UNIT_TESTS = ("tests/unit", "tests/property")
 CLUSTER_TESTS = "tests/cluster"
 RELEASE_TESTS = "tests/releases"
 #: Packages that are built and tried, those of one release of Debian; the rest: make test-packages.
@@ -61,6 +64,8 @@ class Run:
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
         self.broken = False  # pytest itself did not get to its end
+        self._adding = threading.Lock()
+        self._unit_is_over = threading.Event()
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -74,9 +79,18 @@ class Run:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
 
+    def has_no_unit_part(self) -> None:
+        """Record that no unit tests run beside the cluster tests."""
+        self._unit_is_over.set()
+
     def unit(self) -> bool:
-        """Run the tests that need no cluster."""
-        return self._pytest("unit", "-n", str(PROCESSES), "tests/unit", "tests/property")
+        """Run the tests that need no cluster, and print then how they went."""
+        path = self.folder / "unit.log"
+        with path.open("wb") as log:
+            passed = self._pytest("unit", "-n", str(PROCESSES), *UNIT_TESTS, log=log)
+        self._unit_is_over.set()
+        print(path.read_text("utf-8", "replace"))
+        return passed
 
     def cluster(self) -> bool:
         """Run the tests on container clusters; what failed, twice."""
@@ -87,6 +101,7 @@ class Run:
             packages = pool.submit(self._packages)
             passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
             passed &= packages.result()
+        self._unit_is_over.wait()
         passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
         return passed or self._second_try()
 
@@ -127,13 +142,18 @@ class Run:
 
     def _second_try(self) -> bool:
         """Run the cluster tests that failed once more; tell whether all pass now."""
-        failed = {o.test: o.reason for o in self.outcomes if o.result == "failed"}
+        failed = {
+            outcome.test: outcome.reason
+            for outcome in self.outcomes
+            if outcome.result == "failed" and not outcome.test.startswith(UNIT_TESTS)
+        }
         if self.broken or len(failed) > SECOND_TRIES:
             print(f"tests: {len(failed)} cluster tests failed: there is no second try")
             return False
         print(f"tests: second try of {len(failed)} cluster tests")
         self.second_tries = failed
-        self.outcomes = [o for o in self.outcomes if o.test not in failed]
+        with self._adding:
+            self.outcomes = [o for o in self.outcomes if o.test not in failed]
         return self._pytest("second", *failed) and all(
             o.result == "passed" for o in self.outcomes if o.test in failed
         )
@@ -143,7 +163,8 @@ class Run:
         path = self.folder / name
         command = [sys.executable, "-m", "pytest", *words, *self.options, f"--outcomes={path}"]
         code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
-        self.outcomes += read(path)
+        with self._adding:
+            self.outcomes += read(path)
         self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)
         return code in (0, NOTHING_SELECTED)
 
@@ -167,7 +188,7 @@ def clock(seconds: float) -> str:
 
 
 def main() -> int:
-    """Run the parts in their order until one fails."""
+    """Run `lint`, then the other parts beside each other."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=("lint", "unit", "cluster"))
     arguments, options = parser.parse_known_args()
@@ -179,15 +200,24 @@ def main() -> int:
         }  # fmt: skip
         if "cluster" in arguments.parts:
             run.start_cluster()
+
+        def timed(part: str) -> bool:
+            began = time.monotonic()
+            passed = parts[part]()
+            run.times[part] = time.monotonic() - began
+            if not passed:
+                print(f"tests: {part} failed")
+            return passed
+
         passed = False
         try:
-            for part in arguments.parts:
-                began = time.monotonic()
-                passed = parts[part]()
-                run.times[part] = time.monotonic() - began
-                if not passed:
-                    print(f"tests: {part} failed")
-                    break
+            tests = [part for part in arguments.parts if part != "lint"]
+            if "unit" not in tests:
+                run.has_no_unit_part()
+            passed = "lint" not in arguments.parts or timed("lint")
+            if passed and tests:
+                with ThreadPoolExecutor(len(tests)) as pool:
+                    passed = all(list(pool.map(timed, tests)))
         finally:
             run.close()
             if arguments.parts != ["lint"]:

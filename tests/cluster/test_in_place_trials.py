@@ -44,7 +44,10 @@ def test_it_goes_on_without_a_requeue_and_the_shape_is_barred(
     job, out = submit(cluster, how)
 
     def log() -> str:
-        return cluster.exec(f"cat {out}.log 2>&1", check=False).stdout + daemon.log()[-5000:]
+        printed = cluster.exec(f"cat {out}.log 2>&1", check=False).stdout
+        rounds = [line for line in daemon.log().splitlines() if "debug: Round" not in line]
+        explained = daemon.selastic("explain", str(job), check=False)
+        return "\n".join([printed, explained, *rounds])
 
     def barred() -> list[tuple[int, str, int]]:
         answer = daemon.selastic("explain", str(job), "--json", check=False)

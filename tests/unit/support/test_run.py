@@ -32,7 +32,7 @@ def test_prompt():
 def cluster_part(tmp_path, monkeypatch, capfd):
     """Runs the part `cluster` on a file of tests: its success, its summary, and the run."""
 
-    def call(text, *, build=""):
+    def call(text, *, build="", earlier=()):
         (tmp_path / "test_it.py").write_text(text)
         (tmp_path / "test_releases.py").touch()
         (tmp_path / "test_packages.py").touch()
@@ -49,6 +49,8 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         plugins = ("no:cacheprovider", "xdist.plugin", "tests.support.outcomes")
         run = Run([word for name in plugins for word in ("-p", name)], tmp_path)
+        run.outcomes += earlier
+        run.has_no_unit_part()
         passed = run.cluster()
         printed = capfd.readouterr().out
         run.summary()
@@ -71,6 +73,14 @@ def test_one_that_fails_twice_fails_the_run(cluster_part):
     passed, said, _ = cluster_part(FLAKY.format(count=1, prompt=False))
     assert not passed
     assert "1 failed, 1 passed" in said
+
+
+def test_unit_tests_have_no_second_try(cluster_part):
+    units = [Outcome(f"tests/unit/test_{i}.py::test", result="failed") for i in range(4)]
+    passed, _, run = cluster_part(FLAKY.format(count=1, prompt=True), earlier=units)
+    assert passed
+    assert list(run.second_tries) == ["test_it.py::test_late[0]"]
+    assert run.outcomes[:4] == units
 
 
 def test_more_than_three_fail_the_run(cluster_part):
