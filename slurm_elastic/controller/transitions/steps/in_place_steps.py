@@ -187,10 +187,11 @@ class InPlaceSteps(StateSteps):
         """Release companions, and give up where they cannot start.
 
         Until others have left their GPUs, they wait without a limit of their own: those are told to
-        leave when these are released.
+        leave when these are released. GPUs that another job has got meanwhile, which Slurm started
+        otherwise than planned, are not asked for at all; later they are not waited for.
         """
         waited, could_start = t.waited(time.time()), self._could_start(t, site)
-        if could_start > _PASSES_S and t.givers and t.target and not site.free(t, t.target):
+        if (could_start > _PASSES_S or not t.tries) and site.taken(t):
             return self._given_up(t, Reason("gpus-taken"))
         for join, companion in waiting:
             if obstacle := site.obstacle(companion, _place(t, join)):

@@ -61,6 +61,18 @@ class StepInputs:
             for node, gpus in target.shares
         )
 
+    def taken(self, transition: Transition) -> bool:
+        """Return whether other jobs hold GPUs of the target, and are not about to leave them."""
+        target = transition.target
+        if target is None:
+            return False
+        soon_free = handovers.given(transition, self.live, self.jobs)
+        return any(
+            self.gpus_of_others(node, transition.job_id) + gpus - soon_free[node]
+            > self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
     def promised(self, transition: Transition, target: Allocation) -> bool:
         """Return whether a target's free GPUs are those that another job is about to get.
 
