@@ -217,10 +217,15 @@ class ReportState:
             self._subscribers.append(subscriber)
         subscriber(self.orders())
 
-    def serve_notice(self) -> None:
-        """End a notice for good: what has been saved for it is where the program goes on."""
+    def serve_notice(self, change: int | None) -> None:
+        """End the notice of a change for good: the program goes on from what it saved for it.
+
+        Args:
+            change: number of the change for which the program is started again, as its notice has
+                it; None: for none. Any other notice is still to be answered.
+        """
         with self._changed:
-            if self._orders.action != "notice":
+            if self._orders.action != "notice" or change is None or self._orders.notice != change:
                 return
             self._served = self._orders.notice
             orders = self._orders = self._without_served(self._orders)

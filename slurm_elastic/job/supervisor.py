@@ -204,7 +204,7 @@ class Supervisor:
         if not self._companions.restarts(code, self._step.failed_in, on_trial=on_trial):
             return False
         self._ranks.unguard()
-        self._state.serve_notice()
+        self._state.serve_notice(self._companions.due_change)
         self._state.begin_attempt()
         return True
 

@@ -38,6 +38,17 @@ class ProgramCompanions(CompanionSet):
         self._connecting = ConnectDeadline(self._clock)
         self._is_known = not self._regroups or self._launch.options.checkpoint is not None
 
+    @property
+    def due_change(self) -> int | None:
+        """Number of the change that the next start of the program carries out; None: there is none.
+
+        A program is also started again because a companion was lost, without any change.
+        """
+        change = self._change
+        if change is None or change.is_over or change.is_restarted:
+            return None
+        return change.number if change.orders.restart == "now" else None
+
     def restarts(self, code: int, failed_in: int | None, *, on_trial: bool) -> bool:
         """Return whether the program, which has ended, is started again with other companions.
 
@@ -101,8 +112,7 @@ class ProgramCompanions(CompanionSet):
     def _handle_start(self) -> None:
         """Carry out a change whose ranks have ended."""
         change = self._change
-        is_due = change is not None and change.orders.restart == "now" and not change.is_over
-        if change is not None and is_due and not change.is_restarted:
+        if change is not None and self.due_change is not None:
             for job_id in change.orders.leave:
                 job = self._jobs.get(job_id)
                 if job is not None and job.state != "ended":

@@ -165,6 +165,9 @@ class ScriptWatch:
             self._copy.begin_attempt()
             self._program_step = None
             self._due = self._frozen_at = None
+            if self._orders.action == "notice":  # what this attempt does is saved by itself only
+                self._answered_notice = self._signalled_notice = None
+                self._guard.unguard()
             self._begun_at_start = self._scanner.begun
             self._training.begin_attempt()
             self._last_complete = None
@@ -429,6 +432,7 @@ class ScriptWatch:
         Returns:
             False if a save had begun before they stood; they go on then.
         """
+        self._guard.guard()  # has begun with the notice, unless the program was started after it
         if self._guard.freeze():
             self._frozen_at = self._clock()
         if not self.count_new():

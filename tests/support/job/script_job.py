@@ -20,6 +20,7 @@ class RecordingGuard:
         on_freeze: what the script does before it stands.
         can_freeze: whether ranks can be frozen.
         is_frozen: whether they are.
+        is_guarded: whether guards run.
     """
 
     def __init__(self) -> None:
@@ -27,9 +28,12 @@ class RecordingGuard:
         self.on_freeze: Callable[[], object] = lambda: None
         self.can_freeze = True
         self.is_frozen = False
+        self.is_guarded = False
 
     def guard(self) -> None:
-        self.calls.append("guard")
+        if not self.is_guarded:
+            self.calls.append("guard")
+        self.is_guarded = True
 
     def freeze(self) -> bool:
         self.on_freeze()
@@ -41,7 +45,7 @@ class RecordingGuard:
 
     def unguard(self) -> None:
         self.calls.append("unguard")
-        self.is_frozen = False
+        self.is_frozen = self.is_guarded = False
 
 
 class ScriptJob:

@@ -213,3 +213,17 @@ def test_orders_whose_deadline_counts_down_are_the_same(state: ReportState) -> N
         members = MemberOrders(change=3, join=(2,), deadline_s=deadline_s)
         state.receive(Orders(seq=4, members=members), authoritative=True)
     assert len(heard) == 2
+
+
+def test_only_the_notice_of_the_change_is_served_by_a_restart(state: ReportState) -> None:
+    """A program is also started again as it has lost a companion."""
+    heard: list[Orders] = []
+    state.subscribe(heard.append)
+    notice = Orders(seq=4, action="notice", notice=17, deadline_s=60.0)
+    state.receive(notice, authoritative=True)
+    for change in (None, 16):
+        state.serve_notice(change)
+        assert (state.orders().action, state.orders().notice) == ("notice", 17)
+    state.serve_notice(17)
+    state.receive(notice, authoritative=True)
+    assert [orders.action for orders in heard] == ["run", "notice", "run"]

@@ -26,6 +26,8 @@ class Program:
         self.state = ReportState(Report(job_id=4711, run=0, phase="training", gpus=2))
         self.ended = threading.Event()
         self.seq = 0
+        #: Change whose notice is over, at each end.
+        self.served: list[int | None] = []
         self.companions = ProgramCompanions(
             self.launch, self.state, lambda _: None, end_ranks=self.ended.set
         )
@@ -61,6 +63,7 @@ class Program:
         self.ended.clear()
         self.companions.end_start(failed=code != 0)
         again = self.companions.restarts(code, failed_in, on_trial=on_trial)
+        self.served.append(self.companions.due_change)
         if again:
             self.start()
         return again
@@ -149,6 +152,20 @@ def test_a_lost_companion_is_left_out(program: Program) -> None:
     assert program.ends()
     assert program.parts == [second]
     assert program.report.gpus == 3
+    assert program.served == [1, None]
+
+
+def test_a_loss_while_a_change_is_prepared_does_not_carry_it_out(program: Program) -> None:
+    """The notice of the change is still to be answered by the ranks of the next start."""
+    (part,) = program.grows(1, 1)
+    program.order(2, 2)
+    program.until("submitted")
+    program.ended.clear()
+    program.slurm.running[part].kill()
+    assert program.ended.wait(30)
+    assert program.ends()
+    assert program.served == [1, None]
+    assert program.parts == []
 
 
 def test_ranks_that_were_killed_are_a_loss_once_the_shape_has_worked(program: Program) -> None:

@@ -67,6 +67,21 @@ def test_a_notice_waits_for_the_next_checkpoint(job: Job) -> None:
     assert job.guard.calls == ["guard", "arm"]
 
 
+def test_ranks_that_are_started_again_under_a_notice_answer_it_themselves(job: Job) -> None:
+    """As after the loss of a companion: what they train on is not in the save of before."""
+    job.save()
+    job.order("notice", 5)
+    assert job.save().phase == "saved"
+    job.state.begin_attempt()
+    job.watch.begin_attempt(restarted=True)
+    assert not job.watch.has_answered_notice
+    assert (job.state.report().phase, job.state.report().notice) == ("starting", None)
+    job.now += 10
+    report = job.save()
+    assert (report.phase, report.notice) == ("saved", 5)
+    assert job.guard.calls == ["guard", "arm", "unguard", "guard", "arm"]
+
+
 def rename(job: Job, name: str) -> Report:
     job.write("x.tmp").rename(job.home / name)
     job.watch.check()
