@@ -144,6 +144,8 @@ class OrphanCleanup:
             if first:  # of whatever job: its owner may have hidden the directive meanwhile
                 self._log.warning(f"JobId={job.display_id} Mended=priority")
                 self._try(job, lambda job=job: self._scontrol.release(job))  # type: ignore[misc]
+                if nice := _lost_nice(job):
+                    self._mend(job, "nice value", {"Nice": nice})
             directive = job.directive
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
@@ -178,6 +180,15 @@ class OrphanCleanup:
             self._log.warning(f"JobId={job.display_id} Problem={error}")
             return False
         return True
+
+
+def _lost_nice(job: Job) -> str:
+    """Return the nice value that a job was submitted with if our priority has replaced it, or "".
+
+    Only a transition knows one that was set later.
+    """
+    submitted = job.submission.shape.get("nice") if job.submission else None
+    return str(submitted) if submitted and not job.nice else ""
 
 
 def pinned_by_us(

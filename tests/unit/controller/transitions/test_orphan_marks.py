@@ -8,6 +8,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.slurm.shape import FIRST
 from tests.support.controller.job_records import FakeScontrol, Log, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
@@ -65,3 +66,12 @@ def test_a_job_whose_node_is_lost_starts_soon_but_not_in_the_moment_in_which_the
     moved(store, 1, "n1", "n2")
     (fields,) = updates(store, job(run=1, required_nodes=("n1", "n2")))
     assert fields["StartTime"] == "now+5"
+
+
+def test_a_nice_value_that_only_a_lost_ledger_knew_is_that_of_the_submission():
+    young = JobStore(Ledger(":memory:"))
+    first = {"priority": int(FIRST), "shape": {"nice": 7}}
+    assert updates(young, job({"n3": 1}, **first)) == [{"Nice": "7"}]
+    assert updates(young, job({"n3": 1}, nice=9, **first)) == []
+    assert updates(young, job({"n3": 1}, priority=10, shape={"nice": 7})) == []
+    assert updates(young, job({"n3": 1}, priority=int(FIRST))) == []
