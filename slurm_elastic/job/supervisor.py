@@ -28,7 +28,7 @@ from slurm_elastic.job.launchers.nested_launch import (
     ranks_only,
     step_processes,
 )
-from slurm_elastic.job.launchers.rendezvous_watch import RendezvousWatch
+from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
@@ -234,8 +234,7 @@ class Supervisor:
         if is_watched and here in launch.nodes:
             self._watches.append(NestedLaunchWatch(child.mark, run_id, on_nested=self._refuse))
         if is_watched and launch.ranks > 1 and here == launch.nodes[0]:
-            port = int(launch.environment["MASTER_PORT"])
-            self._watches.append(RendezvousWatch(port, on_missing=self._warn_of_lone_ranks))
+            self._watches.append(self._rendezvous_watch())
         for watch in self._watches:
             watch.start()
         return JointStep(
@@ -244,6 +243,12 @@ class Supervisor:
             end_ranks=self._kill_ranks,
             wait_in_vain=self._waits_in_vain,
         )
+
+    def _rendezvous_watch(self) -> RendezvousWatch:
+        port, warn = int(self._launch.environment["MASTER_PORT"]), self._warn_of_lone_ranks
+        if self._script is None:
+            return RendezvousWatch(port, warn, meet_s=UNSEEN_S)
+        return RendezvousWatch(port, warn, has_begun=self._script.has_begun_save)
 
     def _waits_in_vain(self) -> bool:
         """Return whether ranks that others have left are those of a script that began nothing."""

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: Seconds until the ranks must have met: the import of a framework takes a minute on a slow file
-#: system (our choice).
+#: Seconds until ranks that have begun to train must have met (our choice).
 _MEET_S = 180.0
+#: The same where nothing shows whether they have begun: the import of a framework takes minutes on
+#: a file system that many jobs read at once (our choice).
+UNSEEN_S = 900.0
 _PAUSE_S = 5.0
 _TABLES = ("tcp", "tcp6")
 #: State of a socket that listens, in the kernel's tables.
@@ -62,7 +64,9 @@ class RendezvousWatch:
     Args:
         port: MASTER_PORT of the step, whose rank 0 runs on this host.
         on_missing: called once if nothing has listened there in time.
-        meet_s: that time.
+        has_begun: returns whether the ranks show that they train. Those that are still importing
+            their framework have not met yet.
+        meet_s: seconds that they have at least.
         pause_s: between two looks.
     """
 
@@ -71,11 +75,12 @@ class RendezvousWatch:
         port: int,
         on_missing: Callable[[], object],
         *,
+        has_begun: Callable[[], bool] = lambda: True,
         meet_s: float = _MEET_S,
         pause_s: float = _PAUSE_S,
     ) -> None:
         self._port, self._on_missing = port, on_missing
-        self._meet_s, self._pause_s = meet_s, pause_s
+        self._has_begun, self._meet_s, self._pause_s = has_begun, meet_s, pause_s
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -91,6 +96,6 @@ class RendezvousWatch:
         while not self._ended.wait(self._pause_s):
             if listens(self._port):
                 return
-            if time.monotonic() > end:
+            if time.monotonic() > end and self._has_begun():
                 self._on_missing()
                 return

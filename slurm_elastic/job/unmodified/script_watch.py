@@ -260,7 +260,11 @@ class ScriptWatch:
 
     def _can_signal(self) -> bool:
         # Before its first save a script may not have installed its handler: it would die.
-        return self._send_signal is not None and self._scanner.begun > self._begun_at_start
+        return self._send_signal is not None and self.has_begun_save()
+
+    def has_begun_save(self) -> bool:
+        """Return whether the script has begun a save in this attempt."""
+        return self._scanner.begun > self._begun_at_start
 
     def _signal_once(self, orders: Orders) -> None:
         if self._send_signal and self._can_signal() and self._signalled_notice != orders.notice:

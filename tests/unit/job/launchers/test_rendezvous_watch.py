@@ -30,6 +30,16 @@ def test_ranks_that_never_meet_are_reported_once() -> None:
     assert not missing.acquire(timeout=0.1)
 
 
+def test_ranks_that_import_for_long_are_not_reported() -> None:
+    """Nothing listens yet, and no save shows that they train."""
+    missing, begun = threading.Semaphore(0), threading.Event()
+    watch = RendezvousWatch(1, missing.release, has_begun=begun.is_set, meet_s=0.0, pause_s=0.01)
+    watch.start()
+    assert not missing.acquire(timeout=0.1)
+    begun.set()
+    assert missing.acquire(timeout=60)
+
+
 def test_ranks_that_have_met_are_not_reported() -> None:
     reported: list[bool] = []
     with socket.create_server(("", 0)) as server:
