@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _NUMBERS = re.compile(r"(?<![0-9.])([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,2}))?(?![0-9])")
-#: Seconds that a requeued job waits before it may start again: until then slurmd may take the
-#: new launch credential for the revoked one. From 25.11 on credentials are keyed by run, and no
+#: Seconds that a requeued job waits before it may start again, from the begin of the second in
+#: which its nodes were free: until then slurmd may take the new launch credential for the revoked
+#: one, as it compares their times in whole seconds. One second would do; the other one is for
+#: clocks that differ between hosts. From 25.11 on credentials are keyed by run, and no
 #: wait is needed (measured: docs/slurm-versions.md).
 WAIT_AFTER_REQUEUE_S = 2.0
 

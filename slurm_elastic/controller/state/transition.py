@@ -11,7 +11,7 @@ which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 | REQUEUE | `scontrol requeue` | the job is no longer running |
 | DRAIN | - | it is pending and its nodes have let it go |
 | RESHAPE | one update: size, CPUs, memory, time left | Slurm shows that size |
-| COOL | - | 2 s after DRAIN before Slurm 25.11: else the old credential's end hits the new run |
+| COOL | - | before Slurm 25.11: 1 to 2 s after DRAIN, else the old credential's end hits the run |
 | RELEASE | one update: nodes, reservation, start now, priority | - |
 | VERIFY | - | it runs as planned |
 | CLEAR | reservation and priority are given back | - |
@@ -206,6 +206,11 @@ class Transition:
         if self.entered.get(name, 0.0) > now:
             self.entered[name] = now
         return now - self.entered.get(name, 0.0)
+
+    def waited_from_second(self, now: float, mark: str) -> float:
+        """Return as `waited` does, from the begin of the second in which the mark lies."""
+        waited = self.waited(now, mark)
+        return waited + self.entered.get(mark, 0.0) % 1.0
 
     @property
     def given_up(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 
 def recompute(layers: Iterable[tuple[str, torch.nn.Module]]) -> tuple[int, int]:
@@ -54,4 +53,6 @@ def _runs_again(layer: torch.nn.Module) -> bool:
 def _again(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **options)
+    from torch.utils.checkpoint import checkpoint  # noqa: PLC0415 - slow: it imports sympy
+
     return checkpoint(forward, *inputs, use_reentrant=False, **options)

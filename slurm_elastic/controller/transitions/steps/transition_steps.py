@@ -162,7 +162,9 @@ class TransitionSteps(StateSteps):
         if t.target is None:
             return TransitionState.RESHAPE
         now = time.time()
-        if t.waited(now, "drained") < site.wait_after_requeue_s or t.waited(now) < 0.05:
+        # Slurm compares the times of credentials in whole seconds.
+        cooled = t.waited_from_second(now, "drained") >= site.wait_after_requeue_s
+        if not cooled or t.waited(now) < 0.05:
             return None
         wrong = shape.difference(job, t.target)
         if wrong:
