@@ -28,7 +28,7 @@ class ConfigKey:
         bounds: smallest and largest number, also of a table's values.
         choices: permitted words, also of a list's items.
         names: permitted names in a table.
-        parse: checks a text; its ValueError says what was expected.
+        parse: checks a text; its ValueError names the expected form.
     """
 
     description: str

@@ -2,7 +2,7 @@
 
 A *companion* is a small batch job of the same user, on one node, that holds further GPUs for a
 running job, its *base*. The controller orders companions from the base's esrun, which submits them
-held; the controller places them; esrun starts ranks in them, and says what became of them.
+held; the controller places them; esrun starts ranks in them, and reports their states.
 
 Code inside jobs imports this module: standard library only.
 

@@ -115,7 +115,7 @@ class AttemptTrial:
 
     @property
     def on(self) -> bool:
-        """Whether this start is on trial, as far as can be said without the controller."""
+        """Whether this start is on trial, as far as it is known without the controller."""
         return (self._trained or self._base is not None) and not self.has_checkpoint
 
     @property

@@ -1,4 +1,4 @@
-"""Sia's fit of step times, corrected by what it leaves over: a Gaussian process over shapes.
+"""Sia's fit of step times, corrected by a Gaussian process of its residuals over shapes.
 
 The seven parameters of `throughput.fit` cannot follow every curve. The residuals of the measured
 points, in logarithms of seconds, are interpolated over

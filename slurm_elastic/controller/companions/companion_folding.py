@@ -1,7 +1,7 @@
-"""Jobs and their companions, as decisions see them: one job with all GPUs. Pure.
+"""Jobs joined with their companions, for decisions: one job with all GPUs. Pure.
 
 A companion counts as a part of its base while both run, with the same owner, and the controller
-has placed it itself: what comments say is not enough (docs/adr/0018-in-place-changes.md).
+has placed it itself: a comment alone is no proof (docs/adr/0018-in-place-changes.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FoldedJobs(NamedTuple):
 
     Attributes:
         jobs: by id, each running job with its companions, these no longer beside it.
-        companions: all jobs that say that they are companions, by id, as Slurm shows them.
+        companions: all jobs whose comment marks them as companions, by id, as Slurm shows them.
     """
 
     jobs: dict[int, Job]

@@ -1,4 +1,4 @@
-"""Predicted run times of the jobs that Slurm knows, renewed in the background."""
+"""Predicted run times of the jobs in Slurm's list, renewed in the background."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LengthPredictions:
 
     @property
     def enabled(self) -> bool:
-        """Whether the site wants predictions."""
+        """Whether the configuration enables predictions."""
         return self.config.durations.predict
 
     def tick(self) -> None:

@@ -33,7 +33,7 @@ _READING = 0.5
 
 
 class TrainingError(SlurmElasticError):
-    """A training without result; the message says why, in one line."""
+    """A training without result; the message gives the reason, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ class AttemptComparison:
                 attempt.promise = (1 + decision.gain, decision.target)
 
     def withdraw(self, job_id: int) -> None:
-        """Forget the promise of a change that was not carried out."""
+        """Drop the predicted speed of a change that was not carried out."""
         with self._lock:
             attempt = self._attempts.get(job_id)
             if attempt is not None:

@@ -384,7 +384,7 @@ class ShapeTrials:
 
 
 def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
-    """Return the failure of a program for which esrun waits; None: its end is the job's end.
+    """Return the failure of a program for which esrun waits; None: the job ends with it.
 
     None if the job never had a checkpoint, if the controller did not change the attempt or its GPUs
     are not known, and for exit code 0 in a shape that worked: a script may have nothing left to do.

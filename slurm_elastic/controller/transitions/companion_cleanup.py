@@ -33,9 +33,9 @@ class CompanionCleanup:
 
     Args:
         scontrol: writes.
-        store: knows the companions that were placed.
-        engine: knows those of changes under way.
-        ledger: keeps the ids of placed companions, as long as Slurm knows them.
+        store: has the companions that were placed.
+        engine: has those of changes under way.
+        ledger: keeps the ids of placed companions, as long as Slurm lists them.
         log: structlog logger.
     """
 
@@ -58,7 +58,7 @@ class CompanionCleanup:
 
         Args:
             jobs: as Slurm shows them, by id.
-            companions: those that say that they are companions.
+            companions: jobs whose comment marks them as companions.
 
         Raises:
             LedgerError: the ids of placed companions cannot be written.
@@ -107,7 +107,7 @@ class CompanionCleanup:
         return Reason("companion-unknown")
 
     def _trains(self, companion: Job, base: Job) -> bool:
-        """Return whether the base's esrun says that ranks train there."""
+        """Return whether the base's esrun reports that ranks train there."""
         report = self._store.last_report(base.job_id)
         if report is None or report.run != base.run:
             return False

@@ -2,7 +2,7 @@
 
 esrun keeps a job when its program fails on trial. It cannot where the batch script itself fails
 before it reaches esrun (`module load` on another node, `set -e`): Slurm ends the job. Slurm lets an
-operator requeue an ended job as long as it knows it (`MinJobAge`), so the job is sent back to the
+operator requeue an ended job as long as it lists it (`MinJobAge`), so the job is sent back to the
 queue, and from there to where it worked last (docs/reliability.md, "A change that fails").
 
 What decides that stands in the ledger, so that a controller that was started in between decides the
@@ -41,7 +41,7 @@ class EarlyEnds:
         self._judged: set[tuple[str, int]] = set()
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Transition], *, act: bool) -> None:
-        """Send jobs back to the queue that have just failed; before the store sees their end.
+        """Send jobs back to the queue that have just failed; before the store records their end.
 
         Args:
             snapshot: read just now.
@@ -61,7 +61,7 @@ class EarlyEnds:
         self._judged = attempts
 
     def _beginning(self, job: Job) -> Transition | None:
-        """Return the change after which a job failed at once; None: its end is its end."""
+        """Return the change after which a job failed at once; None: it has ended for good."""
         if job.end_state != "FAILED" or not job.exit_code or not job.requeueable:
             return None
         if job.start_time is None or job.end_time is None:

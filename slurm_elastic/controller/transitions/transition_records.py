@@ -24,7 +24,7 @@ class TransitionRecords:
         self._unwritten: list[Transition] = []
 
     def live(self) -> Iterator[Transition]:
-        """Return the transitions that were under way; what is none is ended."""
+        """Return the transitions that were under way; an unreadable row is ended."""
         for id_, _, body in self._ledger.live_transitions():
             try:
                 yield Transition.from_body({**body, "id": id_})

@@ -1,1 +1,1 @@
-"""How a job computes on its GPUs."""
+"""Execution plans: the division of a training among its GPUs."""

@@ -1,4 +1,4 @@
-"""The text of an execution plan: a layout, and how each rank of it computes.
+"""Text of an execution plan: a layout, and the options with which its ranks compute.
 
 A plan is a layout (`slurm_elastic.core.layout`) followed by options, each after a `+`:
 
@@ -9,8 +9,9 @@ A plan is a layout (`slurm_elastic.core.layout`) followed by options, each after
     recompute           activations are computed again in the backward pass
     accumulation=N      micro-batches of a replica in a step beyond the first
 
-What is not named is the job's own choice for `accumulation`, else off. A layout is a plan without
-options. All plans of a job train it equally: the global batch does not belong to a plan.
+An `accumulation` that is not named is the job's own choice; other options are off. A layout is a
+plan without options. All plans of a job train it equally: the global batch does not belong to a
+plan.
 
 >>> plan = ExecutionPlan.parse("4x2+recompute+tensor=2")
 >>> plan.replicas, plan.stages, plan.tensor, plan.world

@@ -51,7 +51,7 @@ class CompanionChannelError(SlurmElasticError):
 
 
 class CompanionPlace(NamedTuple):
-    """Node, CPUs and GPUs of a companion, as Slurm tells its script."""
+    """Node, CPUs and GPUs of a companion, from the environment of its script."""
 
     node: str
     cpus: int

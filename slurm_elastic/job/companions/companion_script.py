@@ -1,7 +1,8 @@
 """Program of a companion: it keeps its job running until the esrun of the base ends it.
 
 It starts no ranks: esrun does, with srun. It ends the ranks on its node, and itself, when esrun
-says so, closes the connection, or is silent. Exit code 0 when told to end, else 1.
+orders it, closes the connection, or sends nothing for some time. Exit code 0 if it
+was ordered to end, else 1.
 
 Standard library only.
 """
@@ -82,7 +83,7 @@ def _connect(hosts: list[str], port: int) -> CompanionChannel:
 
 
 def _follow(channel: CompanionChannel, wakeup: socket.socket) -> bool:
-    """Answer esrun until it says that this job is to end; return whether it has."""
+    """Answer esrun until it orders the end of this job; return whether it has."""
     heard = time.monotonic()
     while (remaining_s := heard + SILENCE_S - time.monotonic()) > 0:
         descriptors = [channel.fileno(), wakeup.fileno()]

@@ -1,7 +1,7 @@
 """esrun's end of the connections to the scripts of companions.
 
 It listens on all interfaces, as companions run on other nodes. A peer that does not prove within
-`HANDSHAKE_S` that it has the secret is disconnected; only so many are heard at a time.
+`HANDSHAKE_S` that it has the secret is disconnected; the number of connections is limited.
 
 Standard library only.
 """
@@ -30,7 +30,7 @@ _MAX_PEERS = 128
 
 
 class CompanionListener(Protocol):
-    """Receiver of news of companions; called from any thread."""
+    """Receiver of events of companions; called from any thread."""
 
     def admit(self, job_id: int) -> str | None:
         """Return the mark of a companion's ranks; None if it does not belong to this attempt."""
@@ -49,7 +49,7 @@ class CompanionServer:
     """Server for the scripts of the companions of one job.
 
     Args:
-        listener: gets the news.
+        listener: receives the events.
 
     Attributes:
         secret: by which companions prove themselves.

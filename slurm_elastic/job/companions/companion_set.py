@@ -2,7 +2,7 @@
 
 The controller orders changes (`core.member_orders`). esrun submits companions, starts ranks in
 those that run, tells rank 0 which of them the training is to consist of, and ends those that are
-to leave, that failed, or whose time is up. What became of a change goes into the report.
+to leave, that failed, or whose time is up. The outcome of a change goes into the report.
 
 All decisions are made in one thread; other threads post what has happened.
 """
@@ -52,7 +52,7 @@ class CompanionSet:
 
     Args:
         launch: of the base.
-        state: gets what became of changes, and has the orders.
+        state: gets the outcomes of changes, and has the orders.
         send_desired: passes the desired companions on to rank 0; None: there will be none.
         trial: of the program's start, which begins anew with each change of members.
         regroups: whether ranks may join or leave while the program runs.

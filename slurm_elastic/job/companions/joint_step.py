@@ -1,11 +1,12 @@
 """The steps of one start of the program: that of the base, and one in each companion.
 
-They end together: when ranks of one fail, those of the others wait for them in vain and are ended.
-Before that they have a moment to end by themselves: ranks that were killed from outside are the
-cause, though others may notice it, and fail, before Slurm has told of it.
+They end together: when the ranks of one step fail, those of the others would wait for them without
+end, and are killed after a short grace period. In that period the step that caused the failure can
+still end: where ranks were killed from outside, other ranks may fail because of it before Slurm
+reports the killed ones.
 
-When ranks of one have ended with 0, and the others go on for long without a first checkpoint, they
-wait for each other in vain, too: a script may exit where its node has too few GPUs.
+When the ranks of one step have ended with exit code 0, and the others run for long without a first
+checkpoint, they are killed, too: a script may exit on a node with too few GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class JointStep:
         parts: (companion, its srun).
         end_ranks: kills the ranks of all steps, as soon as that may be done; gets a function that
             returns whether those of the base have ended.
-        wait_in_vain: returns whether ranks that go on alone for long have nothing to end.
+        wait_in_vain: returns whether the other ranks, after a long time alone, may be killed.
 
     Attributes:
         failed_in: companion whose ranks were killed, or else the first to fail; None: those of the
@@ -93,7 +94,7 @@ class JointStep:
             step.send(number)
 
     def end(self) -> None:
-        """Kill all ranks; sruns that do not notice it, as of a lost node, are killed after that."""
+        """Kill all ranks; then kill sruns that still run, such as that of a lost node."""
         with self._lock:
             self._killed |= {i for i, step in self._by_job if not step.ends_within(0.0)}
         self._end_ranks(lambda: self._base.ends_within(0.0))

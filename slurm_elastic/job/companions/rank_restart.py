@@ -1,6 +1,6 @@
 """Restarts of all ranks on the base and its companions: when one is due, and what is reported.
 
-A restart is due when the controller says that the ranks have saved (`member_orders.RESTARTS`), or
+A restart is due when the controller states that the ranks have saved (`member_orders.RESTARTS`), or
 when a companion is lost in which ranks of a program run that cannot go on without them. The ranks
 are ended then, and the supervisor starts the program again in the same run of the job.
 """

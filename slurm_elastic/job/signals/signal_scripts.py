@@ -2,7 +2,7 @@
 
 A signal goes to the processes that train: to the tasks of the step, or, where a task is a shell, a
 launcher or another command that only runs a program, to the processes below it. Data-loader
-workers, and other processes that ranks start, get none: they would die of it.
+workers, and other processes that ranks start, get none: it would end them.
 """
 
 from slurm_elastic.job.slurm_env import STEP_VARIABLE

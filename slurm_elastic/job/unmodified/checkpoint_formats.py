@@ -74,7 +74,7 @@ def is_temporary(name: str) -> bool:
 def directory_evidence(
     path: str, files: Mapping[str, FileVersion], whole: Whole, *, ranks: int | None
 ) -> Evidence:
-    """Return what a directory shows.
+    """Return the evidence of a directory for a complete checkpoint.
 
     Args:
         path: of the directory.

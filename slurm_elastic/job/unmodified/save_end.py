@@ -1,4 +1,4 @@
-"""End of a save before ranks are killed that cannot go on.
+"""End of a running save, before the ranks of a failed start are killed.
 
 When a companion is lost, or its ranks have failed, the other ranks are killed, too. One of them may
 be saving at that moment: a script that overwrites its only checkpoint would lose it.
@@ -24,13 +24,13 @@ def stop_between_saves(
     resume: Callable[[], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return when no save is under way and the ranks stand still, or have ended.
+    """Wait until no save is under way and the ranks are stopped, or have ended.
 
     Args:
         is_saving: returns whether a save is under way that still goes on.
         has_ended: returns whether the ranks that save have ended.
-        stop: makes them stand still.
-        resume: lets them go on, as a save had begun before they stood still.
+        stop: stops them (SIGSTOP).
+        resume: continues them, as a save had begun before they were stopped.
         sleep: sleeps for some seconds.
     """
     for attempt in range(_ATTEMPTS):

@@ -1,8 +1,8 @@
 """Recognition of files that were cut off while they were written, from their own structure.
 
 Shown to be whole: zip (torch.save, `.npz`), whose index is written last, and JSON. Shown to be cut
-off: these, safetensors, `.npy` and HDF5, which tell their length. Only head and tail of a file are
-read, and nothing is ever unpickled: the files are a user's, and may contain anything.
+off: these, safetensors, `.npy` and HDF5, whose headers have their length. Only head and tail of a
+file are read, and nothing is ever unpickled: the files are a user's, and may contain anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Boosted trees over the rolling estimates: what a job's size, user, hour and limit add to them.
+"""Boosted trees over the rolling estimates: corrections by size, user, hour and limit of a job.
 
 Three quantiles of the logarithm of the run time are learned by scikit-learn's histogram gradient
 boosting, on the older jobs; on the newest fifth their coverage is corrected (conformalised quantile

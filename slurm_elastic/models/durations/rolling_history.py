@@ -1,4 +1,4 @@
-"""Rolling estimates of run times: what earlier jobs of the same name, user and shape took.
+"""Rolling estimates of run times, from earlier jobs of the same name, user and shape.
 
 `RollingHistory.published_s` is the estimate of Helios' QSSF (SC'21): the mean of the user's jobs of
 the same name, else of similar names, else of the user, else of all. `estimate` is ours: a
@@ -14,7 +14,7 @@ distribution, in which jobs that are more alike count more and older ones less.
 True
 
 All is bounded, as names are written by users: names of a user, users, and jobs of a series. The
-oldest are forgotten.
+oldest are removed.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class RollingHistory:
         yield "all", self._all
 
     def _named(self, request: JobRequest, names: list[str]) -> Iterator[_Series]:
-        """Yield the series of these names: the user's if there are any, else anybody's."""
+        """Yield the series of these names: the user's if there are any, else those of all users."""
         user = self._users.get(request.user)
         own = [user.names[name] for name in names if name in user.names] if user else []
         if own:

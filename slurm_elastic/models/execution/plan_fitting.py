@@ -105,5 +105,5 @@ def objective(
 
 
 def relative_error(predicted_ms: float, measured_ms: float) -> float:
-    """Return the page's error of one plan: |predicted - measured| / measured."""
+    """Return the relative error of one plan: |predicted - measured| / measured."""
     return abs(predicted_ms - measured_ms) / measured_ms

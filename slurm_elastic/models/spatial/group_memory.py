@@ -1,6 +1,6 @@
 """Memory of a rank of a spatial group, and the smallest group whose ranks have enough.
 
-What is counted: kept activations and the planes of others beside them, the largest activation with
+Counted are kept activations and the planes of others beside them, the largest activation with
 its gradient once more (as a layer's backward pass holds both), and weights, gradients and optimizer
 state, which every rank holds whole.
 """

@@ -1,6 +1,6 @@
-"""EASY backfill: one promise, and jobs that may start before its job without delaying it.
+"""EASY backfill: a reservation for the first waiting job, and earlier starts that do not delay it.
 
-Lifka, JSSPP 1995; the idea of Slurm's `sched/backfill`: the first job without room is promised the
+Lifka, JSSPP 1995; the idea of Slurm's `sched/backfill`: the first job without room gets the
 earliest moment at which running jobs leave enough GPUs of one type; others may go before it if that
 does not delay it: they end before, or leave enough.
 """

@@ -9,10 +9,10 @@ with a_f the GPUs of 1/J of the cluster, and SPEEDUP_j times (T_j - R_j d) / (T_
 changes: T_j the job's age, R_j its restarts, d the seconds of one. It is maximised by
 genetic_search.py. A job gets at most twice the GPUs it was measured on (section 4.1).
 
-In Sia's setting (SOSP'23, section 5.1) the cluster has several GPU types, of which Pollux knows
-nothing: all nodes are shown as nodes of the smallest size, one goodput model learns from all types
-together, no job gets more than the smallest type has, and of an allocation that mixes types
-only the most frequent one is used; the other GPUs stay idle.
+In Sia's setting (SOSP'23, section 5.1) the cluster has several GPU types, which Pollux does
+not distinguish: all nodes are shown as nodes of the smallest size, one goodput model is fitted to
+all types together, no job gets more than the smallest type has, and of an allocation that mixes
+types only the most frequent one is used; the other GPUs stay idle.
 
 Simplified: the search is smaller and starts from the present allocation (genetic_search.py); the
 result is a type and a number of GPUs, for which placement chooses the nodes, as for every policy.

@@ -11,9 +11,9 @@ under the capacity of each type: a program of at most one shape per job, with th
 (milp/assignment_milp.py). GPUs that are left over go to other jobs: first to those that hold them,
 then to waiting jobs in random order.
 
-Simplified: jobs tell the truth, so there are no hidden payments, which make lying useless; a job
-runs at the requested size or not at all, so that bids are shapes, not subsets of GPUs; a job is an
-application of its own; placement chooses the nodes.
+Simplified: jobs report true values, so hidden payments, which make false ones useless, are left
+out; a job runs at the requested size or not at all, so that bids are shapes, not subsets of GPUs; a
+job is an application of its own; placement chooses the nodes.
 """
 
 from __future__ import annotations

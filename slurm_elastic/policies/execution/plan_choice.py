@@ -10,7 +10,7 @@ jobs that are still to come. Each round, in this order:
 1. Jobs are ranked by the least GPU time that they still need, and each waiting one gets the option
    of least cost that fits. One that costs much more than the best option waits for that.
 2. Where nothing fits, jobs that need much longer are stopped, if that costs less than it saves.
-3. If nobody waits, running jobs change to the option that saves most seconds per GPU, if it saves
+3. If no job waits, running jobs change to the option that saves most seconds per GPU, if it saves
    more than a start costs.
 
 A guaranteed job runs only in options in which the time for which it holds GPUs, starts included,
@@ -39,7 +39,7 @@ class PlanDemand:
         known: whether that is known; else it is an estimate, on which no guarantee relies.
         holding: what it holds; nothing while it waits.
         step_s: seconds of a step on that.
-        standing_s: for how long it still stands still after its last start.
+        standing_s: seconds until it trains after its last start.
         slack_s: by how much a guaranteed job's time with GPUs may still exceed that of its
             request, if all further steps take as long as there; None: it is not guaranteed.
         requested_s: seconds of a step as requested.

@@ -1,4 +1,4 @@
-"""Options of a job, and what it holds: GPUs on nodes, and the execution plan that it runs in."""
+"""Options and present holding of a job: GPUs on nodes, and an execution plan."""
 
 from __future__ import annotations
 

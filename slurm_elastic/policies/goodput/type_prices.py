@@ -1,9 +1,9 @@
 """Price of a GPU of each type, in seconds of one job's life per GPU second.
 
-The price says what a GPU is worth to the other jobs; it sets how many GPUs count as a good bargain
-for a job (value_terms.py). `[goodput] price` is the price of the slowest type. A type on which the
-jobs of the round run faster costs as many times more, unless `[goodput] prices` names it. Half or
-twice all prices changes completion times by less than 1 % (docs/goodput.md).
+The price is the worth of a GPU to the other jobs; it bounds the GPUs whose gain for a job exceeds
+their price (value_terms.py). `[goodput] price` is the price of the slowest type. A type on which
+the jobs of the round run faster costs as many times more, unless `[goodput] prices` names it. Half
+or twice all prices changes completion times by less than 1 % (docs/goodput.md).
 """
 
 from __future__ import annotations

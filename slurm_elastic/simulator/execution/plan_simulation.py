@@ -34,7 +34,7 @@ class PlanRun:
         step_s: seconds of a step on that.
         steps: complete steps.
         partial_s: seconds of the step that is under way.
-        standing_s: for how long it still stands still.
+        standing_s: seconds until it trains again.
         starts: how often it was placed.
         gpu_s: GPU seconds that it has held.
         training_s: seconds for which it held GPUs, restarts included.

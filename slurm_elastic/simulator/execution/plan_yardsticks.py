@@ -3,7 +3,7 @@
 `QueuedPlans`: jobs start in an order, each in its fastest option that fits, and keep it to their
 end; a job that does not fit is passed over. `SharedPlans` is a simple joint rule: options of any
 number of GPUs up to the cluster's divided by the active jobs; a job that is four times shorter may
-stop longer ones; when nobody waits, jobs grow where that saves more than a second start.
+stop longer ones; when no job waits, jobs grow where that saves more than a second start.
 """
 
 from __future__ import annotations

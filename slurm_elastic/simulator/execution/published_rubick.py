@@ -1,6 +1,6 @@
 """Rubick's published policy (MLSys'25), rule by rule, with the special cases of its code.
 
-`docs/rubick.md` has the rules and what is wrong with them. Followed are also: free GPUs that were
+`docs/rubick.md` has the rules and their faults. Followed are also: free GPUs that were
 counted before the last job was placed are used to enlarge jobs; slopes when enlarging are those of
 the last round's sizes; a large model without GPUs still counts on the nodes that it last held; the
 nodes for a large model are taken from a heap that was never put in order.

@@ -21,7 +21,7 @@ _BETWEEN = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledModel:
-    """A model as Rubick's scheduler knows it.
+    """A model in the terms of Rubick's scheduler.
 
     Attributes:
         work: of a step.

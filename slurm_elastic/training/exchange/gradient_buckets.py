@@ -4,7 +4,7 @@ The gradients of all buckets stay local until `GradientBuckets.reduce`. The last
 the backward pass, with the values that all ranks must agree on.
 
 A gradient that is completed twice in one pass (a layer that several segments of a recomputation
-share) may have left incomplete. Ranks learn that from the last bucket, and repeat the sum at once.
+share) may have left incomplete. The last bucket carries that to all ranks, which repeat the sum.
 """
 
 from __future__ import annotations

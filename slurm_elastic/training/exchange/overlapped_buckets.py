@@ -1,7 +1,7 @@
 """Buckets of gradients that leave as soon as they are complete, during the backward pass.
 
-Hooks tell when the gradient of a parameter is complete. As soon as all gradients of a bucket are,
-it is copied and sent; the copies leave the gradients themselves as they are, local to this rank.
+A hook runs when the gradient of a parameter is complete. When all gradients of a bucket are, it is
+copied and sent; the copies leave the gradients themselves as they are, local to this rank.
 All ranks start their buckets in the same order, so one that is complete early waits for those
 before it.
 """

@@ -29,9 +29,9 @@ class LossRestart:
 
     Args:
         rank_group: all ranks.
-        regrouping: knows which ranks are lost.
+        regrouping: has the ranks that are lost.
         signals: SIGTERM ends a rank that waits.
-        save: saves on rank 0 if that is possible; returns what the log says of it.
+        save: saves on rank 0 if that is possible; returns the text for the log.
         unnoticed_s: how long the training may take to notice, by an error, that a companion is
             lost. A network that is cut without a message is never noticed.
 

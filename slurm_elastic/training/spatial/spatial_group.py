@@ -1,4 +1,4 @@
-"""The ranks that share one sample, and what they send each other.
+"""The ranks that share one sample, and their communication.
 
 All ranks of a group call the same operations in the same order. Messages are posted together,
 receptions and transmissions, so that no rank waits for another one that waits for it.

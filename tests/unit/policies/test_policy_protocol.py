@@ -69,7 +69,7 @@ def test_what_sites_may_rely_on_can_be_imported():
 
 @pytest.mark.parametrize("name", known())
 def test_every_installed_policy_is_accepted(name):
-    assert type(load(settings(name)).capabilities) is Capabilities
+    assert type(capabilities_of(load(settings(name)))) is Capabilities
 
 
 def test_a_policy_that_states_nothing_has_the_defaults(install):
