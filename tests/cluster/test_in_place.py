@@ -165,6 +165,21 @@ def test_a_limit_on_gpus_that_is_not_known_yet(daemon: Daemon, cluster: SlurmClu
     assert not companions(cluster, job)
 
 
+def test_a_limit_of_the_association_that_is_not_known_yet(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    job = submit(cluster)
+    set_limit = "sacctmgr -iQ modify user alice set GrpTRES=gres/gpu="
+    try:
+        daemon.when(job, "ASK", f"{set_limit}2", action="grow")
+        daemon.wait_for(rf"JobId={job} Transition=\d+ State=UNDONE Action=grow .*AssocGrpG[RE]+S")
+    finally:
+        cluster.exec(f"{set_limit}-1")
+    assert "AssocGrpG" in daemon.selastic("history")
+    assert shown(cluster, job)["job_state"] == ["RUNNING"]
+    assert not companions(cluster, job)
+
+
 def test_a_training_that_cannot_is_requeued(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = submit(cluster, "plain")
     until(lambda: gpus(cluster, job) == 4, seconds=120)

@@ -58,13 +58,16 @@ def fold(
 
 
 def base_of(companion: Job, jobs: Mapping[int, Job]) -> Job | None:
-    """Return the running job of which something is a companion; None: that attempt is over."""
+    """Return the running job of which something is a companion; None: that attempt is over.
+
+    Also where the job may not be changed now, as its owner has held it.
+    """
     mark = companion.companion
     base = jobs.get(mark.base) if mark is not None else None
     if (
         base is None
         or mark is None
-        or not base.elastic
+        or base.submission is None
         or base.state is not JobState.RUNNING
         or (base.run, base.uid) != (mark.run, companion.uid)
     ):

@@ -81,7 +81,7 @@ class CompanionCleanup:
         bases = {c.companion.base for c in companions.values() if c.companion is not None}
         placed = set(self._placed)
         for base in (jobs[i] for i in bases if i in jobs):
-            if base.elastic:
+            if base.submission is not None:
                 placed |= self._store.companions(base) | self._engine.companions(base)
         present = frozenset(placed & companions.keys())
         if present != self._placed:

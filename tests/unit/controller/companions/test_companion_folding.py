@@ -5,6 +5,7 @@ import pytest
 from slurm_elastic.controller.companions.companion_folding import fold
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.member_orders import CompanionComment
+from slurm_elastic.core.reason import Reason
 from tests.support.controller.job_records import allocation, job
 
 
@@ -35,6 +36,12 @@ def test_a_job_has_the_gpus_of_its_companions():
     assert [c.job_id for c in jobs[7].companions] == [8, 9]
     assert (jobs[7].gpus, jobs[7].cpus) == (5, 10)
     assert jobs[7].indexes["n1"] == (0, 1, 2)
+
+
+def test_a_job_that_its_owner_has_held_while_it_runs_keeps_its_companions():
+    base = job({"n1": 2}, managed=False, unmanaged_reason=Reason("held-while-running"))
+    jobs, _ = folded(base, companion(8, {"n2": 2}))
+    assert jobs[7].allocation == allocation({"n1": 2, "n2": 2})
 
 
 @pytest.mark.parametrize(
