@@ -1,4 +1,4 @@
-"""Measurements of an application's newest jobs, by job: what its pool is made of.
+"""Measurements of an application's newest jobs, by job, from which its pool is made.
 
 The pool (application_pool.py) takes the deviation of each job out of its times. It is kept
 until a job is added, or, as times only change, for a minute: with each new pool the models of all

@@ -1,4 +1,4 @@
-"""Environment of Slurm's commands: what a user's own environment must not change."""
+"""Environment of Slurm's commands, without variables of a user that would change their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ended GPU jobs in Slurm's accounting, with their names: what run times are predicted from.
+"""Ended GPU jobs in Slurm's accounting, with their names, from which run times are predicted.
 
 Names are written by users and may hold any character, line breaks too. Fields are therefore
 separated by a word that is drawn anew for each call, so that no name can forge a row.

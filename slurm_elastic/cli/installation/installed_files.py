@@ -1,7 +1,7 @@
 """Writing and removing files of a site, with a record of what was written.
 
-The record, `installed-files.json` in the data folder, holds the hash of each file. What differs
-from it belongs to somebody else: it is neither replaced nor removed.
+The record, `installed-files.json` in the data folder, holds the hash of each file. A file that
+differs from it has another owner: it is neither replaced nor removed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Site:
         """Return what an installation of these files does.
 
         Raises:
-            InstallationError: a file of somebody else is where one has to be written.
+            InstallationError: a file of another owner is where one has to be written.
         """
         wanted = list(files)
         present = self._read()

@@ -1,8 +1,8 @@
 """The companions of a job: esrun's record of which of them belong to the training.
 
 The controller orders changes (`core.member_orders`). esrun submits companions, starts ranks in
-those that run, tells rank 0 which of them the training is to consist of, and ends those that are
-to leave, that failed, or whose time is up. The outcome of a change goes into the report.
+those that run, passes the desired ones on to rank 0, and ends those that are to leave, that failed,
+or whose time is up. The outcome of a change goes into the report.
 
 All decisions are made in one thread; other threads post what has happened.
 """

@@ -68,7 +68,7 @@ class RankSignals:
             self._guards = [_Guard(names, self.mark, i) for i, names in self._launch.hosts]
 
     def freeze(self) -> bool:
-        """Stop all processes of the ranks (SIGSTOP) until `unguard`; return whether they stand.
+        """Stop all processes of the ranks (SIGSTOP) until `unguard`; return whether all are.
 
         Guards let them go on by themselves if this process ends or does not call `unguard`.
         """

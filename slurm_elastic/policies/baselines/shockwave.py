@@ -100,7 +100,7 @@ def plan_window(
 ) -> list[dict[Shape, float]]:
     """Return the rounds of the window that each job gets in each of its shapes.
 
-    Nothing for anyone if the linear solver gives up.
+    No rounds for any job if the linear solver fails.
     """
     pairs = [
         (i, shape)

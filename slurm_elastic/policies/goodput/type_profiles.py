@@ -5,7 +5,7 @@ measures a type by an ordinary change to one idle GPU of it, in its first rounds
 
 - nothing was measured on the type by the job or its application, which was measured elsewhere;
 - the job may run on one GPU there, and is small: it holds one GPU, or is to start on one;
-- after the program's solution a GPU of the type is left over: nobody gives one up for it;
+- after the program's solution a GPU of the type is left over: no job gives one up for it;
 - no other job of the application measures the type now, and the job has not measured as many
   types as `[goodput] profiles` allows;
 - where its length is known, it has many times `profile_s` left.

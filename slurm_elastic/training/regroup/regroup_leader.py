@@ -237,7 +237,7 @@ class RegroupLeader(GroupMember):
     # Recovery, in the main thread.
 
     def _wait_for_steps(self, number: int) -> None:
-        """Wait until every member has told its last step, or is lost."""
+        """Wait until every member has reported its last step, or is lost."""
         begun = time.monotonic()
         members, leaving = set(self._members.members), self._leaving
         steps = self._steps[number]

@@ -52,7 +52,7 @@ class RegroupMember(GroupMember):
         """Connect to rank 0 and take over its directive, on a rank that joins.
 
         Raises:
-            RuntimeError: nobody can join.
+            RuntimeError: no rank can join.
         """
         text = self._rank_group.wait_for(ADDRESS_KEY, JOIN_S)
         if not text:
@@ -152,7 +152,7 @@ class RegroupMember(GroupMember):
         return True
 
     def _wait_for_news(self, number: int) -> None:
-        """Wait until rank 0 says why receiving the state in this generation has failed."""
+        """Wait for the reason from rank 0 why receiving the state in this generation has failed."""
         self._wait(lambda: number in self._dropped or self._alarmed or self._ended)
 
     def _enter(self, generation: Generation) -> FormingGroup:
