@@ -67,6 +67,10 @@ class RequestBackend(Protocol):
         """Return the raw ids of a job as people name it (`queries.dispatch.find`)."""
         ...
 
+    def has_read_cluster(self) -> bool:
+        """Return whether jobs and nodes have been read since the start."""
+        ...
+
     def is_operator(self, uid: int) -> bool:
         """Return whether a user may see and command every job."""
         ...
@@ -237,9 +241,12 @@ class RequestDispatcher:
         job_ids: list[int] = []
         everything = all_ or not self._current.private() or self._current.is_operator(uid)
         for name in names:
-            ids = self._current.find(name) or ((int(name),) if name.isdigit() else ())
+            ids = self._current.find(name)
+            if not ids and not self._current.has_read_cluster():
+                raise self._unknown_job(name)
+            ids = ids or ((int(name),) if name.isdigit() else ())
             if not ids or not (everything or all(self._owns(uid, i) for i in ids)):
-                raise RequestError("refused", f"job {name}: Invalid job id specified")
+                raise self._unknown_job(name)
             job_ids += ids
         return tuple(job_ids)
 
@@ -258,7 +265,7 @@ class RequestDispatcher:
             if foreign:
                 self.warn((uid, op), f"JobId={foreign[0]} Uid={uid} Refused={op}: not the owner")
             if not ids or (foreign and self._current.private()):
-                raise RequestError("refused", f"job {name}: Invalid job id specified")
+                raise self._unknown_job(name)
             if foreign:
                 raise RequestError(
                     "refused", f"job {name}: only its owner or an operator may {op} it"
@@ -267,6 +274,14 @@ class RequestDispatcher:
         if not job_ids:
             raise RequestError("malformed", f"{op}: which job? give its id")
         return tuple(job_ids)
+
+    def _unknown_job(self, name: str) -> RequestError:
+        """Return the refusal for a job that is unknown, or must seem so to the caller."""
+        if self._current.has_read_cluster():
+            return RequestError("refused", f"job {name}: Invalid job id specified")
+        return RequestError(
+            "refused", f"job {name}: the controller has not read Slurm's jobs yet: try again"
+        )
 
     def _own(self, uid: int, job_id: int, request: str) -> None:
         owner = self._current.owner(job_id)

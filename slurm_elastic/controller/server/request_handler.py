@@ -77,6 +77,10 @@ class RequestHandler:
         """See `RequestBackend`."""
         return dispatch.find(self._controller.view, name)
 
+    def has_read_cluster(self) -> bool:
+        """See `RequestBackend`."""
+        return self._controller.view.snapshot.time > 0
+
     def is_operator(self, uid: int) -> bool:
         """Return whether this is root, the controller's account, or a configured operator."""
         if uid in (0, os.geteuid()):

@@ -19,6 +19,7 @@ class FakeBackend:
         self.owners = owners or {4711: ALICE, 4722: BOB}
         self.past_owners = {}
         self.is_private = False
+        self.has_read = True
         self.seq = 0
         self.asked = []
         self.reports = []
@@ -35,6 +36,9 @@ class FakeBackend:
         if name == "5000":
             return (5001, 5002)
         return tuple(i for i in self.owners if str(i) == name)
+
+    def has_read_cluster(self):
+        return self.has_read
 
     def is_operator(self, uid):
         return uid in (0, OPERATOR)

@@ -213,6 +213,18 @@ def test_private_data_shows_a_forgotten_job_to_its_owner(server, backend):
     assert ask(server, ALICE, "hold", jobs=["17"])["error"] == "job 17: Invalid job id specified"
 
 
+@pytest.mark.parametrize("is_private", [False, True])
+def test_before_the_first_look_a_job_may_exist(server, backend, is_private):
+    backend.owners, backend.has_read, backend.is_private = {}, False, is_private
+    not_read = "job 4711: the controller has not read Slurm's jobs yet: try again"
+    for op, words in (("update", {"elastic": "1-2"}), ("hold", {}), ("explain", {})):
+        told = ask(server, ALICE, op, jobs=["4711"], **words)
+        assert told == {"error": not_read, "code": "refused"}
+    backend.has_read = True
+    invalid = ask(server, ALICE, "hold", jobs=["4711"])
+    assert invalid["error"] == "job 4711: Invalid job id specified"
+
+
 def test_past_jobs_keep_their_number(server):
     assert ask(server, BOB, "history", jobs=["17"])["job_ids"] == [17]
     assert ask(server, BOB, "history", jobs=["5000"])["job_ids"] == [5001, 5002]
