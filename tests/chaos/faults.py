@@ -18,6 +18,10 @@ _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comm
 #: slurmctld gives a node up after so many seconds of silence, less what it needs to notice.
 SLURMD_TIMEOUT_S = 12.0
 
+#: A daemon that does not start for so many seconds is an error of the campaign. No part that it
+#: needs is dead for longer.
+START_S = 120.0
+
 #: Command lines of ranks of the campaign's trainings and scripts.
 RANKS = "^python3 .*(chaos/(train|saver).py|light_training)"
 #: Requeues a job that Slurm calls failed. slurmctld may be dead meanwhile, and forgets a requeue of
@@ -172,10 +176,18 @@ class Faults:
         return f"{what} on {node}"
 
     def _start(self, what: str, node: str) -> None:
-        """Start a daemon as systemd would; repeat while another part of it is dead."""
-        for _ in range(5):
-            if self.exec(f"cluster-start {what}", node=node, check=False).returncode == 0:
+        """Start a daemon as systemd would; repeat while another part of it is dead.
+
+        Raises:
+            AssertionError: it does not start; the message has its last words.
+        """
+        end = time.monotonic() + START_S
+        while True:
+            done = self.exec(f"cluster-start {what}", node=node, check=False)
+            if done.returncode == 0:
                 return
+            words = (done.stdout + done.stderr).strip()[-300:]
+            assert time.monotonic() < end, f"{what} on {node} does not start: {words}"
             time.sleep(2)
 
     def _programs(self) -> list[dict[str, Any]]:
