@@ -15,7 +15,7 @@ from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.resize_kind import ResizeKind, companion_change, smaller_sizes
+from slurm_elastic.core.resize_kind import ResizeKind, companion_change, shares_node, smaller_sizes
 
 #: Seconds that training is assumed to stand still in a change in place until that is measured: of
 #: the order of what 100 million parameters took (docs/training.md).
@@ -324,6 +324,10 @@ class JobRecord:
         companions = [c.allocation for c in job.companions]
         if not self.by_companions or base is None or target is None:
             return ResizeKind.REQUEUE
-        if companion_change(base, companions, target) is None:
+        change = companion_change(base, companions, target)
+        if change is None:
             return ResizeKind.REQUEUE
-        return ResizeKind.IN_PLACE if self.in_place else ResizeKind.RESTART
+        if self.in_place:
+            return ResizeKind.IN_PLACE
+        is_split = shares_node(base, companions, change)
+        return ResizeKind.REQUEUE if is_split else ResizeKind.RESTART

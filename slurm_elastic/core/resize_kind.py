@@ -27,7 +27,7 @@ class ResizeKind(enum.Enum):
 
     #: Ranks join or leave; the others go on training.
     IN_PLACE = "in-place"
-    #: The ranks are started again on the base and other companions, without a requeue.
+    #: The ranks are started again on the base and companions on other nodes, without a requeue.
     RESTART = "restart"
     #: The job is requeued in another shape.
     REQUEUE = "requeue"
@@ -83,6 +83,25 @@ def companion_change(
             return None
         leave |= set(indexes) - stay
     return CompanionChange(tuple(sorted(leave)), tuple(join))
+
+
+def shares_node(
+    base: Allocation, companions: Sequence[Allocation], change: CompanionChange
+) -> bool:
+    """Return whether new companions would hold GPUs of nodes on which the job holds others.
+
+    The ranks of each would be numbered from 0 on that node (LOCAL_RANK), as each sees only its own
+    GPUs: a program that is started again on them, and saves where that is 0, would do so twice.
+
+    >>> base = Allocation.of("a100", {"g01": 1})
+    >>> shares_node(base, (), CompanionChange((), (("g01", 3),)))
+    True
+    >>> shares_node(base, (), CompanionChange((), (("g02", 3),)))
+    False
+    """
+    stay = [c for i, c in enumerate(companions) if i not in change.leave]
+    nodes = [node for part in (base, *stay) for node in part.nodes]
+    return any(node in nodes for node, _ in change.join)
 
 
 def smaller_sizes(base: Allocation, companions: Sequence[Allocation]) -> frozenset[int]:

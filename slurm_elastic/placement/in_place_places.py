@@ -49,8 +49,12 @@ def larger(
     if current is None or not round_job.record.by_companions:
         return None
     gpu_type, unit = current.gpu_type, round_job.directive.unit_for(current.gpu_type)
+    allowed = demand.allowed
+    if not round_job.record.in_place:  # one part on each node: see `resize_kind.shares_node`
+        allowed = allowed.copy()
+        allowed[list(demand.own)] = False
     added = dataclasses.replace(
-        demand, own={}, required=(), min_nodes=1, max_nodes=None, sprawl=None
+        demand, allowed=allowed, own={}, required=(), min_nodes=1, max_nodes=None, sprawl=None
     )
     resources.take(round_job.need, current)
     more = fit(added, gpu_type, gpus - current.gpus, resources, unit=unit)

@@ -65,3 +65,23 @@ def test_the_cost_of_a_change_is_that_of_its_kind():
     assert record.cost_s(ResizeKind.IN_PLACE, 15.0) == ASSUMED_PAUSE_S
     measured = dataclasses.replace(record, pause_s=0.25)
     assert measured.cost_s(ResizeKind.IN_PLACE, 15.0) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (place(n1=4), ResizeKind.REQUEUE),
+        (place(n1=2, n2=5), ResizeKind.REQUEUE),
+        (place(n1=2, n2=4, n3=3), ResizeKind.RESTART),
+        (place(n1=2), ResizeKind.RESTART),
+        (place(n1=2, n3=1), ResizeKind.RESTART),
+        (place(n1=4, n3=1), ResizeKind.REQUEUE),
+    ],
+)
+def test_a_program_that_is_started_again_has_one_local_rank_0_on_each_node(target, kind):
+    """Scripts save where LOCAL_RANK is 0."""
+    job = Job(
+        job_id=1, display_id="1", name="a", user="u", uid=1000, state=JobState.RUNNING,
+        partition="gpu", allocation=place(n1=2, n2=4), companions=(Companion(2, place(n2=4)),),
+    )  # fmt: skip
+    assert JobRecord(job_id=1, restarts=True).kind_of(job, target) is kind
