@@ -240,16 +240,22 @@ class ReportState:
         reason = "the program is started again"
         return replace(orders, action="run", notice=None, deadline_s=None, reason=reason)
 
-    def expire_notice(self) -> None:
-        """Withdraw a notice past its deadline if the controller does not answer."""
+    def expire_notice(self, *, is_unused: bool = False) -> None:
+        """Withdraw a notice past its deadline if the controller does not answer.
+
+        Args:
+            is_unused: whether the program has saved and waited for long, so that the deadline does
+                not count.
+        """
         with self._changed:
             orders, now = self._orders, self._clock()
             deadline = _DEFAULT_DEADLINE_S if orders.deadline_s is None else orders.deadline_s
-            overdue = now >= self._received + deadline + GRACE_S
+            overdue = is_unused or now >= self._received + deadline + GRACE_S
             silent = self._heard is None or now >= self._heard + GRACE_S
             if orders.action != "notice" or not overdue or not silent:
                 return
-            reason = "the controller does not answer and the deadline has passed"
+            reason = "the controller does not answer"
+            reason += "" if is_unused else " and the deadline has passed"
             self._orders = replace(orders, action="resume", deadline_s=None, reason=reason)
             orders, subscribers = self._orders, list(self._subscribers)
         log_line(f"notice {orders.notice} is withdrawn: {reason}")

@@ -305,8 +305,10 @@ class ScriptWatch:
             self.count_new()
             self._keep_if_due()
             self._answer_if_due()
-            self._thaw_if_late()
+            is_unused = self._thaw_if_late()
             self._end_if_alone()
+        if is_unused:
+            self._state.expire_notice(is_unused=True)
 
     def _end_if_alone(self) -> None:
         """End ranks that train alone, when none of them saves."""
@@ -457,16 +459,18 @@ class ScriptWatch:
         self._guard.unguard()
         self._guard.guard()
 
-    def _thaw_if_late(self) -> None:
-        """Take back the answer if the job is not requeued."""
+    def _thaw_if_late(self) -> bool:
+        """Take back the answer if the job is not requeued; return whether it was."""
         if self._frozen_at is None or self._clock() - self._frozen_at < _FROZEN_S:
-            return
+            return False
         self.thaw()
         self._answered_notice = None
+        self._copy.wait_for_next()
         log_line(
             f"notice {self._orders.notice}: no requeue within {_FROZEN_S:.0f} s: the ranks go on"
         )
         self._state.update({"phase": "saving", "notice": self._orders.notice})
+        return True
 
     def _record_resume(self, earlier_count: int) -> None:
         """Decide at the first new checkpoint of a restart whether the script has resumed."""
