@@ -42,13 +42,11 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _others(daemon: Daemon, cluster: SlurmCluster) -> Iterator[None]:
-    """Leave one GPU of g01: growth within a node would be a requeue."""
+@pytest.fixture(autouse=True)
+def _others(daemon: Daemon, cluster: SlurmCluster) -> None:
+    """Leave one GPU of g01: growth within a node would be a requeue. All jobs end with the test."""
     job = cluster.sbatch("sleep 3600", "--gres=gpu:3", "-wg01", "--time=60", user="bob")
     cluster.wait(job, "RUNNING")
-    yield
-    cluster.exec(["scancel", str(job)])
 
 
 class Script:
