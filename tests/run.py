@@ -86,9 +86,11 @@ class Run:
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
         path = self.folder / "unit.log"
-        with path.open("wb") as log:
-            passed = self._pytest("unit", "-n", str(PROCESSES), *UNIT_TESTS, log=log)
-        self._unit_is_over.set()
+        try:
+            with path.open("wb") as log:
+                passed = self._pytest("unit", "-n", str(PROCESSES), *UNIT_TESTS, log=log)
+        finally:
+            self._unit_is_over.set()
         print(path.read_text("utf-8", "replace"))
         return passed
 

@@ -25,36 +25,38 @@ _THIS_HOST = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def check(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings, the worst first."""
-    report = FindingList()
+    findings = FindingList()
     for look in _LOOKS:
         if facts.site.settings or look in _WITHOUT_SLURM:
-            look(facts, report)
-    return tuple(sorted(report.findings, key=lambda f: SEVERITIES.index(f.severity)))
+            look(facts, findings)
+    return tuple(sorted(findings.items, key=lambda f: SEVERITIES.index(f.severity)))
 
 
-def _reachable(facts: Facts, report: FindingList) -> None:
+def _reachable(facts: Facts, findings: FindingList) -> None:
     if facts.site.error:
-        report.error(
+        findings.error(
             "slurmctld", f"cannot be asked ({facts.site.error})", "run this where scontrol works"
         )
     if facts.munge_error:
-        report.error("munge", f"does not work here ({facts.munge_error})", "systemctl start munge")
+        findings.error(
+            "munge", f"does not work here ({facts.munge_error})", "systemctl start munge"
+        )
     if facts.controller_error:
-        report.warning(
+        findings.warning(
             "selasticd", f"does not answer ({facts.controller_error})", "systemctl status selasticd"
         )
 
 
-def _configuration(facts: Facts, report: FindingList) -> None:
+def _configuration(facts: Facts, findings: FindingList) -> None:
     if facts.config_error:
-        report.error(
+        findings.error(
             "elastic.toml",
             f"cannot be used ({facts.config_error})",
             "mend it, then `selastic reconfigure`",
         )
     config = facts.config
     if config is None and not facts.config_error:
-        report.warning(
+        findings.warning(
             "elastic.toml",
             "is missing on this host, defaults hold: mode = observe, controller = localhost",
             "selastic config > /etc/slurm-elastic/elastic.toml",
@@ -63,21 +65,21 @@ def _configuration(facts: Facts, report: FindingList) -> None:
         return
     hosts = {(a.rpartition(":")[0] or a).strip("[]") for a in config.api.addresses}
     if hosts <= _THIS_HOST:
-        report.warning(
+        findings.warning(
             f'[api] controller = "{config.api.controller}"',
             "is this host only: jobs on other hosts do not find the controller and keep their size",
             "name the controller's host, in the elastic.toml of all hosts",
         )
     policy = config.controller.policy
     if facts.policies and policy not in facts.policies:
-        report.error(
+        findings.error(
             f'policy = "{policy}"',
             "is unknown, selasticd will not start",
             f"choose one of {', '.join(facts.policies)}",
         )
     if facts.solver_error:
         # A controller that answers has loaded its solver, maybe on another host.
-        severity = report.error if facts.controller is None else report.warning
+        severity = findings.error if facts.controller is None else findings.warning
         severity(
             f'[sia] solver = "{config.sia.solver}"',
             f"cannot be used on this host ({facts.solver_error}): with the policies sia,"
@@ -85,38 +87,38 @@ def _configuration(facts: Facts, report: FindingList) -> None:
             'install it where selasticd runs, or write solver = "highs"',
         )
     if config.resize.min_interval_s < 2 * config.resize.restart_s:
-        report.warning(
+        findings.warning(
             f"min_interval_s = {config.resize.min_interval_s:g}",
             "lets a job spend most of its time restarting",
             f"set it to {20 * config.resize.restart_s:g} or more",
         )
 
 
-def _versions(facts: Facts, report: FindingList) -> None:
+def _versions(facts: Facts, findings: FindingList) -> None:
     answer = facts.controller
     slurm = facts.site.settings.get("SLURM_VERSION", "")
     if answer is None:
         return
     if answer.get("version", __version__) != __version__:
-        report.warning(
+        findings.warning(
             f"slurm-elastic {__version__}",
             f"differs from the controller's {answer['version']}",
             "install the same release on both",
         )
-    _reading(answer, Release.parse(slurm), report)
+    _reading(answer, Release.parse(slurm), findings)
     for problem in answer.get("problems", ()):
         harm, _, remedy = problem.rpartition("; ")
-        report.warning(
+        findings.warning(
             "selasticd", f"reports: {harm or problem}", remedy if harm else "see its log"
         )
 
 
-def _reading(answer: CheckAnswer, release: Release | None, report: FindingList) -> None:
+def _reading(answer: CheckAnswer, release: Release | None, findings: FindingList) -> None:
     """Report how the controller reads slurmctld."""
     reader, pyslurm = answer.get("reader", ""), answer.get("pyslurm")
     series = release.series if release else "of the same release"
     if reader.startswith("json"):
-        report.info(
+        findings.info(
             "selasticd",
             f"reads slurmctld through {reader}, which costs more time than pyslurm",
             f"install pyslurm {series} beside it, or do nothing",
@@ -124,60 +126,60 @@ def _reading(answer: CheckAnswer, release: Release | None, report: FindingList) 
     elif reader:
         return
     elif pyslurm == "":  # a controller of 0.1, which reads through pyslurm only
-        report.error(
+        findings.error(
             "pyslurm", "is missing beside selasticd, it sees no jobs", f"install pyslurm {series}"
         )
     elif pyslurm and release and not release.fits(pyslurm):
-        report.error(
+        findings.error(
             f"pyslurm {pyslurm}",
             f"does not fit Slurm {release}, reads fail",
             f"install pyslurm {series}",
         )
 
 
-def _rights(facts: Facts, report: FindingList) -> None:
+def _rights(facts: Facts, findings: FindingList) -> None:
     level = facts.site.admin_level
     answer: Mapping[str, Any] = facts.controller or {}
     account = answer.get("account") or "selastic"
     acts = facts.config is None or facts.config.controller.mode == "act"
     grant = f"sacctmgr modify user {account} set adminlevel=Operator"
     if level == "None" and acts:
-        report.error(f"account {account}", "is no Operator, Slurm refuses all it does", grant)
+        findings.error(f"account {account}", "is no Operator, Slurm refuses all it does", grant)
     elif level == "None":
-        report.warning(f"account {account}", "is no Operator, mode = act would not work", grant)
+        findings.warning(f"account {account}", "is no Operator, mode = act would not work", grant)
     elif level == "" and account not in (
         "root",
         facts.site.settings.get("SlurmUser", "").split("(")[0],
     ):
-        report.warning(
+        findings.warning(
             f"account {account}",
             "is unknown to slurmdbd (or slurmdbd does not answer)",
             f"sacctmgr add user {account} account=root adminlevel=Operator",
         )
     elif level == "Administrator":
-        report.info(f"account {account}", "has more rights than it needs", grant)
+        findings.info(f"account {account}", "has more rights than it needs", grant)
     private = facts.site.settings.get("PrivateData", "").split(",")
     if "jobs" in private:
-        report.info(
+        findings.info(
             "PrivateData=jobs",
             "is obeyed: users see only their own jobs in selastic",
             "nothing to do",
         )
 
 
-def _companions(facts: Facts, report: FindingList) -> None:
+def _companions(facts: Facts, findings: FindingList) -> None:
     """Report where jobs cannot get companions, and every change is a requeue."""
     if (facts.config or Config()).resize.in_place == "never":
         return
     for partition in facts.site.closed_partitions:
-        report.info(
+        findings.info(
             f"AllocNodes of partition {partition}",
             "leaves out its own nodes, jobs there get no companions and every change is a requeue",
             "add the nodes to AllocNodes, or do nothing",
         )
     if single := facts.site.single_submits:
         more = f" and {len(single) - _MOST_NAMED} more" if len(single) > _MOST_NAMED else ""
-        report.info(
+        findings.info(
             f"MaxSubmitJobs=1 of {', '.join(single[:_MOST_NAMED])}{more}",
             "leaves no room for companions, every change of jobs there is a requeue",
             "allow more jobs, or do nothing",

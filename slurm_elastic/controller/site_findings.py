@@ -55,16 +55,16 @@ class Facts:
 class FindingList:
     """Findings so far, in the order in which they were made."""
 
-    findings: list[Finding] = field(default_factory=list)
+    items: list[Finding] = field(default_factory=list)
 
     def error(self, subject: str, harm: str, remedy: str) -> None:
         """Add an error; arguments as of `Finding`."""
-        self.findings.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
+        self.items.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
 
     def warning(self, subject: str, harm: str, remedy: str) -> None:
         """Add a warning; arguments as of `Finding`."""
-        self.findings.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
+        self.items.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
 
     def info(self, subject: str, harm: str, remedy: str) -> None:
         """Add a note; arguments as of `Finding`."""
-        self.findings.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
+        self.items.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))

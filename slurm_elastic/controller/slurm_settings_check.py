@@ -18,44 +18,44 @@ _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none
 _DOC = "docs/install.md"
 
 
-def check_release(facts: Facts, report: FindingList) -> None:
+def check_release(facts: Facts, findings: FindingList) -> None:
     """Report what this release of Slurm does differently."""
     settings = facts.site.settings
     release = Release.parse(settings.get("SLURM_VERSION", ""))
     if release is None:
         return
     if refusal := release.refusal():
-        report.error(f"Slurm {release}", "is too old, selasticd does not start", refusal)
+        findings.error(f"Slurm {release}", "is too old, selasticd does not start", refusal)
     if release.is_untried:
-        report.warning(
+        findings.warning(
             f"Slurm {release}",
             "is newer than what was tried with this version, the plugin adds no --elastic there",
             "upgrade slurm-elastic to a version that knows it",
         )
     for fault in release.faults():
-        report.warning(f"Slurm {release}", fault.harm, fault.remedy)
+        findings.warning(f"Slurm {release}", fault.harm, fault.remedy)
     delay = seconds(options(settings.get("SchedulerParameters", "")).get("requeue_delay", ""))
     low = _CREDENTIAL_S[0]
     if release.has_requeue_delay and delay is not None and delay < low:
-        report.error(
+        findings.error(
             f"requeue_delay={delay:g}",
             "lets Slurm restart a requeued job before it has its new shape",
             "remove requeue_delay from SchedulerParameters, or set it to 120",
         )
     if "enable_expedited_requeue" in options(settings.get("SlurmctldParameters", "")):
-        report.warning(
+        findings.warning(
             "enable_expedited_requeue",
             "allows --requeue=expedite, with which job_submit.lua refuses elastic jobs",
             "tell users, or remove it from SlurmctldParameters",
         )
 
 
-def check_plugin(facts: Facts, report: FindingList) -> None:
+def check_plugin(facts: Facts, findings: FindingList) -> None:
     """Report how the SPANK plugin and job_submit.lua are configured."""
     site, settings = facts.site, facts.site.settings
     plugin_lines = [line for line in site.plugstack if "elastic.so" in line]
     if any(line.split()[0] == "required" for line in plugin_lines):
-        report.error(
+        findings.error(
             "plugstack.conf: required elastic.so",
             "drains every node on which the file is missing",
             "write optional instead of required",
@@ -64,80 +64,80 @@ def check_plugin(facts: Facts, report: FindingList) -> None:
         cause = (
             site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
         )
-        report.warning(
+        findings.warning(
             "plugstack.conf",
             f"does not load the plugin on this host ({cause}), sbatch refuses #SBATCH --elastic",
             "include /etc/slurm/plugstack.conf.d/*.conf",
         )
         if settings.get("JobFileAppend") == "0":
-            report.warning(
+            findings.warning(
                 "JobFileAppend=0",
                 "truncates a job's output at every resize where the plugin is missing",
                 "set JobFileAppend=1, or tell users --open-mode=append",
             )
     if len(plugin_lines) > 1:
-        report.warning(
+        findings.warning(
             "plugstack.conf",
             f"names elastic.so {len(plugin_lines)} times, each sbatch prints a line about it",
             "keep one include, and one elastic.conf",
         )
     if "lua" not in settings.get("JobSubmitPlugins", "").split(","):
-        report.error(
+        findings.error(
             "JobSubmitPlugins",
             "lacks lua, no job becomes elastic: the directive is never recorded",
             f"set JobSubmitPlugins=lua and install job_submit.lua ({_DOC})",
         )
 
 
-def check_gpus(facts: Facts, report: FindingList) -> None:
+def check_gpus(facts: Facts, findings: FindingList) -> None:
     """Report settings with which Slurm does not hand out GPUs."""
     settings = facts.site.settings
     if "gpu" not in settings.get("GresTypes", "").split(","):
-        report.error(
+        findings.error(
             "GresTypes",
             "has no gpu, there is nothing to be elastic with",
             "set GresTypes=gpu and gres.conf",
         )
     if settings.get("SelectType") not in ("select/cons_tres", None):
-        report.error(
+        findings.error(
             f"SelectType={settings['SelectType']}",
             "cannot hand out single GPUs",
             "set SelectType=select/cons_tres",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
-        report.warning(
+        findings.warning(
             "AccountingStorageTRES",
             "lacks gres/gpu, GPU limits do not bind and sacct shows no GPUs",
             "add gres/gpu (needs slurmdbd)",
         )
 
 
-def check_saving(facts: Facts, report: FindingList) -> None:
+def check_saving(facts: Facts, findings: FindingList) -> None:
     """Report a KillWait in which jobs cannot save."""
     kill_wait = seconds(facts.site.settings.get("KillWait", ""))
     answer: Mapping[str, Any] = facts.controller or {}
     slowest = answer.get("slowest_save_s")
     if kill_wait is not None and slowest and slowest > kill_wait:
         enough = _round_up(slowest)
-        report.error(
+        findings.error(
             f"KillWait={kill_wait:g}",
             "is shorter than the slowest measured checkpoint"
             f" ({slowest:.0f} s, job {answer.get('slowest_job', '?')})",
             f"set KillWait={enough} or notice={enough} in the directive",
         )
     elif kill_wait is not None and kill_wait < 30:
-        report.warning(
+        findings.warning(
             f"KillWait={kill_wait:g}",
             "leaves jobs little time to save when Slurm ends them",
             "set KillWait=30 or more",
         )
 
 
-def check_requeueing(facts: Facts, report: FindingList) -> None:
+def check_requeueing(facts: Facts, findings: FindingList) -> None:
     """Report settings that make requeues slow or unsafe."""
     settings = facts.site.settings
     if settings.get("JobRequeue") == "0":
-        report.warning(
+        findings.warning(
             "JobRequeue=0",
             "makes Slurm refuse to requeue jobs submitted without --requeue",
             "set JobRequeue=1, or let job_submit.lua set it for elastic jobs",
@@ -145,84 +145,84 @@ def check_requeueing(facts: Facts, report: FindingList) -> None:
     expire = seconds(options(settings.get("AuthInfo", "")).get("cred_expire", "120"))
     low, high = _CREDENTIAL_S
     if expire is not None and expire < low:
-        report.error(
+        findings.error(
             f"cred_expire={expire:g}",
             "lets Slurm restart a requeued job before it has its new shape",
             "set AuthInfo=cred_expire=120",
         )
     elif expire is not None and expire > high:
-        report.warning(
+        findings.warning(
             f"cred_expire={expire:g}",
             "keeps jobs waiting that long after a node failure or when the controller is down",
             "set AuthInfo=cred_expire=120",
         )
     age = seconds(settings.get("MinJobAge", ""))
     if age is not None and 0 < age < 60:
-        report.warning(
+        findings.warning(
             f"MinJobAge={age:g}",
             "makes Slurm forget ended jobs before the controller has seen how they ended",
             "set MinJobAge=300",
         )
     if settings.get("PrologSlurmctld"):
-        report.warning(
+        findings.warning(
             "PrologSlurmctld",
             "runs at every resize, which waits for it",
             "keep it short, or move it to Prolog",
         )
     complete = seconds(settings.get("CompleteWait", ""))
     if complete is not None and complete > 5:
-        report.warning(
+        findings.warning(
             f"CompleteWait={complete:g}",
             "delays every resize by up to that long",
             "set CompleteWait=0",
         )
 
 
-def check_scheduling(facts: Facts, report: FindingList) -> None:
+def check_scheduling(facts: Facts, findings: FindingList) -> None:
     """Report settings of the scheduler and of the topology."""
     settings = facts.site.settings
     parameters = options(settings.get("SchedulerParameters", ""))
     backfill = seconds(parameters.get("bf_interval", "30"))
     if settings.get("SchedulerType") == "sched/builtin":
-        report.warning(
+        findings.warning(
             "SchedulerType=sched/builtin",
             "plans nothing ahead, resized jobs may take nodes that others wait for",
             "set SchedulerType=sched/backfill",
         )
     elif backfill is not None and backfill > 60:
-        report.warning(
+        findings.warning(
             f"bf_interval={backfill:g}",
             "lets a released job wait that long when others compete",
             "set bf_interval=30 in SchedulerParameters",
         )
     for flag in ("defer", "defer_batch"):
         if flag in parameters:
-            report.warning(
+            findings.warning(
                 flag,
                 "keeps Slurm from starting a resized job at once",
                 f"remove {flag} from SchedulerParameters, or accept some seconds more per resize",
             )
     if seconds(settings.get("OverTimeLimit", "")) == float("inf"):
-        report.warning(
+        findings.warning(
             "OverTimeLimit=UNLIMITED",
             "lets jobs run past their limit, so that it is not known when GPUs become free",
             "set a number of minutes",
         )
     for name, reason in facts.site.unused_topologies.items():
-        report.warning(
+        findings.warning(
             f"topology {name}",
             f"is not used: {reason}",
             "use a tree or blocks, and one topology for partitions that share nodes",
         )
     topology = settings.get("TopologyPlugin", "")
     if topology not in _TOPOLOGIES and not facts.site.unused_topologies:
-        report.warning(
+        findings.warning(
             f"TopologyPlugin={topology}",
             "is not supported, jobs are kept together by node only",
             "use topology/tree or topology/block, or [topology] of elastic.toml",
         )
     elif not facts.site.switches and not facts.site.unused_topologies:
-        report.info(
+        findings.info(
             "topology",
             "is flat, jobs are kept together by node only",
             f"set TopologyPlugin=topology/tree and topology.conf ({_DOC})",

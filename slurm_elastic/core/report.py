@@ -129,7 +129,7 @@ class Report:
         not_in_place: code of the reason why it cannot.
         restarts: whether esrun can start the ranks again on other companions, without a requeue.
         change, change_state, change_reason: last change of members that this esrun has answered,
-            one of `CHANGE_STATES`, and what went wrong with it; None: nothing.
+            one of `CHANGE_STATES`, and the reason of its failure; None: none.
         companions: those of this run that have not ended, and those of the last change.
         generation: number of the process group that trains now.
         pause_s: for how long training stood still at the last change of members.

@@ -17,7 +17,7 @@ from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import PEERS_END_S, STOPPED, Signals, exit_now
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: An hour: how long ranks wait for rank 0 to save, or to continue.
 _LONG_S = 3600.0
@@ -49,7 +49,7 @@ class JobRequests:
         self._progress = progress
         self._restart_at = 0.0
 
-    def collect(self, *, restart: bool) -> StrategySettings:
+    def collect(self, *, restart: bool) -> StepRequests:
         """Return the requests to this rank.
 
         Args:
@@ -58,7 +58,7 @@ class JobRequests:
         leads = self._rank_group.rank == 0
         if leads and self._reporter.rehearse():
             self._checkpoint_manager.hurry()
-        return StrategySettings(
+        return StepRequests(
             notice=leads and (self._signals.notice or self._reporter.notice()),
             # A companion that Slurm ends leaves the training, which goes on.
             stop=self._signals.stop and not self._rank_group.companion,
@@ -66,7 +66,7 @@ class JobRequests:
             restart=restart and time.monotonic() >= self._restart_at,
         )
 
-    def carry_out(self, cursor: Cursor, agreed: StrategySettings) -> None:
+    def carry_out(self, cursor: Cursor, agreed: StepRequests) -> None:
         """Carry out what all ranks have agreed on; does not return if the process ends by it."""
         if agreed.stop:
             self._stop(cursor)

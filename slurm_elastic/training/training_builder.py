@@ -158,7 +158,7 @@ class TrainingBuilder:
         return self._checkpoint_directory.named(f"step_{cursor.step:08d}")
 
     def _make_rebuilding(self) -> Rebuilding | None:
-        """Return what changes need that divide the model anew; None: they do not, or cannot.
+        """Return the parts of changes that divide the model anew; None: none does, or can.
 
         The same on all ranks, those that join among them: it follows from the script and the
         submitted directive, and not from the layout or plan, which only present ranks know.

@@ -48,18 +48,18 @@ from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
 from slurm_elastic.training.scaling_rules import BatchSize
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 _NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
 
 
 class Rebuilding(NamedTuple):
-    """What a change of the ranks needs that divides the model anew.
+    """Parts of a change of the ranks that divides the model anew.
 
     Attributes:
         training: this rank's part in such a change.
         build: returns the job on the present ranks, from the checkpoint after a step.
-        loss_restart: what follows the loss of a companion.
+        loss_restart: restart after the loss of a companion.
     """
 
     training: RebuiltTraining
@@ -129,7 +129,7 @@ class TrainingJob:
             rank_group=rank_group,
             progress=sampler.progress,
         )
-        self._agreed = StrategySettings()
+        self._agreed = StepRequests()
         self._running = False
         self._profiled: MeasuredLayers | None = None
         restore_begun = time.monotonic()
@@ -292,7 +292,7 @@ class TrainingJob:
                 raise RuntimeError(_NO_STEP)
         run.end()
 
-    def _collect_requests(self, count: int) -> StrategySettings:
+    def _collect_requests(self, count: int) -> StepRequests:
         """Return the requests to this rank; on rank 0 also those of the controller."""
         orders = self._reporter.orders()
         self._batch_size.set_order(orders.batch, orders.directive)
@@ -389,7 +389,7 @@ class TrainingJob:
         self._reporter.set_fields(**freezer.report_fields())
         return freezer
 
-    def _change_as_agreed(self, agreed: StrategySettings) -> None:
+    def _change_as_agreed(self, agreed: StepRequests) -> None:
         """Apply the agreed batch size and frozen prefix, from the next step on."""
         if self._batch_size.apply(agreed.batch):
             self._reporter.timer.restart()
@@ -472,13 +472,10 @@ class TrainingJob:
             return
         self._strategy.close()
         if number:
-            self._rebuilding.loss_restart.handling = True
-            try:
-                self._regrouping.switch(number)
-            except GroupBrokenError:  # of the old members all have saved
-                self._regrouping.recover()
-            confirm(self._rank_group, self._regrouping)
-            self._rebuilding.loss_restart.handling = False
+            # All old members have saved, so that those which are lost meanwhile are not needed.
+            self._rebuilding.loss_restart.switch(
+                number, lambda: confirm(self._rank_group, self._regrouping)
+            )
         attempt = {"resumed_from": self.resumed_from, "_resizes": self._resizes + 1}
         vars(self).update(vars(self._rebuilding.build(self._cursor)) | attempt)
         self._running = True

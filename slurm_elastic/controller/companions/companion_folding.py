@@ -58,7 +58,7 @@ def fold(
 
 
 def base_of(companion: Job, jobs: Mapping[int, Job]) -> Job | None:
-    """Return the running job of which something is a companion; None: that attempt is over.
+    """Return the running job to which a companion belongs; None: that attempt is over.
 
     Also where the job may not be changed now, as its owner has held it.
     """

@@ -1,4 +1,4 @@
-"""Codes of the reasons that esrun reports: what went wrong with a change of members."""
+"""Codes of the reasons that esrun reports for a change of members that failed."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ class CompanionSet:
     def on_terminated(self, job_id: int) -> None:
         """Take that Slurm ends a companion."""
         by = self._clock() + _TERMINATED_S
-        self._post(lambda: self._lose(Reason("companion-terminated", job=str(job_id)), end_by=by))
+        reason = Reason("companion-terminated", job=str(job_id))
+        self._post(lambda: self._lose(job_id, reason, end_by=by))
 
     def on_disconnected(self, job_id: int, reason: str) -> None:
         """Take that the script of a companion has gone."""
@@ -251,14 +252,14 @@ class CompanionSet:
         else:
             job.state, job.end_by = "leaving", end_by
 
-    def _lose(self, reason: Reason, *, end_by: float = 0.0) -> None:
+    def _lose(self, job_id: int, reason: Reason, *, end_by: float = 0.0) -> None:
         """Take a companion out that leaves without an order.
 
         Args:
-            reason: with its id as parameter `job`.
+            job_id: of the companion.
+            reason: of `launcher_codes`.
             end_by: monotonic time at which its ranks are ended if it has not left by itself.
         """
-        job_id = int(str(reason.parameters["job"]))
         job = self._jobs.get(job_id)
         if job is None or job.state in ("leaving", "ended"):
             return
@@ -276,7 +277,7 @@ class CompanionSet:
         """
         for job in self._jobs.values():
             if job.change == change.number and job.awaited:
-                self._lose(reason(str(job.job_id)))
+                self._lose(job.job_id, reason(str(job.job_id)))
 
     def _handle_running(self, job_id: int, place: CompanionPlace) -> None:
         job = self._jobs.get(job_id)
@@ -291,11 +292,11 @@ class CompanionSet:
             reason = Reason(
                 "companion-size-differs", job=str(job_id), gpus=place.gpus, ordered=job.gpus
             )
-            self._lose(reason)
+            self._lose(job_id, reason)
         elif self._change is not None and self._change.orders.restart:
             pass  # until the ranks have ended
         elif self._port is None:
-            self._lose(Reason("companion-fixed", job=str(job_id)))
+            self._lose(job_id, Reason("companion-fixed", job=str(job_id)))
         else:
             self._start_ranks(job)
 
@@ -315,7 +316,7 @@ class CompanionSet:
         except OSError as error:
             failure = printable(error.strerror)
             reason = Reason("companion-start-failed", job=str(job.job_id), error=failure)
-            self._lose(reason)
+            self._lose(job.job_id, reason)
             return
         if self._trial is not None:  # forming their group may break it
             self._trial.change_members(sum(self._launch.tasks))
@@ -323,7 +324,8 @@ class CompanionSet:
 
     def _handle_step_end(self, job: CompanionJob, code: int) -> None:
         if job.state in ("starting", "joined"):
-            self._lose(Reason("companion-exited", job=str(job.job_id), exit_code=code))
+            reason = Reason("companion-exited", job=str(job.job_id), exit_code=code)
+            self._lose(job.job_id, reason)
         if job.state == "leaving":
             self._end(job)
 
@@ -331,7 +333,8 @@ class CompanionSet:
         job = self._jobs.get(job_id)
         if job is None or job.state == "ended":
             return
-        self._lose(Reason("companion-disconnected", job=str(job_id), error=printable(reason)))
+        why = Reason("companion-disconnected", job=str(job_id), error=printable(reason))
+        self._lose(job_id, why)
         if job.state != "ended":
             self._end(job)
 
@@ -405,7 +408,7 @@ class CompanionSet:
             if job.job_id in self._members and job.state == "starting":
                 job.state = "joined"
             elif job.job_id not in self._members and job.state == "joined":
-                self._lose(Reason("companion-dropped", job=str(job.job_id)))
+                self._lose(job.job_id, Reason("companion-dropped", job=str(job.job_id)))
         members = [job for i, job in self._jobs.items() if i in self._members]
         gpus = sum(self._launch.tasks) + sum(job.gpus for job in members)
         self._state.set_own({

@@ -21,7 +21,7 @@ class MemberChange:
     Attributes:
         orders: with what was added later.
         state: one of `member_orders.CHANGE_STATES`.
-        reason: of `launcher_codes`, what went wrong; None: nothing.
+        reason: of a failure, of `launcher_codes`; None: there is none.
         deadline: monotonic time at which companions that have not joined are given up.
         is_restarted: of a change that starts all ranks again: whether that has been done.
     """

@@ -60,7 +60,8 @@ class ProgramCompanions(CompanionSet):
         parts = [job.job_id for job in self._parts()]
         if code and parts and self._server is not None and not self.restart.is_due:
             if failed_in is not None and code == KILLED_CODE and not on_trial:
-                self._post(lambda: self._lose(Reason("companion-killed", job=str(failed_in))))
+                killed = Reason("companion-killed", job=str(failed_in))
+                self._post(lambda: self._lose(failed_in, killed))
             else:
                 self._server.confirm(parts)
             self._wait_for_thread(self._nothing)
@@ -119,7 +120,8 @@ class ProgramCompanions(CompanionSet):
                     self._end(job)
             for job in list(self._jobs.values()):
                 if job.change == change.number and job.state == "submitted":
-                    self._lose(Reason("companion-not-running", job=str(job.job_id)))
+                    late = Reason("companion-not-running", job=str(job.job_id))
+                    self._lose(job.job_id, late)
                 elif job.change == change.number and job.state == "running":
                     job.state, job.is_part = "starting", True
             change.is_restarted = True
@@ -133,10 +135,9 @@ class ProgramCompanions(CompanionSet):
         shape = {"gpus": self._launch.ranks, "nodes": len(nodes)}
         self._state.set_own({**self._ability(), **shape})
 
-    def _lose(self, reason: Reason, *, end_by: float = 0.0) -> None:
-        job_id = int(str(reason.parameters["job"]))
+    def _lose(self, job_id: int, reason: Reason, *, end_by: float = 0.0) -> None:
         was_part = job_id in [job.job_id for job in self._parts()]
-        super()._lose(reason, end_by=end_by)
+        super()._lose(job_id, reason, end_by=end_by)
         if was_part:
             self.restart.demand(f"companion {job_id} is lost")
 

@@ -165,7 +165,7 @@ class ScriptWatch:
             self._copy.begin_attempt()
             self._program_step = None
             self._due = self._frozen_at = None
-            if self._orders.action == "notice":  # what this attempt does is saved by itself only
+            if self._orders.action == "notice":  # only this attempt can save its own steps
                 self._answered_notice = self._signalled_notice = None
                 self._guard.unguard()
             self._begun_at_start = self._scanner.begun

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 import torch
 
 from slurm_elastic.training.ranks.process_group import RankGroup
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: Control values of an all-reduce: sum of the losses, two of `StepProfiler`, and the requests.
-CONTROL = 3 + len(StrategySettings._fields)
+CONTROL = 3 + len(StepRequests._fields)
 
 
 class Reducer:

@@ -23,7 +23,7 @@ from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: Seconds of steps between two exchanges: a notice waits at most for these and one step (our
 #: choice; an exchange takes 0.1 to 1 ms).
@@ -130,14 +130,14 @@ class StepBoundary:
         self._exchanges, self._last_exchange = 0, None
         self._interval = self._countdown = 1
 
-    def _exchange(self) -> StrategySettings:
+    def _exchange(self) -> StepRequests:
         requested = self._requests.collect(restart=False)._replace(switch=self._changes.requested())
         leads = self._control_group.rank == 0
         with self._signals.tolerate_ending_peers():
             *sums, interval = self._control_group.total(
                 [*map(float, requested), self._next_interval() if leads else 0.0]
             )
-            agreed = StrategySettings(*sums)
+            agreed = StepRequests(*sums)
             if self._exchanges < _COMPARED or agreed.save or agreed.notice:
                 self._compare_weights()
         self._exchanges += 1

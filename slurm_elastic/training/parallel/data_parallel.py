@@ -17,7 +17,7 @@ from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 
 class DataParallel(ReplicaStrategy[GradientExchange]):
@@ -66,8 +66,8 @@ class DataParallel(ReplicaStrategy[GradientExchange]):
         return self._step_profiler.measured
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """See `ParallelStrategy`."""
         del update
         exchange = self._joined()
@@ -91,7 +91,7 @@ class DataParallel(ReplicaStrategy[GradientExchange]):
             sums = exchange.reduce(torch.stack([total, small, *shared_values]), count)
         self._step_profiler.reduced(sums[1:3], count)
         self._step_profiler.exchanged(exchange.name, exchange.exposed)
-        agreed = StrategySettings(*sums[3:])
+        agreed = StepRequests(*sums[3:])
         exchange.agree(agreed.exchange)
         return sums[0] / count, agreed
 

@@ -34,7 +34,7 @@ from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.torch_compat import release
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: Debian's 2.6 fails on CPU in `fully_shard` itself; 2.13 works.
 _BROKEN = (2, 6)
@@ -122,8 +122,8 @@ class FullyShardedParallel:
         """See `ParallelStrategy`."""
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """See `ParallelStrategy`."""
         del update
         share = batch.share
@@ -153,7 +153,7 @@ class FullyShardedParallel:
                 parameter.grad.to_local().mul_(self._rank_group.size / share.count)
         summed_loss, *agreed = sums.tolist()
         self._step_profiler.passed(len(share.slices), pipeline=False)
-        return summed_loss / share.count, StrategySettings(*agreed)
+        return summed_loss / share.count, StepRequests(*agreed)
 
     def clip(self, most: float) -> None:
         """See `ParallelStrategy`."""

@@ -10,7 +10,7 @@ import torch
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.sampler import BatchSplit
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: Of (output, targets): the mean over the samples it is given, or one value each.
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -57,8 +57,8 @@ class ParallelStrategy(Protocol):
         """
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """Compute the gradients of the mean loss over the whole batch.
 
         Args:

@@ -26,7 +26,7 @@ from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
 #: 3.3) finds the time lost to filling and draining negligible from 4 on.
@@ -144,8 +144,8 @@ class PipelineParallel:
         self._start()
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """See `ParallelStrategy`."""
         count = batch.share.count
         sizes = [len(span) for span in self._micro_batch_split.spans(count)]
@@ -163,7 +163,7 @@ class PipelineParallel:
                 loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
-            agreed = StrategySettings(*engine.total(requested))
+            agreed = StepRequests(*engine.total(requested))
         held = self._pipeline.held_by(self._rank_group.rank)
         shares = (self._pipeline.share(stage, self._rank_group.rank, len(sizes)) for stage in held)
         self._step_profiler.passed(sum(map(len, shares)), pipeline=True)

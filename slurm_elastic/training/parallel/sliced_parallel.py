@@ -22,7 +22,7 @@ from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 #: As of `torch.nn.utils.clip_grad_norm_`.
 _CLIP_EPSILON = 1e-6
@@ -77,8 +77,8 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
         self._hook = optimizer.register_step_post_hook(self._updated)
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """See `ParallelStrategy`."""
         del update
         exchange, profiler = self._joined(), self._step_profiler
@@ -99,7 +99,7 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
             sums = exchange.reduce(torch.stack([total, small, *shared_values]), count)
             sqr = self._squared_norm() if profiler.sampled else None
         profiler.reduced(sums[1:3], count, sqr=sqr)
-        return sums[0] / count, StrategySettings(*sums[3:])
+        return sums[0] / count, StepRequests(*sums[3:])
 
     def clip(self, most: float) -> None:
         """See `ParallelStrategy`."""

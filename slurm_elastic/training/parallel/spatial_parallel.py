@@ -34,7 +34,7 @@ from slurm_elastic.training.spatial.slab_dataset import SlabDataset, sample_exte
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,8 @@ class SpatialParallel(ReplicaStrategy[GradientExchange]):
         self._group: SpatialGroup | None = None
 
     def step(
-        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
-    ) -> tuple[float, StrategySettings]:
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
         """See `ParallelStrategy`."""
         del update
         exchange, profiler = self._joined(), self._step_profiler
@@ -140,7 +140,7 @@ class SpatialParallel(ReplicaStrategy[GradientExchange]):
             sums = exchange.reduce(torch.cat([total.reshape(1), control]), count)
         profiler.passed(len(batch.share.slices), pipeline=False)
         profiler.exchanged(exchange.name, exchange.exposed)
-        agreed = StrategySettings(*sums[3:])
+        agreed = StepRequests(*sums[3:])
         exchange.agree(agreed.exchange)
         return sums[0] / count, agreed
 

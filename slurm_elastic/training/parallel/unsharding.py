@@ -16,7 +16,7 @@ _STATE = "__composable_api"
 
 
 def possible() -> bool:
-    """Return whether this torch has what that needs."""
+    """Return whether this torch has the table of cut modules that `WholeModel` changes."""
     return _registered_states() is not None
 
 

@@ -22,7 +22,7 @@ from slurm_elastic.training.regroup.ddp_wrappers import watch_wrappers
 from slurm_elastic.training.regroup.loss_restart import LossRestart
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
-from slurm_elastic.training.regroup.regrouping import ChangingTraining
+from slurm_elastic.training.regroup.regrouping import ChangingTraining, wait_for_arrival
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
@@ -98,8 +98,8 @@ class LoopChanges:
 
     def begin(self) -> None:
         """Prepare for changes, after the first step of an attempt."""
-        self._reporter.orders()  # reads which companions are desired
         if self._regrouping is None:
+            self._reporter.orders()  # reads which companions are desired
             if self._reporter.companions is not None:
                 self._reporter.send_group(can=False, why="own-loop")
             return
@@ -127,15 +127,8 @@ class LoopChanges:
 
     def switch(self, number: int) -> None:
         """Continue in the next generation, at a boundary; a rank that leaves ends here."""
-        assert self._regrouping is not None
         assert self._loss_restart is not None
-        self._loss_restart.handling = True
-        try:
-            self._regrouping.switch(number)
-        except GroupBrokenError:
-            self._regrouping.recover()
-        self._confirm()
-        self._loss_restart.handling = False
+        self._loss_restart.switch(number, self._confirm)
 
     def close(self) -> None:
         """End all changes, as the training is complete."""
@@ -155,13 +148,7 @@ class LoopChanges:
     def _confirm(self) -> None:
         """Wait until all ranks have arrived: those that join may be lost while they receive."""
         assert self._regrouping is not None
-        while True:
-            try:
-                self._control_group.total([0.0])
-            except GroupBrokenError:
-                self._regrouping.recover()
-            else:
-                return
+        wait_for_arrival(self._regrouping, lambda: self._control_group.total([0.0]))
 
     def _watch(self) -> None:
         """From now on take note of the loss of a companion, also within a step."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.job_log import log_line
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.regroup_leader import RegroupLeader
 from slurm_elastic.training.regroup.regroup_member import RegroupMember
@@ -56,6 +57,21 @@ class LossRestart:
     def watch(self) -> None:
         """Restart in place of a training that does not notice a loss, from another thread."""
         threading.Thread(target=self._watch, name="losses", daemon=True).start()
+
+    def switch(self, number: int, confirm: Callable[[], object]) -> None:
+        """Continue in another generation; members that are lost meanwhile are left out.
+
+        Args:
+            number: of the generation.
+            confirm: waits until all its ranks have arrived (`wait_for_arrival`).
+        """
+        self.handling = True
+        try:
+            self._regrouping.switch(number)
+        except GroupBrokenError:
+            self._regrouping.recover()
+        confirm()
+        self.handling = False
 
     def restart(self) -> None:
         """Save if that is possible, and exit to be started again; return if nothing is lost."""

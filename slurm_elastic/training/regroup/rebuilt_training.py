@@ -14,30 +14,24 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.ranks.process_group import RankGroup
-from slurm_elastic.training.regroup.regrouping import Regrouping
+from slurm_elastic.training.regroup.regrouping import Regrouping, wait_for_arrival
 from slurm_elastic.training.sampler import Cursor
 
 
 def confirm(rank_group: RankGroup, regrouping: Regrouping) -> None:
-    """Wait until all ranks of a new group have arrived; those that are lost meanwhile are left out.
+    """Wait for all ranks of a new group; see `wait_for_arrival`.
 
     Dividing the model takes many collectives, which cannot be given up when one of them is lost.
     """
-    while True:
-        try:
-            rank_group.add_up(
-                [torch.zeros(1, device=rank_group.device)], "waiting for the ranks that join"
-            )
-        except GroupBrokenError:
-            regrouping.recover()
-        else:
-            return
+    zero = torch.zeros(1, device=rank_group.device)
+    wait_for_arrival(
+        regrouping, lambda: rank_group.add_up([zero], "waiting for the ranks that join")
+    )
 
 
 class RebuiltTraining:
-    """One rank's training of that kind; see `ChangingTraining`.
+    """Training of a rank that holds a part of the model; see `ChangingTraining`.
 
     Args:
         shapes: of the whole model's `state_dict`, by name.

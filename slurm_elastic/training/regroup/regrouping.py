@@ -18,6 +18,7 @@ import torch
 from slurm_elastic.training.ranks import group_forming
 from slurm_elastic.training.ranks.generation import Generation
 from slurm_elastic.training.ranks.group_forming import FormingGroup
+from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.state_broadcast import Broadcast, receive_state, send_state
 from slurm_elastic.training.sampler import Cursor
@@ -126,6 +127,22 @@ class Regrouping(Protocol):
 
     def close(self) -> None:
         """End all changes, as the training is complete."""
+
+
+def wait_for_arrival(regrouping: Regrouping, collective: Callable[[], object]) -> None:
+    """Wait until all ranks of a new group have arrived; those that are lost meanwhile are left out.
+
+    Args:
+        regrouping: of this rank.
+        collective: any one of all ranks of the present group; it is repeated after a loss.
+    """
+    while True:
+        try:
+            collective()
+        except GroupBrokenError:
+            regrouping.recover()
+        else:
+            return
 
 
 class GroupMember:

@@ -9,7 +9,7 @@ from slurm_elastic.training.loop.step_boundary import StepBoundary, UnequalWeigh
 from slurm_elastic.training.regroup.loop_changes import LoopChanges
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.strategy_settings import StrategySettings
+from slurm_elastic.training.step_requests import StepRequests
 
 
 class Group:
@@ -36,11 +36,11 @@ class Requests:
         self.stop = False
         self.carried_out: list[tuple[int, float]] = []
 
-    def collect(self, *, restart: bool) -> StrategySettings:
+    def collect(self, *, restart: bool) -> StepRequests:
         assert not restart
-        return StrategySettings(stop=self.stop)
+        return StepRequests(stop=self.stop)
 
-    def carry_out(self, cursor: Cursor, agreed: StrategySettings) -> None:
+    def carry_out(self, cursor: Cursor, agreed: StepRequests) -> None:
         self.carried_out.append((cursor.step, agreed.stop))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class StrategySettings(NamedTuple):
+class StepRequests(NamedTuple):
     """Requests of one rank; their sums over all ranks are what all ranks carry out.
 
     Attributes:
