@@ -1,7 +1,9 @@
-"""Philly's queues of October and November 2017 under QSSF (Helios, SC'21), published and ours.
+"""Philly's queues and idle nodes of 2017 under QSSF and CES (Helios, SC'21), published and ours.
 
-    python -m benchmarks.helios [--divide 1,2,3,4] [--errors] [--data DIR] [--json]
+    python -m benchmarks.helios [--part queues,sleep] [--divide 1,2,3,4] [--errors] [--data DIR]
+        [--json]
 
+Queues, October and November:
 68,503 jobs of eleven virtual clusters, each with its nodes of 8 GPUs over --divide, as this reduced
 list of jobs loads the real ones so little that nobody waits. Rows:
 
@@ -11,6 +13,9 @@ list of jobs loads the real ones so little that nobody waits. Rows:
 - `qssf, backfill`: the same estimates, at least 1 s, with EASY backfill and `[qssf] ageing`;
 - `predicted`: the same with our rolling estimates, from the jobs that have ended in this replay.
   The list has neither names nor users: they follow from virtual cluster and size alone.
+
+Sleep, 1 to 14 December, and the month before the 15th: nodes in use per node awake, lacking
+node-bins of ten minutes, switchings (drivers/sleep_replay.py).
 
 --errors: errors of our predictions on these jobs (docs/durations.md).
 """
@@ -27,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drivers import rigid_replay
+from benchmarks.drivers import rigid_replay, sleep_replay
 from benchmarks.drivers.rigid_replay import Outcome, ReplayedJob, ReplayOrder, RigidReplay
 from slurm_elastic.config.policy_settings import QssfSettings
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
@@ -53,6 +58,7 @@ REFERENCE = {
 _BACKFILLED = ("qssf, backfill", "predicted")
 ORDERS = ("fifo", "sjf", "service", "qssf", *_BACKFILLED)
 JOBS, NODES = "philly_oct_nov.csv.gz", "philly_vc.csv"
+PARTS = ("queues", "sleep")
 
 
 def read(folder: Path) -> dict[str, tuple[int, list[ReplayedJob]]]:
@@ -187,6 +193,7 @@ def shown(row: dict[str, Any]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.helios", description=__doc__.split("\n")[0])
+    parser.add_argument("--part", default=",".join(PARTS), help="queues, sleep or both")
     parser.add_argument("--divide", default="1,2,3,4", help="nodes of each cluster over these")
     parser.add_argument("--errors", action="store_true", help="errors of predictions instead")
     parser.add_argument("--json", action="store_true", help="machine-readable")
@@ -198,19 +205,29 @@ def main() -> None:
         divisors = []
     if not divisors or not all(1 <= d <= 8 for d in divisors):
         parser.error(f"--divide: {options.divide!r} is invalid: expected numbers from 1 to 8")
-    folder = published_data.locate_or_exit(parser, options, "helios", JOBS, NODES)
+    parts = options.part.split(",")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--part: {options.part!r} is invalid: expected {' or '.join(PARTS)}")
+    files: tuple[str, ...] = (JOBS, NODES) if "queues" in parts else ()
+    files += sleep_replay.FILES if "sleep" in parts else ()
+    folder = published_data.locate_or_exit(parser, options, "helios", *files)
     if options.errors:
         print(json.dumps(errors(folder), indent=1))
         return
+    queues = rows(folder, divisors) if "queues" in parts else iter(())
+    sleep = sleep_replay.figures(folder) if "sleep" in parts else None
     if options.json:
-        print(json.dumps(list(rows(folder, divisors)), indent=1))
+        print(json.dumps({"queues": list(queues), "sleep": sleep}, indent=1))
         return
-    print(
-        f"{'DIVIDE':>6}  {'ORDER':<14} {'AVG_JCT_S':>9} {'AVG_WAIT_S':>9}   {'REFERENCE':>9}"
-        f" {'':>9} {'':>6} {'P99_JCT_S':>10} {'P99_WAIT_S':>10}"
-    )
-    for row in rows(folder, divisors):
+    if "queues" in parts:
+        print(
+            f"{'DIVIDE':>6}  {'ORDER':<14} {'AVG_JCT_S':>9} {'AVG_WAIT_S':>9}   {'REFERENCE':>9}"
+            f" {'':>9} {'':>6} {'P99_JCT_S':>10} {'P99_WAIT_S':>10}"
+        )
+    for row in queues:
         print(shown(row), flush=True)
+    if sleep:
+        print("\n".join(sleep_replay.lines(sleep)))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ class Row:
     Attributes:
         job_class: class of all jobs; None: their batches may change.
         length_error: standard deviation of the logarithm of stated over true lengths.
+        silent: no job reports its progress.
     """
 
     label: str
@@ -79,6 +80,7 @@ class Row:
     goodput: GoodputSettings = dataclasses.field(default_factory=GoodputSettings)
     sia: SiaSettings = dataclasses.field(default_factory=SiaSettings)
     length_error: float = 0.0
+    silent: bool = False
 
     @property
     def config(self) -> Config:
@@ -100,6 +102,12 @@ ROWS = (
         goodput=GoodputSettings(lengths=False),
     ),
     Row(label="goodput, sharing, wrong lengths", policy="goodput", length_error=0.5),
+    Row(
+        label="goodput, sharing, predicted lengths",
+        policy="goodput",
+        goodput=GoodputSettings(predicted=True),
+        silent=True,
+    ),
     Row(
         label="goodput, sharing, lengths, charge 0",
         policy="goodput",
@@ -147,7 +155,10 @@ OTHER_ROWS = (
         Row(label=f"{policy}, fixed batches", policy=policy, job_class=JobClass.STRONG_SCALING)
         for policy in ("goodput", "sia")
     ),
-    *(Row(label=p, policy=p) for p in ("icefrog", "fair", "elastic_batch", "dally", "pollux")),
+    *(
+        Row(label=p, policy=p)
+        for p in ("icefrog", "fair", "elastic_batch", "dally", "pollux", "ones")
+    ),
     *(
         Row(label=f"{policy}, rigid jobs", policy=policy, job_class=JobClass.RIGID)
         for policy in ("srtf", "qssf", "las", "themis", "gavel", "shockwave", "static", "fifo")
@@ -197,6 +208,8 @@ def run(
     policy = load(row.config)
     if row.length_error:
         policy = WrongLengths(policy, row.length_error, seed=index)
+    if row.silent:
+        policy = WithoutProgress(policy)
     result = simulate(
         jobs,
         profiles,
@@ -233,6 +246,24 @@ class WrongLengths:
             return None
         rng = random.Random(f"{self._seed} {job_id}")
         return min(1.0, progress / math.exp(rng.gauss(0.0, self._deviation)))
+
+
+class WithoutProgress:
+    """A policy whose jobs report no progress."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.capabilities = capabilities_of(policy)
+        self._policy = policy
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Ask the policy about jobs without progress."""
+        records = {
+            job_id: dataclasses.replace(record, progress=None)
+            for job_id, record in question.records.items()
+        }
+        return self._policy.decide(dataclasses.replace(question, records=records), state)
 
 
 def different_jobs(

@@ -13,6 +13,9 @@ decision    from the decision to the first step in the new size
 free        when GPUs are given up: from the notice until they are free
 lost        steps that were computed again
 difference  largest difference of a step's loss from that of an undisturbed run on one rank
+
+Below the table: the parts of requeues, from the decision to the first step; of other changes the
+pause when ranks join and when they leave.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ KINDS = ("in-place", "restart", "requeue")
 FOLDER = "/shared/scratch/bench"
 OUT = "/shared/home/alice/bench"
 PYTHON = "/opt/slurm-elastic/bin/python"
+#: Parts of a requeue: name, and the marks of the transition between which it lies.
+REQUEUE_PARTS = (
+    ("until saved", "RESERVE", "saved"),
+    ("until the nodes are free", "saved", "drained"),
+    ("wait after the requeue", "drained", "RELEASE"),
+    ("start by Slurm", "RELEASE", "running"),
+    ("start of the ranks", "running", "first_step"),
+)
 
 
 def on_cluster(cluster: str, *words: str, user: str = "root", stdin: str = "") -> str:
@@ -114,6 +125,7 @@ def figures(measured: dict[str, Any], reference: Sequence[dict[str, Any]]) -> di
         "changes": len(changes),
         "failed": [c["problem"] for c in changes if c["problem"]],
         "pause_s": pauses,
+        "parts_s": _parts(done, pauses),
         "decision_s": [at[last] - at["RESERVE"] for at in marks],
         "free_s": [
             at.get("drained", at["DONE"]) - at.get("NOTIFY", at.get("LEAVE", 0.0)) for at in shrinks
@@ -124,6 +136,21 @@ def figures(measured: dict[str, Any], reference: Sequence[dict[str, Any]]) -> di
         "missing": steps[-1]["step"] - len({row["step"] for row in steps}),
         "difference": max(abs(row["loss"] - losses[row["step"]]) for row in steps),
     }
+
+
+def _parts(done: Sequence[dict[str, Any]], pauses: Sequence[float]) -> dict[str, list[float]]:
+    """Return the parts of requeues; of other changes the pauses by direction."""
+    if any("RELEASE" in change["entered"] for change in done):
+        return {
+            name: [change["entered"][end] - change["entered"][begin] for change in done]
+            for name, begin, end in REQUEUE_PARTS
+        }
+    parts: dict[str, list[float]] = {}
+    if len(done) == len(pauses):
+        for change, pause_s in zip(done, pauses, strict=True):
+            name = "pause, ranks join" if change["to"] > change["from"] else "pause, ranks leave"
+            parts.setdefault(name, []).append(pause_s)
+    return parts
 
 
 def main() -> None:
@@ -169,6 +196,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for row in rows:
+        for name, values in row["parts_s"].items():
+            print(f"{row['parameters'] / 1e6:g} M, {row['kind']}, {name}: {spread(values)}")
         for problem in row["failed"]:
             print(f"{row['kind']}: {problem}")
 

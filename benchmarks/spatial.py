@@ -11,13 +11,14 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     memory      tensors kept for the backward pass, counted by hooks, against one rank and the model
     planes      bytes sent in both passes, against the formula
     reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
-    speed       CPU seconds of both passes against the model, whose layers are measured alone
+    speed       CPU seconds of both passes against the model, whose layers are measured without
+                messages
     overlap     waits for planes in a forward pass, sent beside the interior and before it, over two
                 network namespaces with a limited rate; needs root
 
 CPU seconds are compared, since ranks share processors: they tell how well the model adds up work
-and surfaces, not how fast a group would be on GPUs of its own. The speed model was off by up to
-51 % on an idle machine (docs/spatial.md), so nothing but this benchmark uses it.
+and surfaces, not how fast a group would be on GPUs of its own; so nothing but this benchmark uses
+the speed model (docs/spatial.md).
 """
 
 from __future__ import annotations
@@ -95,11 +96,7 @@ def _print_layers() -> None:
 def _print_network(name: str, width: int, sizes: Sequence[int], steps: int) -> None:
     import torch  # noqa: PLC0415
 
-    from benchmarks.spatial_group_speed import (  # noqa: PLC0415
-        LayerTime,
-        LinkTime,
-        step_seconds,
-    )
+    from benchmarks.spatial_group_speed import LinkTime, step_seconds  # noqa: PLC0415
     from benchmarks.spatial_ranks import NETWORKS  # noqa: PLC0415
     from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
     from slurm_elastic.models.spatial.group_memory import group_memory  # noqa: PLC0415
@@ -108,13 +105,6 @@ def _print_network(name: str, width: int, sizes: Sequence[int], steps: int) -> N
     channels, make = NETWORKS[name]
     with torch.no_grad():
         network = trace_network(make(width), channels, (width,) * 3)
-    measured = run_ranks("layers", name, width, 1, steps)[0]["layers"]
-    times = {
-        layer: LayerTime.of(seconds[0], seconds[1], 0.5)
-        if len(seconds) > 1
-        else LayerTime(seconds[0], 0.0)
-        for layer, seconds in measured.items()
-    }
     print(f"{name}, {width} voxels wide, one group")
     print("  ranks  kept MiB  of one  model  planes sent B (formula)    CPU s  model  error")
     first = 0
@@ -127,8 +117,11 @@ def _print_network(name: str, width: int, sizes: Sequence[int], steps: int) -> N
         formula = sum(sum(network.sent_bytes(SlabGrid((size, 1, 1), i))) for i in range(size))
         cpu_s = max(statistics.median(f["cpu_s"]) for f in figures)
         latency_s, per_byte_s = (statistics.median(f["link"][i] for f in figures) for i in range(2))
-        link = LinkTime(latency_s, per_byte_s, overlapped=False)
-        model_s = step_seconds(network, (size, 1, 1), times, link)
+        link = LinkTime(latency_s, per_byte_s)
+        # As many at once as a group has, since they share caches and memory.
+        timed = run_ranks("layers", name, width, size, steps, parts=size)
+        layer_s = max((f["layers"] for f in timed), key=sum)
+        model_s = step_seconds(network, SlabGrid((size, 1, 1), size // 2), layer_s, link)
         print(
             f"  {size:5} {kept / _MIB:9.2f} {kept / first:7.3f}"
             f" {(memory.activations + memory.planes) / kept:6.3f}"
@@ -206,9 +199,18 @@ def _print_overlap(args: argparse.Namespace) -> None:
 
 
 def run_ranks(
-    part: str, network: str, width: int, ranks: int, steps: int, *, link: Link | None = None
+    part: str,
+    network: str,
+    width: int,
+    ranks: int,
+    steps: int,
+    *,
+    parts: int = 1,
+    link: Link | None = None,
 ) -> list[dict[str, Any]]:
     """Run one part in this number of processes; return what each has written.
+
+    Of part `layers`, `parts` is the size of the group of which one rank's layers are measured.
 
     Raises:
         SystemExit: a rank failed.
@@ -219,6 +221,7 @@ def run_ranks(
         for rank in range(ranks):
             given: list[Any] = ["--part", part, "--network", network, "--width", width]
             given += ["--steps", steps, "--rank", rank, "--ranks", ranks, "--out", out]
+            given += ["--parts", parts]
             environment = plain | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(port)}
             environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "USE_LIBUV": "0"}
             environment |= {"MASTER_ADDR": _ADDRESS if link else "127.0.0.1"}

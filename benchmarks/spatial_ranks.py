@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from slurm_elastic.models.spatial.volume_layers import VolumeLayer
 from slurm_elastic.training.spatial import halo, slab_rules  # noqa: F401 - registers the rules
 from slurm_elastic.training.spatial.network_trace import trace_network
 from slurm_elastic.training.spatial.slab_layers import slab_of
-from slurm_elastic.training.spatial.slab_tensor import slab_tensor
-from slurm_elastic.training.spatial.spatial_group import SpatialGroup
+from slurm_elastic.training.spatial.slab_tensor import plain, slab_tensor
+from slurm_elastic.training.spatial.spatial_group import PlaneMessages, SpatialGroup
 
 #: Channels of the input, and channels of the first convolution: small, for processors.
 NETWORKS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--parts", type=int, default=1, help="of the group whose layers are timed")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -46,7 +47,8 @@ def main() -> None:
     channels, make = NETWORKS[args.network]
     model, volume = make(args.width), torch.randn(1, channels, *[args.width] * 3)
     if args.part == "layers":
-        figures: dict[str, Any] = {"layers": _layer_times(model, volume, args.steps)}
+        alone = AbsentGroup(SlabGrid((args.parts, 1, 1), args.parts // 2), range(args.parts))
+        figures: dict[str, Any] = {"layers": _layer_times(model, volume, alone, args.steps)}
     else:
         distributed.init_process_group("gloo", rank=args.rank, world_size=args.ranks)
         grid = SlabGrid((args.ranks, 1, 1), args.rank)
@@ -135,42 +137,69 @@ def _link_times(group: SpatialGroup) -> list[float]:
         return (time.process_time() - begun) / repeated
 
     cpu_s(1, 5)
-    small_s, large = cpu_s(1, 100), 1 << 18
-    return [small_s, max(0.0, cpu_s(large, 10) - small_s) / (4 * large)]
+    large = 1 << 18
+    small_s = statistics.median(cpu_s(1, 100) for _ in range(5))
+    large_s = statistics.median(cpu_s(large, 10) for _ in range(5))
+    return [small_s, max(0.0, large_s - small_s) / (4 * large)]
 
 
-def _layer_times(model: nn.Module, volume: torch.Tensor, steps: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each layer's passes, of the whole volume and of half of it."""
-    extents = tuple(volume.shape[2:])
-    group = SpatialGroup(SlabGrid((1, 1, 1)), [0])
-    times: dict[str, list[float]] = {}
-    for layer in trace_network(model, volume.shape[1], extents).layers:
-        module = model.get_submodule(layer.name)
-        times[layer.name] = [
-            statistics.median(_layer_passes(module, layer, share, group, steps))
-            for share in ((1, 2) if layer.extents[0] and layer.extents[1] else (1,))
-        ]
-    return times
+class AbsentGroup(SpatialGroup):
+    """Place of one rank in a group without the other ranks: their planes are zeros."""
+
+    def start(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+    ) -> PlaneMessages:
+        """Send nothing."""
+        for _, memory in receives:
+            memory.zero_()
+        return PlaneMessages(self, [], [tensor.contiguous() for _, tensor in sends])
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of this rank."""
+        return tensor
+
+    def collect(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of this rank for each rank."""
+        return torch.stack([tensor] * self.size)
 
 
-def _layer_passes(
-    module: nn.Module, layer: VolumeLayer, share: int, group: SpatialGroup, steps: int
-) -> Iterator[float]:
-    """Yield the CPU seconds of both passes of a layer on a part of its input."""
+def _layer_times(
+    model: nn.Module, volume: torch.Tensor, group: SpatialGroup, steps: int
+) -> list[float]:
+    """Return the CPU seconds of each layer's passes, on the slab of one rank of a group.
+
+    The layers take turns, as in a step: repeated alone, one would find its data in the cache.
+    """
+    layers = trace_network(model, volume.shape[1], tuple(volume.shape[2:])).layers
+    seconds: list[list[float]] = [[] for _ in layers]
+    for _ in range(1 + steps):
+        for position, layer in enumerate(layers):
+            module = model.get_submodule(layer.name)
+            seconds[position].append(_layer_pass(module, layer, group, first=not position))
+    return [statistics.median(row[1:]) for row in seconds]  # the first one allocates
+
+
+def _layer_pass(
+    module: nn.Module, layer: VolumeLayer, group: SpatialGroup, *, first: bool
+) -> float:
+    """Return the CPU seconds of both passes of a layer; the network's input gets no gradient."""
     inputs = layer.extents[0]
-    shape = (layer.channels[0], *inputs) if inputs else (layer.channels[0],)
-    values = torch.randn(1, *shape)
-    if inputs:
-        values = values[:, :, : max(1, inputs[0] // share)].contiguous()
-    for _ in range(steps):
-        module.zero_grad(set_to_none=True)
-        leaf = values.clone().requires_grad_()
-        begun = time.process_time()
-        given = slab_tensor(leaf, group, tuple(values.shape[2:])) if inputs else leaf
-        output = module(given)
-        halfway = time.process_time()
-        output.sum().backward()
-        yield halfway - begun + time.process_time() - halfway
+    cut = bool(inputs) and group.grid.divides(inputs)
+    shape = [part.stop - part.start for part in group.grid.slab(inputs)] if cut else inputs
+    leaf = torch.randn(1, layer.channels[0], *shape).requires_grad_(not first)
+    module.zero_grad(set_to_none=True)
+    begun = time.process_time()
+    output = module(slab_tensor(leaf, group, inputs) if cut else leaf)
+    forward_s = time.process_time() - begun
+    result = plain(output)
+    if not result.requires_grad:
+        return forward_s
+    gradient = torch.randn(result.shape)
+    begun = time.process_time()
+    result.backward(gradient)
+    return forward_s + time.process_time() - begun
 
 
 def _overlap_figures(

@@ -31,8 +31,10 @@ from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
+from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
+from slurm_elastic.placement.separation import separate
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 
 _EPSILON = 1e-9
@@ -54,6 +56,7 @@ def decide_round(
     at_once: bool = False,
     explain: bool = True,
     resized: Mapping[str, Sequence[float]] | None = None,
+    neighbours: NeighbourTable | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
     """Decide the allocation of every elastic job.
 
@@ -71,6 +74,7 @@ def decide_round(
         explain: whether decisions have reasons for neither more nor fewer nor other GPUs.
         resized: by user, when jobs were resized (epoch s), those under way included; None: as
             the records of the jobs that are there say.
+        neighbours: speeds of jobs that stand on one node; None: placement does not count them.
 
     Returns:
         The plan, and the state for the next round.
@@ -90,6 +94,7 @@ def decide_round(
         seed=seed,
         at_once=at_once,
         explain=explain,
+        neighbours=neighbours,
     )
     spent = site_limits.resized(snapshot, records) if resized is None else resized
     stay: Mapping[int, Reason] = {}
@@ -116,11 +121,12 @@ def _decide(
     seed: int,
     at_once: bool,
     explain: bool,
+    neighbours: NeighbourTable | None,
     stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
     """Decide as `decide_round`; jobs of `stay` only give way. Return also ids of those that do."""
     binding = capabilities_of(policy).binding_proposals
-    frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
+    frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology), neighbours)
     round_jobs = elastic_jobs(frame, records, config, stay)
     resources = FreeResources(frame)
     views = ResourceViews(resources, resources.copy())
@@ -157,6 +163,7 @@ def _decide(
     undecided_ids = [t.job.job_id for t in changeable if t.job.job_id not in assignment.outcomes]
     questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
     policy_state = questions.assign(assignment, [*undecided_ids, *pending_claims.ready])
+    separate(assignment)
     plan = decisions.build_plan(
         round_jobs, pending_claims, assignment, questions.proposals, explain=explain
     )

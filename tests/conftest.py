@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -24,3 +25,9 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("data"):
         os.environ["SELASTIC_DATA"] = str(Path(config.getoption("data")).resolve())
+
+
+def pytest_collection_finish():
+    # Modules and tests stay to the end: garbage collections during the tests leave them out.
+    gc.collect()
+    gc.freeze()

@@ -6,9 +6,10 @@ The image of the container cluster is built, and the first cluster started, whil
 `unit` and `cluster` run beside each other, as cluster tests often wait; the output of `unit` is
 printed at its end. Each worker of the cluster tests, and each trial of a release of Slurm, has a
 cluster of its own. Beside them the packages of one release of Debian are built and tried.
-Tests that measure times (mark `alone`) come after the others. As real daemons on a shared machine
-are late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES`
-may need that; all are named. Other tests have one try.
+Tests that measure times (mark `alone`) come after the others, with pure computations beside them,
+as they often wait, too. As processes on a shared machine are late at times, a test that fails is
+tried once more at the end, when nothing runs beside it. At most `SECOND_TRIES` may need that; all
+are named.
 
 Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
@@ -30,6 +31,11 @@ from tests.support.outcomes import Outcome, lacking, read
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
+#: Pure computations, in which no time matters: they run beside the tests that measure times.
+COMPUTATIONS = (
+    "tests/property", "tests/unit/models", "tests/unit/placement", "tests/unit/policies",
+    "tests/unit/simulator",
+)  # fmt: skip
 UNIT_TESTS = ("tests/unit", "tests/property")
 CLUSTER_TESTS = "tests/cluster"
 RELEASE_TESTS = "tests/releases"
@@ -43,7 +49,12 @@ NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 6
+CLUSTERS = 8
+#: Before parts that run beside the cluster tests and do not depend on time. All containers together
+#: weigh as much as one process of the same priority: without it daemons would wait for their turn.
+YIELDING = ("nice", "-n", "10")
+#: Before computations beside tests that measure times: they get what is left of the cores.
+LAST = ("nice", "-n", "19")
 SECOND_TRIES = 3
 SLOWEST = 10
 #: Exit codes of pytest.
@@ -63,9 +74,10 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
-        self.broken = False  # pytest itself did not get to its end
+        self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
         self._unit_is_over = threading.Event()
+        self._others_are_over = threading.Event()  # all cluster tests but those alone
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -79,47 +91,67 @@ class Run:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
 
-    def has_no_unit_part(self) -> None:
-        """Record that no unit tests run beside the cluster tests."""
-        self._unit_is_over.set()
+    def lacks(self, part: str) -> None:
+        """Record that this part is not run, so that nothing waits for it."""
+        {"unit": self._unit_is_over, "cluster": self._others_are_over}[part].set()
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
         path = self.folder / "unit.log"
-        try:
-            with path.open("wb") as log:
-                passed = self._pytest("unit", "-n", str(PROCESSES), *UNIT_TESTS, log=log)
-        finally:
-            self._unit_is_over.set()
+        with path.open("wb") as log:
+            try:
+                others = [f"--ignore={folder}" for folder in COMPUTATIONS]
+                words = ("-n", str(PROCESSES), *UNIT_TESTS, *others)
+                passed = self._pytest("unit", *words, log=log, before=YIELDING)
+            finally:
+                self._unit_is_over.set()
+            self._others_are_over.wait()
+            passed &= self._pytest("computations", "-n", "1", *COMPUTATIONS, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
         return passed
 
     def cluster(self) -> bool:
-        """Run the tests on container clusters; what failed, twice."""
-        if not self._is_up():
-            return False
-        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
-        with ThreadPoolExecutor(1) as pool:
-            packages = pool.submit(self._packages)
-            passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
-            passed &= packages.result()
-        self._unit_is_over.wait()
-        passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
-        return passed or self._second_try()
+        """Run the tests on container clusters."""
+        try:
+            if not self._is_up():
+                self.broken = True
+                return False
+            beside = ["-n", str(CLUSTERS), "-m", "not alone"]
+            with ThreadPoolExecutor(1) as pool:
+                packages = pool.submit(self._packages)
+                passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
+                passed &= packages.result()
+            self._unit_is_over.wait()
+        finally:
+            self._others_are_over.set()
+        return passed & self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
 
     def _packages(self) -> bool:
         """Build packages, and install, use and remove them; print it only if that fails."""
         began, path = time.monotonic(), self.folder / "packages.log"
-        command, code = [sys.executable, str(BUILD_PACKAGES), PACKAGES], 0
+        command, code = [*YIELDING, sys.executable, str(BUILD_PACKAGES), PACKAGES], 0
         with path.open("wb") as log:
             if self._has_docker:
                 code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
                 self.broken |= code != 0
-            passed = code == 0 and self._pytest("packages", PACKAGE_TESTS, log=log)
+            passed = code == 0 and self._pytest("packages", PACKAGE_TESTS, log=log, before=YIELDING)
         if not passed:
             print(path.read_text("utf-8", "replace"))
         self.times["packages"] = time.monotonic() - began
         return passed
+
+    def second_try(self) -> bool:
+        """Run the tests that failed once more; tell whether all pass now."""
+        failed = {o.test: o.reason for o in self.outcomes if o.result == "failed"}
+        if self.broken or not 0 < len(failed) <= SECOND_TRIES:
+            print(f"tests: {len(failed)} failed: there is no second try")
+            return False
+        print(f"tests: second try of {len(failed)}")
+        self.second_tries = failed
+        self.outcomes = [o for o in self.outcomes if o.test not in failed]
+        return self._pytest("second", *failed) and all(
+            o.result == "passed" for o in self.outcomes if o.test in failed
+        )
 
     def summary(self) -> None:
         """Print what the parts have in common."""
@@ -142,28 +174,13 @@ class Run:
             self._up.terminate()
             self._up.wait()
 
-    def _second_try(self) -> bool:
-        """Run the cluster tests that failed once more; tell whether all pass now."""
-        failed = {
-            outcome.test: outcome.reason
-            for outcome in self.outcomes
-            if outcome.result == "failed" and not outcome.test.startswith(UNIT_TESTS)
-        }
-        if self.broken or len(failed) > SECOND_TRIES:
-            print(f"tests: {len(failed)} cluster tests failed: there is no second try")
-            return False
-        print(f"tests: second try of {len(failed)} cluster tests")
-        self.second_tries = failed
-        with self._adding:
-            self.outcomes = [o for o in self.outcomes if o.test not in failed]
-        return self._pytest("second", *failed) and all(
-            o.result == "passed" for o in self.outcomes if o.test in failed
-        )
-
-    def _pytest(self, name: str, *words: str, log: IO[bytes] | None = None) -> bool:
-        """Run pytest and keep the outcomes; tell whether all is well."""
+    def _pytest(
+        self, name: str, *words: str, log: IO[bytes] | None = None, before: tuple[str, ...] = ()
+    ) -> bool:
+        """Run pytest, after other words, and keep the outcomes; tell whether all is well."""
         path = self.folder / name
-        command = [sys.executable, "-m", "pytest", *words, *self.options, f"--outcomes={path}"]
+        pytest = [sys.executable, "-m", "pytest"]
+        command = [*before, *pytest, *words, *self.options, f"--outcomes={path}"]
         code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
         with self._adding:
             self.outcomes += read(path)
@@ -214,12 +231,13 @@ def main() -> int:
         passed = False
         try:
             tests = [part for part in arguments.parts if part != "lint"]
-            if "unit" not in tests:
-                run.has_no_unit_part()
+            for part in {"unit", "cluster"}.difference(tests):
+                run.lacks(part)
             passed = "lint" not in arguments.parts or timed("lint")
             if passed and tests:
                 with ThreadPoolExecutor(len(tests)) as pool:
                     passed = all(list(pool.map(timed, tests)))
+                passed = passed or run.second_try()
         finally:
             run.close()
             if arguments.parts != ["lint"]:

@@ -39,13 +39,15 @@ def manual_controller() -> Iterator[Controller]:
     )
     log = structlog.get_logger()
     settings = schema.parse(CONFIG)
+    reader = connect(reservation_prefix=settings.slurm.reservation_prefix)
     controller = Controller(
         config=settings,
-        reader=connect(reservation_prefix=settings.slurm.reservation_prefix),
+        reader=reader,
         scontrol=Scontrol(),
         ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
         policy=policy_protocol.load(settings),
         account=pwd.getpwuid(os.geteuid()).pw_name,
+        wait_after_requeue_s=reader.wait_after_requeue_s,
         log=log,
     )
     server = Server(

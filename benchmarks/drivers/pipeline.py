@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.drivers import slow_network
 
@@ -32,6 +32,8 @@ _FEATURES = 8
 _LINEAR_LAYERS, _WIDTH, _LINEAR_SAMPLES = 8, 1024, 32
 #: PyTorch's default bucket, of a model that is not shrunk.
 _DDP_BUCKET_MB = 25.0
+#: Learning rate.
+RATE = 0.01
 #: How long a rank waits for one that is gone.
 _PATIENCE_S = 300.0
 #: Times each layer, and each message, is measured.
@@ -50,6 +52,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     args = parser.parse_args()
+    report(args, lambda: Bench(args).run())
+
+
+def report(args: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> None:
+    """Join the network and the process group, measure, and print the figures on rank 0."""
     slow_network.plug_in(args.rank, args.bits)
     os.environ |= {
         "RANK": str(args.rank),
@@ -63,10 +70,26 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=_PATIENCE_S))
-    figures = Bench(args).run()
+    figures = measure()
     if args.rank == 0:
         print(json.dumps(figures), flush=True)
     torch.distributed.barrier()
+
+
+class MeasuredPlan(NamedTuple):
+    """Stages planned by measured layers and link.
+
+    Attributes:
+        plan: the stages.
+        profile: of the layers; None on all ranks but 0.
+        wire: bytes/s of a port.
+        parameters: numbers of the whole model.
+    """
+
+    plan: PipelinePartition
+    profile: LayerProfile | None
+    wire: dict[str, float]
+    parameters: int
 
 
 class Bench:
@@ -77,13 +100,15 @@ class Bench:
         self.rounds, self.steps = args.rounds, args.steps
         self.shrink, self.slow = args.shrink, args.slow
         self._model = args.model
+        #: Of the layers of the model `linear`.
+        self.width = _WIDTH
         #: Samples of one GPU's minibatch, the planner's unit; of a step.
         scale = _LINEAR_SAMPLES if args.model == "linear" else 1
         self.minibatch = MICRO_BATCHES // args.ranks * scale
         self.batch = MICRO_BATCHES * scale
 
-    def run(self) -> dict[str, Any]:
-        """Measure; all ranks return, rank 0's is complete."""
+    def measured_plan(self) -> MeasuredPlan:
+        """Measure layers and link, and plan the stages by them."""
         import torch.distributed as dist  # noqa: PLC0415
 
         layers = self.layers()
@@ -94,7 +119,14 @@ class Bench:
         plan = [planned(profile, self.ranks, wire["both_ways"])] if profile else [None]
         dist.broadcast_object_list(plan)
         assert plan[0] is not None
-        arms = self.arms(plan[0])
+        return MeasuredPlan(plan[0], profile, wire, size)
+
+    def run(self) -> dict[str, Any]:
+        """Measure; all ranks return, rank 0's is complete."""
+        import torch.distributed as dist  # noqa: PLC0415
+
+        plan, profile, wire, size = self.measured_plan()
+        arms = self.arms(plan)
         walls: dict[str, list[float]] = {name: [] for name in arms}
         losses: dict[str, list[float]] = {name: [] for name in arms}
         for name, (_, block) in arms.items():
@@ -110,7 +142,7 @@ class Bench:
                 walls[name].append((time.perf_counter() - begun) / arms[name][0])
         figures: dict[str, Any] = {"step_s": walls, "wire": wire, "parameter_bytes": 4 * size}
         if profile:
-            figures |= self.account(profile, plan[0], wire["both_ways"])
+            figures |= self.account(profile, plan, wire["both_ways"])
             figures["difference"] = difference(losses)
         return figures
 
@@ -123,7 +155,7 @@ class Bench:
 
         torch.manual_seed(0)
         if self._model == "linear":
-            sizes = pairwise([_FEATURES, *[_WIDTH] * _LINEAR_LAYERS])
+            sizes = pairwise([_FEATURES, *[self.width] * _LINEAR_LAYERS])
             return [
                 (f"linear{i}", torch.nn.Sequential(torch.nn.Linear(*size), torch.nn.Tanh()))
                 for i, size in enumerate(sizes)
@@ -148,7 +180,7 @@ class Bench:
         }
 
     def synchronous(
-        self, replicas: Sequence[int], lengths: Sequence[int], schedule: str
+        self, replicas: Sequence[int], lengths: Sequence[int], schedule: str, rate: float = RATE
     ) -> Callable[[int], list[float]]:
         """Return steps with our engine; with one stage data parallel, one all-reduce per step."""
         from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
@@ -162,7 +194,7 @@ class Bench:
             micro_batches=count,
             loss=squares,
         )
-        optimizer = sgd(engine.parameters())
+        optimizer = sgd(engine.parameters(), rate)
         data = self.data(count)
 
         def block(steps: int) -> list[float]:
@@ -174,7 +206,7 @@ class Bench:
 
         return block
 
-    def overlapped(self) -> Callable[[int], list[float]]:
+    def overlapped(self, rate: float = RATE) -> Callable[[int], list[float]]:
         """Return steps of PyTorch's own data parallelism, which overlaps the backward pass."""
         import torch  # noqa: PLC0415
 
@@ -182,7 +214,7 @@ class Bench:
         ddp = torch.nn.parallel.DistributedDataParallel(
             model, bucket_cap_mb=_DDP_BUCKET_MB / self.shrink
         )
-        optimizer = sgd(model.parameters())
+        optimizer = sgd(model.parameters(), rate)
         data = self.data(self.ranks)
 
         def block(steps: int) -> list[float]:
@@ -201,7 +233,7 @@ class Bench:
         return block
 
     def asynchronous(
-        self, replicas: Sequence[int], lengths: Sequence[int]
+        self, replicas: Sequence[int], lengths: Sequence[int], rate: float = RATE
     ) -> Callable[[int], list[float]]:
         """Return PipeDream's steps: minibatches of one GPU's size, an update after each."""
         from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
@@ -213,7 +245,7 @@ class Bench:
             schedule="pipedream",
             loss=lambda output, targets: squares(output, targets) / self.minibatch,
         )
-        optimizer = sgd(engine.parameters())
+        optimizer = sgd(engine.parameters(), rate)
         data = self.data(self.ranks)
 
         def block(steps: int) -> list[float]:
@@ -228,11 +260,17 @@ class Bench:
         generator = torch.Generator().manual_seed(1)
 
         def following() -> list[tuple[Any, Any]]:
-            inputs = torch.randn(self.batch, _FEATURES, generator=generator).chunk(parts)
-            targets = torch.randn(self.batch, 1, generator=generator).chunk(parts)
-            return list(zip(inputs, targets, strict=True))
+            inputs = torch.randn(self.batch, _FEATURES, generator=generator)
+            targets = self.targets(inputs, generator)
+            return list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
 
         return following
+
+    def targets(self, inputs: Any, generator: Any) -> Any:
+        """Return a number for each sample; these arms are only timed, so any will do."""
+        import torch  # noqa: PLC0415
+
+        return torch.randn(len(inputs), 1, generator=generator)
 
     def account(
         self, profile: LayerProfile, plan: PipelinePartition, both_ways: float
@@ -353,11 +391,11 @@ def squares(output: Any, targets: Any) -> Any:
     return (output - targets).square().mean(dim=1).sum()
 
 
-def sgd(parameters: Any) -> Any:
+def sgd(parameters: Any, rate: float) -> Any:
     """Return the optimizer of all arms."""
     import torch  # noqa: PLC0415
 
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
 
 if __name__ == "__main__":

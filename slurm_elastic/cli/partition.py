@@ -1,4 +1,4 @@
-"""`selastic partition`: pipeline stages with replicas from a layer profile."""
+"""`selastic partition`: pipeline stages with replicas, or spatial groups, for a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import options
+from slurm_elastic.cli import group_sizes, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits, size
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
     from slurm_elastic.models.pipedream.partitioner import Level, PipelinePartition
+
+#: Most GPUs of a spatial group where --machines does not say how many a node has.
+_GROUP = 64
 
 _COLUMNS = (
     Column("STAGE", lambda r: str(r["stage"]), right=True),
@@ -32,16 +35,19 @@ _COLUMNS = (
 @options.verb
 @click.argument("profile", metavar="PROFILE")
 @click.option(
-    "--machines", required=True, metavar="N[,N…]",
+    "--machines", metavar="N[,N…]",
     help="GPUs per node, then nodes per rack, and so on.",
 )  # fmt: skip
 @click.option(
-    "--bandwidth", required=True, metavar="BYTES/S[,…]",
+    "--bandwidth", metavar="BYTES/S[,…]",
     help="Bandwidth of each of these levels in bytes/s, e.g. 1e10,1.25e9.",
 )  # fmt: skip
 @click.option("--activations", is_flag=True, help="Count the time that activations take.")
 @click.option(
     "--memory", metavar="BYTES", help="Memory of one GPU for weight versions and activations."
+)
+@click.option(
+    "--batch", default="1", metavar="N", help="Of volumes: samples of a group at once (1)."
 )
 @click.option("--straight", is_flag=True, help="Replicate no stage.")
 @click.option(
@@ -60,10 +66,11 @@ _COLUMNS = (
 def partition(
     *,
     profile: str,
-    machines: str,
-    bandwidth: str,
+    machines: str | None,
+    bandwidth: str | None,
     activations: bool,
     memory: str | None,
+    batch: str,
     straight: bool,
     paper: bool,
     free_sources: bool,
@@ -77,20 +84,47 @@ def partition(
 
     Stages may be replicated. PROFILE is a layer profile: PipeDream's text, or the JSON of
     `selastic show --profile`. An approximate answer is marked as such. See docs/pipeline.md.
+
+    For a network on volumes (docs/spatial.md): the memory of a GPU by the size of its spatial
+    group, of up to the first number of --machines, and the least that fits into --memory.
     """
     from slurm_elastic.models.pipedream import (  # noqa: PLC0415
         partitioner,
         profile_reader,
     )
+    from slurm_elastic.models.spatial import network_file  # noqa: PLC0415
 
-    levels = _levels(machines, bandwidth)
+    try:
+        network = network_file.read_network(Path(profile))
+    except network_file.VolumeNetworkError as error:
+        raise CliError(clean(error), USAGE) from None
+    memory_bytes = options.number(memory, "--memory") if memory else None
+    if network is not None:
+        most = options.whole_number(machines.split(",")[0], "--machines") if machines else _GROUP
+        groups = group_sizes.group_answer(
+            network,
+            most=most,
+            batch=options.whole_number(batch, "--batch"),
+            memory_bytes=memory_bytes,
+        )
+        if json_:
+            options.put_json(groups)
+            return
+        layout = options.layout(format_, noheader, parsable)
+        name = Path(profile).name
+        options.put(group_sizes.shown_groups(groups, name, layout, memory_bytes))
+        return
+    for option, value in (("--machines", machines), ("--bandwidth", bandwidth)):
+        if value is None:
+            raise CliError(f"Missing option '{option}'.", USAGE)
+    levels = _levels(machines or "", bandwidth or "")
     try:
         result = partitioner.partition(
             profile_reader.read(Path(profile)),
             levels,
             cost=partitioner.Cost.PAPER if paper else partitioner.Cost.PUBLISHED,
             compression=1.0 if activations else None,
-            memory=options.number(memory, "--memory") if memory else None,
+            memory=memory_bytes,
             straight=straight,
             free_sources=free_sources,
             limit=options.whole_number(states, "--states") if states else partitioner.LIMIT,

@@ -12,9 +12,10 @@ from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.exit_codes import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.tables import Column, TableLayout, render
+from slurm_elastic.core.nodelist import fold
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import JobRow, PartitionRow, StatusAnswer, Waiting
+    from slurm_elastic.rpc.answers import JobRow, PartitionRow, ProbableStart, StatusAnswer, Waiting
     from slurm_elastic.rpc.decision_answers import ShowAnswer
 
 _COLUMNS = (
@@ -136,7 +137,9 @@ def placement_text(row: JobRow) -> str:
         return f"held: {reason_text(row['stopped'])}"
     if row["waiting"] is not None:
         count, reason = formatting.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
-        return f"waiting for {count}" + (f": {reason}" if reason else "")
+        text = f"waiting for {count}" + (f": {reason}" if reason else "")
+        start = probable_start(row["waiting"])
+        return text + (f"; probably starts at {formatting.clock(start['median'])}" if start else "")
     text = formatting.places(row["where"])
     return f"{text} (held)" if row["held"] else text
 
@@ -156,6 +159,8 @@ def waits_for(waiting: Waiting) -> str:
         if not any(g["under_way"] for g in givers):
             verb = "is to give" if len(givers) == 1 else "are to give"
         return f"{names} {verb} them{time_text}"
+    if boots := waiting.get("boots"):  # a controller of an older release sends none
+        return f"{formatting.clean(fold(boots))} must boot for it"
     if waiting["kept"]:
         return f"{sum(waiting['kept'].values())} are kept for it"
     if waiting["leased"]:
@@ -164,6 +169,13 @@ def waits_for(waiting: Waiting) -> str:
     if reason == "BeginTime" and waiting["begin_time"]:
         return f"starts at {formatting.clock(waiting['begin_time'])}"
     return "" if reason in ("", "None") else formatting.clean(reason)
+
+
+def probable_start(waiting: Waiting) -> ProbableStart | None:
+    """Return when a job will probably start; None: unknown, or its GPUs are about to be free."""
+    if waiting["givers"] or waiting["kept"]:
+        return None
+    return waiting.get("starts")  # a controller of an older release sends none
 
 
 def details(answer: ShowAnswer) -> list[str]:
@@ -344,6 +356,8 @@ def _partition(row: PartitionRow) -> str:
         f"{row['elastic'] + row['rigid']} in use: {row['elastic']} elastic, {row['rigid']} rigid",
         f"{row['idle']} idle",
     ]
+    if row.get("asleep"):  # a controller of an older release sends none
+        parts.append(f"{row['asleep']} asleep")
     if row["unavailable"]:
         parts.append(f"{row['unavailable']} unavailable")
     if row["waiting"]:

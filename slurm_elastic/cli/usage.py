@@ -13,7 +13,7 @@ from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.cli.usage_check import compared
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.usage_answers import UsageAnswer
+    from slurm_elastic.rpc.usage_answers import SleepUsage, UsageAnswer
 
 _HOUR = 3600
 
@@ -112,9 +112,25 @@ def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str
     start = answer["start"] or 0.0
     since = formatting.records_note(answer["kept_since"], answer["time"]) if with_notes else ""
     tail = [since] if since and start < answer["kept_since"] else []
+    sleep = answer.get("sleep")  # controllers before it have none
+    if with_notes and sleep and not by_user:
+        tail.append(_sleep(sleep))
     if not rows and with_notes:
         return ["no elastic job held GPUs in that time", *tail]
     return [*render(rows, columns, [c.header for c in columns[:-1]], layout), *tail]
+
+
+def _sleep(sleep: SleepUsage) -> str:
+    """Return what idle nodes could have saved."""
+    hours, kwh = sleep["node_hours"], sleep["kwh"]
+    acts = sleep["mode"] == "act"
+    slept = "slept" if acts else "could have slept"
+    text = f"idle nodes {slept} {hours:.1f} node hours: {kwh:.1f} kWh"
+    if sleep["cost"]:
+        text += f", costs of {sleep['cost']:.2f}"
+    waits = formatting.duration(sleep["late_s"])
+    were = "were" if acts else "would have been"
+    return f"{text}; {sleep['late']} nodes {were} late, {waits} in all"
 
 
 def _hours(gpu_seconds: float) -> str:

@@ -109,6 +109,10 @@ class GoodputSettings:
     lengths: bool = key(
         True, "Weigh jobs that report their progress by the work that they have left."
     )
+    predicted: bool = key(
+        False,
+        "Weigh other jobs by their predicted run time, where `[durations]` predicts one.",
+    )
     length_power: float = key(
         0.15,
         "How much: a job with n hours left counts n to the power of less this, and less so where"

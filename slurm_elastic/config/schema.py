@@ -246,6 +246,46 @@ class DurationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SleepSettings:
+    """Section `[sleep]`."""
+
+    mode: str = key(
+        "off",
+        "`observe`: count how long which idle nodes could have slept, and which starts would have"
+        " waited for a boot. `act`: switch them off and on through Slurm's power saving, while"
+        " `[controller] mode` is `act`, too.",
+        choices=("off", "observe", "act"),
+    )
+    window_s: float = key(
+        7200.0, "Seconds for which a node stays awake after it was in use.", bounds=(10, 86400)
+    )
+    spare: int = key(1, "Idle nodes of each GPU type that stay awake.", bounds=(0, 10_000))
+    cycles_per_day: int = key(
+        4, "Most times that a node is switched off in 24 hours.", bounds=(1, 1000)
+    )
+    grow_boots: float = key(
+        6.0,
+        "A job grows onto a sleeping node if at least so many ResumeTimeouts of its time are left.",
+        bounds=(1, 1e6),
+    )
+    served: float = key(
+        0.998,
+        "Part of the time in which no start shall wait for a boot; c / (1 + c) where a waiting"
+        " node costs c times an idle one.",
+        bounds=(0.5, 0.9999),
+    )
+    idle_watts: float = key(
+        500.0, "Watts of an idle node, less those of a sleeping one.", bounds=(0, 1e5)
+    )
+    price_per_kwh: float = key(
+        0.0, "Price of a kWh, in any currency; 0: no costs.", bounds=(0, 1e3)
+    )
+    boot_s: float = key(
+        600.0, "Seconds of a boot, by which a start that it delays is late.", bounds=(1, 86400)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
     """Section `[placement]`."""
 
@@ -274,6 +314,29 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeighbourSettings:
+    """Section `[neighbours]`."""
+
+    mode: str = key(
+        "observe",
+        "Jobs that stand on one node: `observe` learns how much they slow each other down, and"
+        " `selastic explain` shows it; `act`: placement keeps jobs apart that hurt each other.",
+        choices=("off", "observe", "act"),
+    )
+    gate: float = key(
+        0.9,
+        "Least speed of a job beside another one, relative to its speed alone; below it, the pair"
+        " is kept apart where another place is free.",
+        bounds=(0.1, 1),
+    )
+    measurements: int = key(
+        3,
+        "Measurements of 30 s of a pair before a running job moves away from its neighbour.",
+        bounds=(1, 20),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TopologySettings:
     """Section `[topology]`."""
 
@@ -292,6 +355,12 @@ class TopologySettings:
         {},
         "GPUs of a link domain (NVLink, one PCIe switch), by node or GPU type, e.g. { a100 = 4 };"
         " takes precedence over Links= in gres.conf.",
+    )
+    spatial_reach: str = key(
+        "domain",
+        "How far a spatial group (`parallel=spatial`) may reach: `domain`, within one link domain"
+        " of GPUs, or one node where domains are not known; `node`, within one node; `any`.",
+        choices=("domain", "node", "any"),
     )
 
 
@@ -335,12 +404,16 @@ class Config:
     durations: DurationSettings = section(
         DurationSettings, "predicted run times (docs/durations.md)"
     )
+    sleep: SleepSettings = section(SleepSettings, "idle nodes that could sleep (docs/sleep.md)")
     qssf: QssfSettings = section(
         QssfSettings, "policy `qssf`, by predicted GPU time (docs/durations.md)"
     )
     dally: DallySettings = section(DallySettings, "policy `dally` (docs/dally.md)")
     placement: PlacementSettings = section(
         PlacementSettings, "whether jobs wait for a near place (docs/dally.md)"
+    )
+    neighbours: NeighbourSettings = section(
+        NeighbourSettings, "jobs that slow each other down on one node (docs/colocation.md)"
     )
     topology: TopologySettings = section(
         TopologySettings, "network properties that Slurm does not report (docs/topology.md)"

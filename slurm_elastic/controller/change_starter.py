@@ -19,7 +19,12 @@ from slurm_elastic.controller.transitions.transition_engine import TransitionEng
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.member_orders import MAX_COMPANIONS
 from slurm_elastic.core.plan import Decision, JobRecord, Plan
-from slurm_elastic.core.resize_kind import CompanionChange, ResizeKind, companion_change
+from slurm_elastic.core.resize_kind import (
+    CompanionChange,
+    ResizeKind,
+    change_by_restart,
+    change_in_place,
+)
 from slurm_elastic.placement.companion_sizes import companion_sizes
 
 
@@ -151,7 +156,7 @@ class ChangeStarter:
         records: Mapping[int, JobRecord],
     ) -> RequestedChange:
         """Return a change of this kind, or a requeue where companions do not lead to its target."""
-        members = None if kind is ResizeKind.REQUEUE else self._members(decision, job)
+        members = None if kind is ResizeKind.REQUEUE else self._members(kind, decision, job)
         if members is None:
             return self._requested(decision, job, snapshot, records)
         leaves = tuple(job.companions[i].job_id for i in members.leave)
@@ -164,16 +169,17 @@ class ChangeStarter:
             leaves=leaves,
         )
 
-    def _members(self, decision: Decision, job: Job) -> CompanionChange | None:
+    def _members(self, kind: ResizeKind, decision: Decision, job: Job) -> CompanionChange | None:
         """Return the companions that join and leave; None: the job has to be requeued."""
-        base, target = job.base_allocation, decision.target
-        if base is None or target is None or target == job.allocation:
+        target = decision.target
+        if target is None or target == job.allocation:
             return None
-        members = companion_change(base, [c.allocation for c in job.companions], target)
+        is_restart = kind is ResizeKind.RESTART
+        members = (change_by_restart if is_restart else change_in_place)(job, target)
         if members is None or len(job.companions) + len(members.join) > MAX_COMPANIONS:
             return None
         directive = self._store.directive(job)
-        if directive is None or not members.join:
+        if is_restart or directive is None or not members.join:
             return members
         held = target.gpus - sum(gpus for _, gpus in members.join)
         joins = companion_sizes(directive, target.gpu_type, held, members.join)

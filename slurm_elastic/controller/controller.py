@@ -11,6 +11,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from slurm_elastic.config.schema import Config
@@ -20,9 +21,11 @@ from slurm_elastic.controller.companions.companion_folding import fold
 from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
+from slurm_elastic.controller.neighbours.neighbour_learning import NeighbourLearning
 from slurm_elastic.controller.poll_schedule import PollSchedule
 from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
 from slurm_elastic.controller.report_handler import ReportHandler
+from slurm_elastic.controller.sleep.sleep_control import SleepControl
 from slurm_elastic.controller.solver_warning import SolverWarning
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
@@ -74,6 +77,8 @@ class Controller:
         self.cleanup = OrphanCleanup(scontrol, config, self.store, log)
         self.usage = UsageReconciler(ledger, log)
         self.lengths = LengthPredictions(config, log)
+        self.sleep = SleepControl(config, scontrol, reader, ledger, log)
+        self.neighbours = NeighbourLearning(config, ledger)
         self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log, counts=self.counts)
         self.engine = TransitionEngine(
             scontrol=scontrol,
@@ -92,7 +97,12 @@ class Controller:
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
         self.report_handler = ReportHandler(
-            store=self.store, engine=self.engine, tuner=self.tuner, log=log, counts=self.counts
+            store=self.store,
+            engine=self.engine,
+            tuner=self.tuner,
+            log=log,
+            counts=self.counts,
+            neighbours=self.neighbours,
         )
         self._starter = ChangeStarter(self.store, self.engine, self.tuner, config, log)
         self.store.learning.adaptive_batches = chooser != "user"
@@ -147,9 +157,8 @@ class Controller:
         """
         try:
             self._look()
-            if self.pace.silence_s:
+            if self.pace.answered():
                 self._log.info("slurmctld answers again")
-            self.pace.silence_s = 0.0
             self._note("slurm", None)
         except SlurmUnreachableError as error:
             if self.pace.quiet():
@@ -197,6 +206,7 @@ class Controller:
                 down=self.reader.down,
                 companions=self._companions,
                 report=self.store.last_report,
+                answering_s=self.pace.answering_s(),
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
             self._read_again(live)
@@ -306,16 +316,18 @@ class Controller:
         self.lengths.tick()
         records = self.lengths.attached(self.store.records(snapshot, live), snapshot)
         self.engine.outbox.pace(sum(r.reporting for r in records.values()))
-        plan, state = decide_round(
-            snapshot,
-            records,
+        decide = partial(
+            decide_round,
+            records=records,
             config=self.config,
             policy=self.policy,
             state=self._state,
             previous=self._plan,
             seed=self.config.controller.seed,
             resized=self.store.resized(time.time(), live.values()),
+            neighbours=self.neighbours.table(snapshot),
         )
+        plan, state = decide(snapshot)
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
@@ -334,6 +346,8 @@ class Controller:
             next_round=time.time() + max(0.0, self.pace.until_round()),
             topology=self.config.topology,
             kept_since=self.store.kept_since,
+            neighbours=self.neighbours.neighbours(snapshot),
+            starts=self.lengths.starts,
             program=self.policy.round_program if isinstance(self.policy, StatesProgram) else None,
         )
         self._note("solver", self._solver_warning.note(state, snapshot.time))
@@ -345,6 +359,17 @@ class Controller:
                 if self._advised.get(decision.job_id) != advice[decision.job_id]:
                     self._log.info(log_line(decision, snapshot, advice=True))
             self._advised = advice
+        if written:
+            note = self.sleep.round(
+                snapshot,
+                plan,
+                records,
+                acts=self.acts,
+                others=self._listed.values(),
+                decide=lambda awakened: decide(awakened, explain=False)[0],
+            )
+            self._note("sleep", note)
+            self.view = dataclasses.replace(self.view, sleep=self.sleep.shown())
         self._publish()
 
     def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
@@ -382,6 +407,7 @@ class Controller:
             self.engine.records.catch_up()
             self.early_ends.review(snapshot, self.engine.live, act=self.acts)
             self.store.observe(snapshot)
+            self.neighbours.follow(snapshot)
             self.usage.tick()
             self.failed_changes.review(snapshot, self.engine.live)
             self.failed_changes.review_companions(snapshot, self.engine.live, self._companions)
@@ -424,8 +450,8 @@ class Controller:
         self.config = config
         self.engine.config = config
         self.cleanup.config = self.guard.config = self.failed_changes.config = config
-        self._starter.config = config
-        self.store.learning.config = self.lengths.config = config
+        self._starter.config = self.neighbours.config = config
+        self.store.learning.config = self.lengths.config = self.sleep.config = config
         self.retired = False
         self.pace.at_once()
 

@@ -15,6 +15,7 @@ True
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections import deque
@@ -55,6 +56,7 @@ class PollSchedule:
         self.silence_s = 0.0
         self.rounds: deque[tuple[float, float]] = deque(maxlen=_ROUNDS)
         self.asked_for = False
+        self._answers_since = -math.inf
         self._next_round = 0.0
         self._not_before = 0.0
         self._looked = self._all_read = 0.0
@@ -118,6 +120,17 @@ class PollSchedule:
         news = not self.silence_s
         self.silence_s = min(_SILENCE_MAX_S, self.silence_s * 2 or _FIRST_SILENCE_S)
         return news
+
+    def answered(self) -> bool:
+        """Note that Slurm has answered; return whether that is new."""
+        news = bool(self.silence_s)
+        if news:
+            self.silence_s, self._answers_since = 0.0, time.monotonic()
+        return news
+
+    def answering_s(self) -> float:
+        """Return for how many seconds Slurm has answered since it last did not."""
+        return 0.0 if self.silence_s else time.monotonic() - self._answers_since
 
     def stumble(self) -> None:
         """Wait for some time after an internal error."""

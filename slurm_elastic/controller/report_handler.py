@@ -14,6 +14,7 @@ from typing import Any
 from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.metrics.attempt_comparison import AttemptComparison
+from slurm_elastic.controller.neighbours.neighbour_learning import NeighbourLearning
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
@@ -35,6 +36,7 @@ class ReportHandler:
         tuner: receives the layers that may be frozen.
         log: structlog logger.
         counts: of lost steps and speeds, for metrics.
+        neighbours: learns from step times; None: it is not learned.
 
     Attributes:
         attempts: compares each attempt with the one before.
@@ -49,7 +51,9 @@ class ReportHandler:
         tuner: BatchTuner,
         log: Any,
         counts: ActivityCounts | None = None,
+        neighbours: NeighbourLearning | None = None,
     ) -> None:
+        self._neighbours = neighbours
         self._counts = counts or ActivityCounts()
         self.attempts = AttemptComparison(self._counts)
         self._store, self._engine, self._tuner, self._log = store, engine, tuner, log
@@ -73,6 +77,8 @@ class ReportHandler:
             now = time.time()
             self._note_change(report, job)
             news = self._store.record_report(report, job, now)
+            if self._neighbours is not None:
+                self._neighbours.report(report, job, now)
             if report.run == job.run:
                 by_change = self._store.entry(job).trials.changed_run == job.run
                 self.attempts.record(report, job.allocation, by_change=by_change)

@@ -142,7 +142,9 @@ def _rights(facts: Facts, findings: FindingList) -> None:
     answer: Mapping[str, Any] = facts.controller or {}
     account = answer.get("account") or "selastic"
     acts = facts.config is None or facts.config.controller.mode == "act"
-    grant = f"sacctmgr modify user {account} set adminlevel=Operator"
+    switches = facts.config is not None and facts.config.sleep.mode == "act" and acts
+    needed = "Administrator" if switches else "Operator"
+    grant = f"sacctmgr modify user {account} set adminlevel={needed}"
     if level == "None" and acts:
         findings.error(f"account {account}", "is no Operator, Slurm refuses all it does", grant)
     elif level == "None":
@@ -156,7 +158,13 @@ def _rights(facts: Facts, findings: FindingList) -> None:
             "is unknown to slurmdbd (or slurmdbd does not answer)",
             f"sacctmgr add user {account} account=root adminlevel=Operator",
         )
-    elif level == "Administrator":
+    elif level == "Operator" and switches:
+        findings.error(
+            f"account {account}",
+            "is no Administrator, Slurm lets no Operator switch nodes off and on",
+            f'{grant}, or [sleep] mode = "observe"',
+        )
+    elif level == "Administrator" and not switches:
         findings.info(f"account {account}", "has more rights than it needs", grant)
     private = facts.site.settings.get("PrivateData", "").split(",")
     if "jobs" in private:
@@ -196,6 +204,7 @@ _LOOKS: tuple[Callable[[Facts, FindingList], None], ...] = (
     slurm_settings_check.check_saving,
     slurm_settings_check.check_requeueing,
     slurm_settings_check.check_scheduling,
+    slurm_settings_check.check_power_saving,
     _companions,
     _rights,
 )

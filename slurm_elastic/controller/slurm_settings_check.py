@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.controller.site_findings import Facts, FindingList
+from slurm_elastic.slurm.power_saving import PowerSaving
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.slurm_settings import options, seconds
 
@@ -16,6 +18,15 @@ _CREDENTIAL_S = (60.0, 600.0)
 _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none", "tree")))
 
 _DOC = "docs/install.md"
+
+#: Below this SuspendTime Slurm itself switches nodes off; so long it never does.
+_DAY_S, _LONG_SUSPEND_S = 86400.0, 10_000_000
+_POWER_REMEDIES = {
+    "SuspendProgram": "name the program that switches nodes off (docs/sleep.md)",
+    "ResumeProgram": "name the program that switches nodes on (docs/sleep.md)",
+    "SuspendTime": f"set SuspendTime={_LONG_SUSPEND_S}",
+    "SuspendExcNodes": "mend the list",
+}
 
 
 def check_release(facts: Facts, findings: FindingList) -> None:
@@ -226,6 +237,35 @@ def check_scheduling(facts: Facts, findings: FindingList) -> None:
             "topology",
             "is flat, jobs are kept together by node only",
             f"set TopologyPlugin=topology/tree and topology.conf ({_DOC})",
+        )
+
+
+def check_power_saving(facts: Facts, findings: FindingList) -> None:
+    """Report settings with which `[sleep] mode = "act"` switches no node, or harms jobs."""
+    if facts.config is None or facts.config.sleep.mode != "act":
+        return
+    sleep, settings = facts.config.sleep, facts.site.settings
+    power = PowerSaving.of(settings)
+    for name, harm in power.missing:
+        findings.error(name, f'{harm}: [sleep] mode = "act" does nothing', _POWER_REMEDIES[name])
+    if facts.config.controller.mode != "act":
+        findings.warning(
+            f'[controller] mode = "{facts.config.controller.mode}"',
+            'leaves all nodes on, whatever [sleep] mode = "act" says',
+            'set it to "act", or [sleep] mode to "observe"',
+        )
+    if power.suspend_time_s < _DAY_S:
+        findings.warning(
+            f"SuspendTime={power.suspend_time_s:g}",
+            "lets Slurm itself switch off nodes that selasticd keeps awake",
+            f"set SuspendTime={_LONG_SUSPEND_S}",
+        )
+    if power.resume_timeout_s < sleep.boot_s:
+        findings.error(
+            f"ResumeTimeout={power.resume_timeout_s:g}",
+            f"is shorter than a boot ([sleep] boot_s = {sleep.boot_s:g}), Slurm gives up nodes"
+            " that still boot",
+            f"set ResumeTimeout={math.ceil(2 * sleep.boot_s)}",
         )
 
 

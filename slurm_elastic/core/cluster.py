@@ -93,6 +93,8 @@ class Node:
         available: up, not drained, draining, down, planned for maintenance or in a foreign
             reservation: elastic jobs may be placed here.
         planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
+        asleep: idle and without power, or booting: not available, but Slurm starts pending jobs
+            there after a boot.
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included.
         domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
@@ -109,6 +111,7 @@ class Node:
     features: frozenset[str] = frozenset()
     available: bool = True
     planned: bool = False
+    asleep: bool = False
     state: str = "IDLE"
     domains: tuple[tuple[int, ...], ...] = ()
 

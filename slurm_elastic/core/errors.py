@@ -24,6 +24,7 @@
     │   ├── PipelineError               models.pipedream.partitioner
     │   │   └── ArgumentError           models.pipedream.partitioner
     │   ├── LayerProfileError           models.pipedream.profile_reader
+    │   ├── VolumeNetworkError          models.spatial.network_file
     │   ├── TimersError                 placement.delay.timers
     │   ├── PolicyError                 policies.policy_protocol
     │   ├── ExtrapolationError          profiler.extrapolate
@@ -35,6 +36,7 @@
     │   ├── NotMeasuredError            profiler.stalls
     │   ├── PlotError                   simulator.plots
     │   ├── SimulationError             simulator.simulation
+    │   ├── NeighbourSlowdownError      simulator.truth.neighbour_slowdown
     │   ├── RestartCostError            simulator.truth.restart_costs
     │   ├── SacctError                  simulator.workloads.accounting_trace
     │   ├── ApplicationProfileError     simulator.workloads.application_profiles

@@ -15,7 +15,12 @@ from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.resize_kind import ResizeKind, companion_change, smaller_sizes
+from slurm_elastic.core.resize_kind import (
+    ResizeKind,
+    change_by_restart,
+    change_in_place,
+    smaller_sizes,
+)
 
 #: Seconds that training is assumed to stand still in a change in place until that is measured: of
 #: the order of what 100 million parameters took (docs/training.md).
@@ -320,10 +325,10 @@ class JobRecord:
 
     def kind_of(self, job: Job, target: Allocation | None) -> ResizeKind:
         """Return the cheapest kind of change that brings its job to a target."""
-        base = job.base_allocation
-        companions = [c.allocation for c in job.companions]
-        if not self.by_companions or base is None or target is None:
+        if not self.by_companions or target is None:
             return ResizeKind.REQUEUE
-        if companion_change(base, companions, target) is None:
-            return ResizeKind.REQUEUE
-        return ResizeKind.IN_PLACE if self.in_place else ResizeKind.RESTART
+        if self.in_place:
+            kind, change = ResizeKind.IN_PLACE, change_in_place(job, target)
+        else:
+            kind, change = ResizeKind.RESTART, change_by_restart(job, target)
+        return ResizeKind.REQUEUE if change is None else kind

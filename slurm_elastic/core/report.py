@@ -133,6 +133,8 @@ class Report:
         companions: those of this run that have not ended, and those of the last change.
         generation: number of the process group that trains now.
         pause_s: for how long training stood still at the last change of members.
+        busy_cpus: CPUs that the ranks on esrun's node kept busy since the last report, for each of
+            their GPUs; None: not measured.
     """
 
     job_id: int
@@ -197,6 +199,7 @@ class Report:
     companions: tuple[CompanionRow, ...] = ()
     generation: int | None = None
     pause_s: float | None = None
+    busy_cpus: float | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None, and without empty lists."""
@@ -325,6 +328,7 @@ _REPORT_BOUNDS = {
     "change": 2**62,
     "generation": 2**31,
     "pause_s": 1e6,
+    "busy_cpus": 2**16,
 }
 _ORDERS_BOUNDS = {
     "seq": 2**62,

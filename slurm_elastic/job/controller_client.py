@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.core.report import Orders
@@ -27,10 +28,19 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
 
 class ControllerClient:
-    """Client of the controller at `address`, for the report and orders in `state`."""
+    """Client of the controller at `address`, for the report and orders in `state`.
 
-    def __init__(self, state: ReportState, address: str) -> None:
+    Args:
+        state: report and orders.
+        address: of the controller.
+        measure: sets what is to be measured before each report.
+    """
+
+    def __init__(
+        self, state: ReportState, address: str, *, measure: Callable[[], object] = lambda: None
+    ) -> None:
         self._state = state
+        self._measure = measure
         self._address = address
         self._stopped = threading.Event()
         self._answered = threading.Event()
@@ -70,6 +80,8 @@ class ControllerClient:
         pause = _Pause()
         while True:
             stopping = self._stopped.is_set()
+            if not stopping:
+                self._measure()
             report = self._state.report()
             reply = self._call(requests.build("report", report=report.to_wire()), _CALL_S)
             if stopping:

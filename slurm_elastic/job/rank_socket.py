@@ -20,7 +20,8 @@ belong to the training from now on, and how many ranks each has. Rank 0 answers 
 
 A program whose ranks all exit with `RESTART_CODE` is started again in place.
 
-Only `wait` and `first` block, nothing raises, and without esrun the last orders stay in force.
+Only `wait`, `first` and `read_companions` block, nothing raises, and without esrun the last orders
+stay in force.
 
 >>> link = RankSocket.connect("/nowhere") or RankSocket.offline()
 >>> link.send({"phase": "training", "step": 12})
@@ -77,6 +78,7 @@ class RankSocket:
         self._pid = os.getpid()
         self._orders = Orders()
         self._controller = "expected" if sock is not None else "none"
+        self._has_message = False
         self._unread = b""
         self._unsent = b""
         self._fields: dict[str, Any] = {}
@@ -171,6 +173,15 @@ class RankSocket:
         self._wait_while(lambda: self._controller == "expected", timeout_s)
         return self._orders
 
+    def read_companions(self, timeout_s: float) -> dict[str, int] | None:
+        """Return the newest `companions`.
+
+        Waits at most `timeout_s` seconds for the first message, which esrun sends to each rank that
+        connects: on a busy host it may come later than the training's first step.
+        """
+        self._wait_while(lambda: not self._has_message, timeout_s)
+        return self.companions
+
     def close(self) -> None:
         """Close the connection."""
         if self._sock is not None:
@@ -231,6 +242,7 @@ class RankSocket:
             message = json.loads(line)
             orders = Orders.from_wire(message["orders"])
             self.companions = _companions(message.get("companions"))
+            self._has_message = True
             # An older esrun sends no source: do not wait for other orders.
             source = message.get("controller")
             self._controller = source if source in CONTROLLER else "heard"

@@ -25,6 +25,7 @@ _URGENT = frozenset({
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
+    "busy_cpus",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -33,6 +34,7 @@ _ONCE: dict[str, Any] = {
     "micro_step_s": None,
     "profile": (),
     "profile_batch": None,
+    "busy_cpus": None,
 }
 #: Fields that stay as they are when an attempt begins in place; all others begin anew.
 _KEPT_IN_PLACE = frozenset({
@@ -40,7 +42,7 @@ _KEPT_IN_PLACE = frozenset({
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "jump",
-}) - {"failed_gpus"}  # fmt: skip
+}) - {"failed_gpus", "busy_cpus"}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0
@@ -240,16 +242,22 @@ class ReportState:
         reason = "the program is started again"
         return replace(orders, action="run", notice=None, deadline_s=None, reason=reason)
 
-    def expire_notice(self) -> None:
-        """Withdraw a notice past its deadline if the controller does not answer."""
+    def expire_notice(self, *, is_unused: bool = False) -> None:
+        """Withdraw a notice past its deadline if the controller does not answer.
+
+        Args:
+            is_unused: whether the program has saved and waited for long, so that the deadline does
+                not count.
+        """
         with self._changed:
             orders, now = self._orders, self._clock()
             deadline = _DEFAULT_DEADLINE_S if orders.deadline_s is None else orders.deadline_s
-            overdue = now >= self._received + deadline + GRACE_S
+            overdue = is_unused or now >= self._received + deadline + GRACE_S
             silent = self._heard is None or now >= self._heard + GRACE_S
             if orders.action != "notice" or not overdue or not silent:
                 return
-            reason = "the controller does not answer and the deadline has passed"
+            reason = "the controller does not answer"
+            reason += "" if is_unused else " and the deadline has passed"
             self._orders = replace(orders, action="resume", deadline_s=None, reason=reason)
             orders, subscribers = self._orders, list(self._subscribers)
         log_line(f"notice {orders.notice} is withdrawn: {reason}")

@@ -25,14 +25,17 @@ from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.launchers.lone_ranks import trains_alone
 from slurm_elastic.job.launchers.nested_launch import (
     NestedLaunchWatch,
+    RankProcess,
     ranks_only,
     step_processes,
 )
+from slurm_elastic.job.launchers.processor_use import ProcessorUse
 from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
+from slurm_elastic.job.unmodified.program_command import command_digest
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
@@ -115,7 +118,12 @@ class Supervisor:
         server.start()
         in_place = InPlaceRestart(self._state, server)
         if address:
-            self._client = ControllerClient(self._state, address)
+            use = ProcessorUse(self._rank_processes, self._gpus_here)
+            self._client = ControllerClient(
+                self._state,
+                address,
+                measure=lambda: self._state.set_own({"busy_cpus": use.busy_cpus()}),
+            )
             self._client.start()
         if self._script:
             self._script.start()
@@ -178,6 +186,7 @@ class Supervisor:
             world=self._launch.ranks,
             hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
+            command=command_digest(self._launch.options.program, pattern, os.environ),
             are_alone=self._train_alone,
             end_ranks=self._end_lone_ranks,
         )
@@ -207,6 +216,10 @@ class Supervisor:
         self._state.serve_notice(self._companions.due_change)
         self._state.begin_attempt()
         return True
+
+    def _may_repeat(self) -> bool:
+        """Return whether the command of this run still resumes from the newest checkpoint."""
+        return self._script is None or self._uses_library or self._script.repeats_command
 
     def _restart_is_due(self) -> bool:
         return self._companions is not None and self._companions.restart.is_due
@@ -278,8 +291,16 @@ class Supervisor:
         """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
         if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
             return False  # a launcher starts them, or rank 0 runs on another host
-        processes = ranks_only(step_processes(self._ranks.mark), os.getpid())
-        return trains_alone(processes, saved_bytes)
+        return trains_alone(self._rank_processes(), saved_bytes)
+
+    def _rank_processes(self) -> dict[int, RankProcess]:
+        return ranks_only(step_processes(self._ranks.mark), os.getpid())
+
+    def _gpus_here(self) -> int:
+        """Return the GPUs of the ranks on this node, those in companions included."""
+        launch, here = self._launch, self._launch.allocation.here
+        own = launch.allocation.gpus[0] if here and here == launch.allocation.nodes[0] else 0
+        return (own or 0) + sum(part.ranks for part in launch.parts if part.node == here)
 
     def _end_lone_ranks(self) -> None:
         """End ranks that train alone, as a program that has failed; the watch has frozen them."""
@@ -334,6 +355,7 @@ class Supervisor:
             server.set_companions,
             trial=self._trial,
             end_ranks=self._end_ranks,
+            may_repeat=self._may_repeat,
             regroups=launcher is None,
         )
         companions.start()

@@ -31,7 +31,7 @@ _NOISE = 0.05
 _FIRST_SPREAD, _FIRST_JOBS = 0.1, 1
 #: Micro-batches apart by more than this factor are not compared; by less than that are as good
 #: as equal.
-_NEAR, _EQUAL = 1.5, 1.05
+_LOG_NEAR, _LOG_EQUAL = math.log(1.5), math.log(1.05)
 #: Deviations are rounded to this, so that noise does not trigger a new fit.
 _STEP = 0.02
 
@@ -77,9 +77,7 @@ def pooled(jobs: Iterable[Sequence[Observation]]) -> ApplicationPool:
             deviation = _shrunk(difference, _spread(deviations), count)
             deviations.append(deviation)
         for o in observations:
-            known = curves.get(_shape(o), ())
-            log_batch = math.log(o.micro_batch)
-            if all(abs(log_batch - x) >= math.log(_EQUAL) for x, _, _ in known):
+            if _distance(curves.get(_shape(o), ()), math.log(o.micro_batch)) >= _LOG_EQUAL:
                 points.append(_moved(o, deviation, -1.0))
                 _add(curves, points[-1])
     # The first job's times are those of no mean job; the first of `jobs` deviates by 0.
@@ -181,7 +179,7 @@ def _difference(own: Iterable[Observation], curves: _Curves) -> tuple[_Pair, int
 
 def _at(curve: Sequence[tuple[float, float, float]], log_batch: float) -> _Pair | None:
     """Return the logarithms on a curve; None: no point of it is near."""
-    if min(abs(log_batch - x) for x, _, _ in curve) > math.log(_NEAR):
+    if _distance(curve, log_batch) > _LOG_NEAR:
         return None
     i = bisect.bisect_left(curve, (log_batch,))
     if i < len(curve) and curve[i][0] == log_batch:
@@ -191,3 +189,9 @@ def _at(curve: Sequence[tuple[float, float, float]], log_batch: float) -> _Pair 
     (x0, a0, b0), (x1, a1, b1) = curve[i - 1], curve[i]
     part = (log_batch - x0) / (x1 - x0)
     return a0 + part * (a1 - a0), b0 + part * (b1 - b0)
+
+
+def _distance(curve: Sequence[tuple[float, float, float]], log_batch: float) -> float:
+    """Return how far the curve's nearest micro-batch is, in logarithms; inf: it has none."""
+    i = bisect.bisect_left(curve, (log_batch,))
+    return min((abs(log_batch - x) for x, _, _ in curve[max(i - 1, 0) : i + 1]), default=math.inf)

@@ -7,6 +7,7 @@ up come first, then those that move, start, grow. A shrink whose GPUs no other j
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,14 +211,7 @@ class Assignment:
                 else self.find(round_job, alternative.gpu_type, alternative.gpus)
             )
             if allocation is None:
-                outcome.refusals.append(
-                    Reason(
-                        "no-place",
-                        gpus=alternative.gpus,
-                        gpu_type=alternative.gpu_type,
-                        nodes=place.nodes if place else None,
-                    )
-                )
+                outcome.refusals.append(self._no_place(round_job, alternative))
                 continue
             refusal = dearer(round_job, alternative, allocation)
             refusal = refusal or self._unworthy(round_job, allocation)
@@ -229,6 +223,27 @@ class Assignment:
             outcome.target, outcome.reason = allocation, alternative.reason
             break
         self.later.take(round_job.need, outcome.target)
+
+    def _no_place(self, round_job: RoundJob, alternative: Alternative) -> Reason:
+        """Return why the job cannot have an alternative."""
+        gpu_type, gpus, place = alternative.gpu_type, alternative.gpus, alternative.place
+        not_linked = None if place else self.not_linked(round_job, gpu_type, gpus)
+        nodes = place.nodes if place else None
+        return not_linked or Reason("no-place", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
+
+    def not_linked(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Reason | None:
+        """Return that so many GPUs are free, but not where the job's groups would be linked."""
+        if not round_job.group_reach or not round_job.directive.allows(gpus, gpu_type):
+            return None
+        unit, demand = round_job.directive.unit_for(gpu_type), round_job.demand(self.frame)
+        resources = self._resources(round_job)
+        apart = dataclasses.replace(demand, group_reach="")
+        if fit(demand, gpu_type, gpus, resources, unit=unit) is not None:
+            return None
+        if fit(apart, gpu_type, gpus, resources, unit=unit) is None:
+            return None
+        group, reach = unit if unit > 1 else gpus, round_job.group_reach
+        return Reason("group-not-linked", gpus=gpus, gpu_type=gpu_type, group=group, reach=reach)
 
     def waits(self, outcome: JobOutcome, allocation: Allocation) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""

@@ -8,9 +8,10 @@ The rules, in this order (our definition):
    multiple of it; a larger one takes whole nodes' shares.
 2. n nodes of one rack if any rack has them, else as few racks as possible, in
    each of them whole replicas first.
-3. Nodes that the job already holds, then those with the fewest GPUs left over,
+3. Nodes on which the job and a neighbour do not hurt each other (`neighbour_table`), of these
+   nodes that it already holds, then those with the fewest GPUs left over,
    so that whole nodes stay free, then those where so many GPUs of one link domain are free,
-   then the lowest index.
+   then the lowest index. Spatial groups go only where each has linked GPUs (`link_domains`).
 4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
    request greedily from the lowest index and keeps to the plan only when it
    takes *everything* that is free on its nodes. So it is offered only on nodes
@@ -20,7 +21,7 @@ The rules, in this order (our definition):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
+from slurm_elastic.placement.link_domains import group_room
 from slurm_elastic.placement.node_arrays import Ints, Mask
 
 
@@ -41,6 +43,9 @@ class NodeDemand:
         required: node indices that must be part of any allocation.
         min_nodes, max_nodes: how many nodes it may have; the most is its partition's limit.
         sprawl: at most this many times the fewest nodes for its size; None: any number.
+        group_reach: "domain" or "node": each replica is a spatial group that stays within one;
+            with units of one GPU all its GPUs are one group. "": no such rule.
+        held_indexes: indexes of its `own` GPUs, by node index, as far as they are known.
     """
 
     need: ResourceNeed
@@ -50,6 +55,8 @@ class NodeDemand:
     max_nodes: int | None = None
     min_nodes: int = 1
     sprawl: int | None = None
+    group_reach: str = ""
+    held_indexes: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 def fit(
@@ -74,14 +81,12 @@ def fit(
         caps: at most this many GPUs on these node indices.
     """
     frame = resources.frame
-    room = np.where(demand.allowed, resources.room(demand.need), 0)
-    for i, held in demand.own.items():
-        if not demand.allowed[i]:
-            room[i] = min(held, int(resources.room(demand.need)[i]))
-    room *= frame.of_type(gpu_type)
-    for i, cap in (caps or {}).items():
-        room[i] = min(int(room[i]), cap)
+    room = _room(demand, gpu_type, resources, caps or {})
     most = frame.per_node.get(gpu_type, int(room.max(initial=0)))
+    if demand.group_reach:
+        unit = unit if unit > 1 else gpus
+        room = _grouped(demand, room, unit, resources)
+        most = max(most, unit)  # no group is divided among nodes
     chosen: dict[int, int] | None = None
     splits = even_splits(gpus, most, unit)
     ceiling = demand.max_nodes or gpus
@@ -134,7 +139,13 @@ def takes(
     if demand.max_nodes and len(shares) > demand.max_nodes:
         return False
     unchanged = dict(demand.own) == shares
-    if not unchanged and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+    most = frame.per_node.get(place.gpu_type, 0)
+    if demand.group_reach and not unchanged:
+        unit = unit if unit > 1 else place.gpus
+        limited = _grouped(demand, room, unit, resources)
+        if any(gpus > limited[i] or gpus % unit for i, gpus in shares.items()):
+            return False
+    if not unchanged and not evenly(shares.values(), most, unit):
         exhausts = all(gpus == room[i] == resources.gpus[i] for i, gpus in shares.items())
         if (
             settled is None
@@ -171,6 +182,26 @@ def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], .
     )
 
 
+def _room(
+    demand: NodeDemand, gpu_type: str, resources: FreeResources, caps: Mapping[int, int]
+) -> Ints:
+    """Return the GPUs of a type that the job could have on each node."""
+    room = np.where(demand.allowed, resources.room(demand.need), 0)
+    for i, held in demand.own.items():
+        if not demand.allowed[i]:
+            room[i] = min(held, int(resources.room(demand.need)[i]))
+    room *= resources.frame.of_type(gpu_type)
+    for i, cap in caps.items():
+        room[i] = min(int(room[i]), cap)
+    return room
+
+
+def _grouped(demand: NodeDemand, room: Ints, group: int, resources: FreeResources) -> Ints:
+    """Return the GPUs of each node that hold whole spatial groups of so many ranks."""
+    links = resources.frame.links if demand.group_reach == "domain" else {}
+    return group_room(links, room, resources.gpus, demand.held_indexes, group)
+
+
 def _pick(
     demand: NodeDemand,
     fits: Mask,
@@ -194,6 +225,10 @@ def _pick(
     named_nodes = [*demand.own, *demand.required]
     if named_nodes:
         foreign[np.isin(candidates, named_nodes)] = 0
+    if resources.tenants:  # one of these costs more than all others together
+        job_id = demand.need.job_id
+        hurting = [resources.hurts(job_id, int(i), share) for i in candidates]
+        foreign += (nodes + 1) * np.array(hurting, dtype=np.int64)
     apart = _apart(candidates, share, resources)
     if demand.required:
         foreign[np.isin(candidates, demand.required)] = -1

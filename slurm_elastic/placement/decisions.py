@@ -42,8 +42,14 @@ def build_plan(
         givers.setdefault(each.beneficiary.job_id, []).append(each.round_job.job)
     claims = {claim.job_id: claim for claim in pending_claims.claims}
     decisions = []
+    # Jobs of equal rank take what is free in the order in which they got their places.
+    position = {job_id: at for at, job_id in enumerate(assignment.outcomes)}
     ordered = sorted(
-        round_jobs.values(), key=lambda t: _rank(t, pending_claims, assignment.outcomes)
+        round_jobs.values(),
+        key=lambda t: (
+            _rank(t, pending_claims, assignment.outcomes),
+            position.get(t.job.job_id, 0),
+        ),
     )
     begun = _begun(ordered, pending_claims, assignment)
     for round_job in ordered:
@@ -57,7 +63,7 @@ def build_plan(
         elif outcome is not None:
             target, reason = outcome.target, outcome.reason or reason
         elif round_job.current is None:
-            waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
+            waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []), assignment)
             reason = Reason("waits")
         waits = concession is None and outcome is not None and job_id not in begun.jobs
         if target and waits:

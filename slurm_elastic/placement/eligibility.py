@@ -53,6 +53,8 @@ class RoundJob:
         cost_s: seconds without training that a requeue costs.
         window_s: over how long a change has to pay back: `payback_s`, or less when the job
             ends sooner.
+        group_reach: how far its spatial groups may reach, "domain" or "node"; "": anywhere, or it
+            has none.
     """
 
     job: Job
@@ -65,6 +67,7 @@ class RoundJob:
     current: Allocation | None
     cost_s: float
     window_s: float
+    group_reach: str = ""
 
     def demand(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
         """Return its demands on nodes; `away` False: only the nodes that it holds."""
@@ -78,6 +81,12 @@ class RoundJob:
             required=tuple(frame.index[n] for n in required if n in frame.index),
             max_nodes=partition.max_nodes if partition else None,
             sprawl=SPRAWL if self.current else None,
+            group_reach=self.group_reach,
+            held_indexes={
+                frame.index[n]: indexes
+                for n, indexes in (self.job.indexes if self.group_reach else {}).items()
+                if n in frame.index
+            },
         )
 
     def allowed(self, allocation: Allocation) -> bool:
@@ -164,8 +173,15 @@ def elastic_jobs(
             current=job.allocation,
             cost_s=record.change_s(config.resize.restart_s),
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
+            group_reach=_group_reach(directive, config),
         )
     return jobs
+
+
+def _group_reach(directive: Directive, config: Config) -> str:
+    """Return how far spatial groups of a job may reach; "": anywhere, or it has none."""
+    reach = config.topology.spatial_reach
+    return reach if directive.parallel == "spatial" and reach != "any" else ""
 
 
 def links_seen(

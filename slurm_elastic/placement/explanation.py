@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_elastic.core.cluster import Allocation, Job, Snapshot
 from slurm_elastic.core.plan import Claim
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.placement.assignment import JobOutcome
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.site_limits import above_min
@@ -32,16 +32,25 @@ def gives(concession: Concession, snapshot: Snapshot) -> Reason:
     return Reason("moves-for-job", nodes=concession.target.nodes, gpus=job.gpus, **other)
 
 
-def awaits(round_job: RoundJob, claim: Claim | None, givers: Sequence[Job]) -> Reason | None:
+def awaits(
+    round_job: RoundJob, claim: Claim | None, givers: Sequence[Job], assignment: Assignment
+) -> Reason | None:
     """Return what a pending elastic job waits for; None: nothing is known."""
     gpus, gpu_type = round_job.job.gpus or round_job.directive.min_gpus, round_job.job.gpu_type
     if givers:
         return Reason("jobs-give-way", gpus=gpus, gpu_type=gpu_type, **_named(givers))
     if claim is not None:
-        nodes = [n for n, _ in claim.shares]
-        return Reason("gpus-kept", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
+        kept = [n for n, _ in claim.shares]
+        nodes = assignment.frame.snapshot.node
+        if boots := [n for n in kept if n in nodes and nodes[n].asleep]:
+            return Reason("nodes-boot", nodes=boots)
+        return Reason("gpus-kept", gpus=gpus, gpu_type=gpu_type, nodes=kept)
     if round_job.eligibility is Eligibility.OURS:
-        return Reason("no-room-for-min", gpus=gpus, gpu_type=gpu_type)
+        directive = round_job.directive
+        least = ((t, directive.sizes(t)[:1]) for t in directive.types or assignment.frame.types)
+        refusals = (assignment.not_linked(round_job, t, s) for t, sizes in least for s in sizes)
+        not_linked = next((refusal for refusal in refusals if refusal), None)
+        return not_linked or Reason("no-room-for-min", gpus=gpus, gpu_type=gpu_type)
     return round_job.reason
 
 

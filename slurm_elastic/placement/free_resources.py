@@ -14,6 +14,7 @@ import numpy as np
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Limit
 from slurm_elastic.core.plan import FreeCapacity
+from slurm_elastic.placement.neighbours.neighbour_table import Tenant
 from slurm_elastic.placement.node_arrays import Ints, NodeArrays
 
 #: States in which a job holds resources in Slurm.
@@ -50,6 +51,8 @@ class FreeResources:
 
     Attributes:
         gpus, cpus, memory: free; negative where more is promised than is there.
+        tenants: (job id, GPUs) of each job on a node, by node index; {} where neighbours do not
+            count.
     """
 
     def __init__(self, frame: NodeArrays) -> None:
@@ -70,6 +73,10 @@ class FreeResources:
             job = frame.snapshot.job.get(job_id)
             if job is not None and job.state in HOLDING:
                 self._charge(ResourceNeed.of(job), _holding(job), 1)
+        self.tenants: dict[int, frozenset[Tenant]] = {}
+        for job in frame.snapshot.jobs if frame.neighbours else ():
+            if job.state in HOLDING:
+                self._settle(job.job_id, _holding(job), 1)
 
     @classmethod
     def of(cls, frame: NodeArrays, capacity: FreeCapacity) -> FreeResources:
@@ -100,6 +107,7 @@ class FreeResources:
             self.memory.copy(),
         )
         duplicate.left = list(self.left)
+        duplicate.tenants = dict(self.tenants)
         return duplicate
 
     def meet(self, other: FreeResources) -> FreeResources:
@@ -158,6 +166,22 @@ class FreeResources:
                 self.cpus[i] -= sign * need.cpus(gpus)
                 self.memory[i] -= sign * need.memory(gpus)
         self._charge(need, allocation, sign)
+        if self.frame.neighbours:
+            self._settle(need.job_id, allocation, sign)
+
+    def _settle(self, job_id: int, allocation: Allocation, sign: int) -> None:
+        """Let a job stand on the nodes of an allocation, or leave them."""
+        for i, gpus in self.frame.shares(allocation.shares).items():
+            others = frozenset(t for t in self.tenants.get(i, ()) if t[0] != job_id)
+            self.tenants[i] = others | {(job_id, gpus)} if sign > 0 else others
+
+    def hurts(self, job_id: int, i: int, gpus: int) -> bool:
+        """Return whether a job with so many GPUs on a node and a neighbour hurt each other."""
+        others = self.tenants.get(i)
+        if not others or self.frame.neighbours is None:
+            return False
+        others = frozenset(t for t in others if t[0] != job_id)
+        return self.frame.neighbours.hurts(self.frame.names[i], (job_id, gpus), others)
 
     def _charge(self, need: ResourceNeed, allocation: Allocation, sign: int) -> None:
         for i in self._limits_of.get(need.job_id, ()):

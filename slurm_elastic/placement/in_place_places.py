@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from slurm_elastic.core.cluster import Allocation, Companion, Job, Node, Snapshot
-from slurm_elastic.core.resize_kind import companion_change
+from slurm_elastic.core.resize_kind import change_in_place
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import SPRAWL, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
@@ -49,9 +49,16 @@ def larger(
     if current is None or not round_job.record.by_companions:
         return None
     gpu_type, unit = current.gpu_type, round_job.directive.unit_for(current.gpu_type)
+    if demand.group_reach and unit == 1:
+        return None  # all its GPUs are one spatial group, which companions would tear
+    allowed = demand.allowed
+    if not round_job.record.in_place:  # one part on each node: see `resize_kind.shares_node`
+        allowed = allowed.copy()
+        allowed[list(demand.own)] = False
     added = dataclasses.replace(
-        demand, own={}, required=(), min_nodes=1, max_nodes=None, sprawl=None
-    )
+        demand, allowed=allowed, own={}, required=(), min_nodes=1, max_nodes=None, sprawl=None,
+        held_indexes={},
+    )  # fmt: skip
     resources.take(round_job.need, current)
     more = fit(added, gpu_type, gpus - current.gpus, resources, unit=unit)
     if more is None and unit == 1:
@@ -129,7 +136,6 @@ def place_in_place(job: Job, gpus: int, most: int, room: Mapping[str, int]) -> A
     base, held = job.base_allocation, job.allocation
     if base is None or held is None or most <= 0:
         return None
-    companions = [c.allocation for c in job.companions]
     full, remainder = divmod(gpus, most)
     # Nodes of the base first, then those of companions, then the others.
     base_shares, shares_held = dict(base.shares), dict(held.shares)
@@ -147,7 +153,7 @@ def place_in_place(job: Job, gpus: int, most: int, room: Mapping[str, int]) -> A
         if last is not None:
             shares[last] = remainder
         place = Allocation.of(base.gpu_type, shares)
-        if companion_change(base, companions, place) is not None:
+        if change_in_place(job, place) is not None:
             return place
     return None
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from slurm_elastic.core.cluster import Job, Partition, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.fabric import Fabric
+from slurm_elastic.placement.link_domains import NodeLinks, node_links
+from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
@@ -34,14 +36,23 @@ class NodeArrays:
         gpus, cpus, memory: of each node (memory in MB).
         free: GPUs that Slurm shows as free on each node.
         open: nodes that elastic jobs may grow into: available and not PLANNED.
+        asleep: nodes on which Slurm starts jobs after a boot.
         types: GPU types present, sorted; `type_of` indexes them, -1 on nodes without GPUs.
         per_node: for each type the most GPUs that one node has.
+        links: link domains by node index; nodes whose domains are not known are left out.
         together: most free GPUs of one link domain by node, -1 unknown; None: known nowhere.
+        neighbours: speeds of jobs that stand on one node; None: they do not count.
     """
 
-    def __init__(self, snapshot: Snapshot, fabric: Fabric | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        fabric: Fabric | None = None,
+        neighbours: NeighbourTable | None = None,
+    ) -> None:
         nodes = snapshot.nodes
         self.snapshot = snapshot
+        self.neighbours = neighbours
         self.topology = Topology.of(snapshot)
         self.names: tuple[str, ...] = tuple(n.name for n in nodes)
         self.index: Mapping[str, int] = {name: i for i, name in enumerate(self.names)}
@@ -52,12 +63,14 @@ class NodeArrays:
         self.available: Mask = np.array([n.available for n in nodes], dtype=bool)
         self.planned: Mask = np.array([n.planned for n in nodes], dtype=bool)
         self.open: Mask = self.available & ~self.planned
+        self.asleep: Mask = np.array([n.asleep for n in nodes], dtype=bool)
         self.types: tuple[str, ...] = tuple(sorted({n.gpu_type for n in nodes if n.gpus}))
         numbers = {name: i for i, name in enumerate(self.types)}
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
         self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
-        self.together = _free_in_one_domain(snapshot, fabric) if fabric else None
+        self.links = node_links(snapshot, fabric) if fabric else {}
+        self.together = _free_in_one_domain(len(nodes), self.links) if self.links else None
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [
             (r.start_time, frozenset(r.nodes))
@@ -125,7 +138,7 @@ class NodeArrays:
             str(shape.get("reservation", "")),
         )
 
-    def allowed(self, job: Job, *, planned: bool = False) -> Mask:
+    def allowed(self, job: Job, *, planned: bool = False, asleep: bool = False) -> Mask:
         """Return the mask of nodes on which a job may get further GPUs, of any type.
 
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
@@ -135,13 +148,16 @@ class NodeArrays:
         Args:
             job: any job.
             planned: also nodes that Slurm's backfill keeps for a pending job.
+            asleep: also nodes that have to boot first.
         """
         _, excluded, features, reservation = self.own_constraints(job)
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
-        key = (job.partition, excluded, features, bool(reservation), planned)
+        key = (job.partition, excluded, features, bool(reservation), planned, asleep)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._allowed(job.partition, excluded, features, reservation, planned)
+            usable = self.available if planned else self.open
+            usable = usable | self.asleep if asleep else usable
+            mask = self._allowed(job.partition, excluded, features, reservation, usable)
             self._masks[key] = mask
         return mask
 
@@ -159,7 +175,7 @@ class NodeArrays:
         excluded: tuple[str, ...],
         features: str,
         reservation: str,
-        planned: bool,
+        usable: Mask,
     ) -> Mask:
         up_partitions = {
             name
@@ -182,36 +198,25 @@ class NodeArrays:
             dtype=bool,
         )
         mask[[self.index[n] for n in excluded if n in self.index]] = False
-        return np.asarray(mask & (self.available if planned else self.open))
+        return np.asarray(mask & usable)
 
 
-def _free_in_one_domain(snapshot: Snapshot, fabric: Fabric) -> Ints | None:
+def _free_in_one_domain(count: int, links: Mapping[int, NodeLinks]) -> Ints:
     """Return the most free GPUs of one link domain (NVLink island, PCIe switch) of each node.
 
     Slurm picks the GPUs on a node, best-linked first where gres.conf tells links; a request
     cannot name them. So placement only prefers such nodes among otherwise equal ones.
 
     Args:
-        snapshot: the cluster; nodes in its order.
-        fabric: which GPUs are linked.
+        count: number of nodes.
+        links: of nodes whose domains are known, by index.
 
     Returns:
-        [N], -1 where domains, or the indexes of the GPUs that jobs hold, are not known; None when
-        they are known nowhere.
+        [N], -1 where domains, or the indexes of the GPUs that jobs hold, are not known.
     """
-    domains_of = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
-    if not domains_of:
-        return None
-    used_indexes: dict[str, set[int]] = {name: set() for name in domains_of}
-    for job in snapshot.jobs:
-        for name, indexes in job.indexes.items() if job.allocation else ():
-            if name in used_indexes:
-                used_indexes[name].update(indexes)
-    most = np.full(len(snapshot.nodes), -1, dtype=np.int64)
-    for i, node in enumerate(snapshot.nodes):
-        if node.name in domains_of and len(used_indexes[node.name]) == node.used_gpus:
-            free = (len(set(d) - used_indexes[node.name]) for d in domains_of[node.name])
-            most[i] = max(free)
+    most = np.full(count, -1, dtype=np.int64)
+    for i, node in links.items():
+        most[i] = node.most_together
     return most
 
 

@@ -277,6 +277,7 @@ class _Packing:
                     fits,
                     key=lambda i: (
                         bool(near) and self._frame.rack[i] not in near,
+                        resources.hurts(round_job.job.job_id, i, remainder),
                         i not in own,
                         room[i],
                         i,

@@ -1,9 +1,10 @@
 """GPUs kept, and elastic jobs changed, so that pending jobs can start.
 
 Pending jobs that only wait for room are considered in Slurm's order. One that fits beside what
-is decided gets a claim: no other job grows into its GPUs. For one that does not fit, elastic jobs
-give way (placement/victim_selection.py) if that lets it start in the shape that it asked for;
-otherwise nothing is changed for it.
+is decided gets a claim: no other job grows into its GPUs. One that fits only with nodes that have
+to boot gets a claim on them, and no job gives way. For one that does not fit, elastic jobs give
+way (placement/victim_selection.py) if that lets it start in the shape that it asked for; otherwise
+nothing is changed for it.
 
 A claim expires `keep_s` after all its GPUs became free: Slurm did not start the job, and no GPUs
 are kept for it for `PATIENCE` times that. With `queue = "controller"` pending elastic jobs are in
@@ -114,6 +115,13 @@ def claims_for_pending(
             continue
         shapes = _start_shapes(frame, job, round_job)
         place = next((p for shape in shapes if (p := shape.place(views.later)) is not None), None)
+        boots = False
+        # Slurm wakes nodes for the jobs that it starts; for others the controller has to.
+        wakes = not controller_starts or config.sleep.mode == "act"
+        if place is None and wakes and frame.asleep.any() and not _waited(claim, at, config):
+            with_boots = _start_shapes(frame, job, round_job, asleep=True)
+            place = next((p for s in with_boots if (p := s.place(views.later)) is not None), None)
+            boots = place is not None
         refusal = partial(_refusal, gate, round_job if controller_starts else None)
         if place is not None and (reason := refusal(place)):
             decided.waits_for_nearer[job.job_id] = reason
@@ -135,7 +143,7 @@ def claims_for_pending(
         for concession in concessions:
             decided.concessions[concession.round_job.job.job_id] = concession
         need = ResourceNeed.of(job)
-        free_now = not concessions and (at_once or _is_free(place, need, views.now))
+        free_now = not (concessions or boots) and (at_once or _is_free(place, need, views.now))
         views.take(need, place)
         if controller_starts and free_now:
             decided.ready.append(job.job_id)
@@ -174,8 +182,12 @@ def _waiting(round_jobs: Mapping[int, RoundJob], jobs: Iterable[Job], at: float)
     return sorted(waiting, key=lambda j: (-j.priority, j.submit_time, j.job_id))
 
 
-def _start_shapes(frame: NodeArrays, job: Job, round_job: RoundJob | None) -> list[StartShape]:
+def _start_shapes(
+    frame: NodeArrays, job: Job, round_job: RoundJob | None, *, asleep: bool = False
+) -> list[StartShape]:
     """Return the shapes in which a pending job may start: an elastic one at MIN, others as asked.
+
+    With `asleep`, also on nodes that have to boot.
 
     A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed,
     of one type if possible. Slurm gives a request without a type nodes of several, too.
@@ -184,12 +196,13 @@ def _start_shapes(frame: NodeArrays, job: Job, round_job: RoundJob | None) -> li
     partition = frame.partition(job.partition)
     demand = NodeDemand(
         need=ResourceNeed.of(job),
-        allowed=frame.allowed(job, planned=True),
+        allowed=frame.allowed(job, planned=True, asleep=asleep),
         required=tuple(frame.index[n] for n in required if n in frame.index),
         max_nodes=partition.max_nodes if partition else None,
     )
     types = (round_job.directive.types if round_job else ()) or frame.types
     if round_job is not None and round_job.eligibility is Eligibility.OURS:
+        demand = dataclasses.replace(demand, group_reach=round_job.group_reach)
         sizes = [(t, round_job.directive.sizes(t)) for t in types]
         return [StartShape(demand, t, s[0], round_job.directive.unit_for(t)) for t, s in sizes if s]
     shapes = []
@@ -239,7 +252,11 @@ def _is_free(place: Allocation, need: ResourceNeed, now: FreeResources) -> bool:
 def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
     if claim is None:
         return False
-    return at >= claim.until or at - claim.since > PATIENCE * config.resize.keep_s
+    return at >= claim.until or _waited(claim, at, config)
+
+
+def _waited(claim: Claim | None, at: float, config: Config) -> bool:
+    return claim is not None and at - claim.since > PATIENCE * config.resize.keep_s
 
 
 def _claim(

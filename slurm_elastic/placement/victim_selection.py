@@ -42,7 +42,7 @@ class StartShape:
         demand = self.demand
         nodes = (demand.required, demand.min_nodes, demand.max_nodes, id(demand.allowed))
         each = (demand.need.cpus_per_gpu, demand.need.memory_per_gpu_mb)
-        return (self.gpu_type, self.gpus, self.unit, *nodes, *each)
+        return (self.gpu_type, self.gpus, self.unit, demand.group_reach, *nodes, *each)
 
     def place(self, resources: FreeResources) -> Allocation | None:
         """Return the place in which it would start on these resources; None: none."""

@@ -206,6 +206,11 @@ class Question:
     seed: int = 0
     free: FreeCapacity | None = None
 
+    @property
+    def round_seed(self) -> int:
+        """Seed of this round's draws, below 2^31."""
+        return (self.seed * 1_000_003 + int(self.snapshot.time)) % (1 << 31)
+
     def elastic(self) -> Iterator[tuple[Job, JobRecord, Directive]]:
         """Iterate over its jobs, with what is known of each and the directive in force."""
         for job_id in self.jobs:

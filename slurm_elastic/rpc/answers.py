@@ -113,6 +113,7 @@ class CopyAnswer(TypedDict):
     more: bool
     kept_since: float
     policy_state: dict[str, Any]
+    sleeping_nodes: dict[str, Any]
 
 
 class CheckAnswer(TypedDict):
@@ -150,8 +151,19 @@ class GivingJob(TypedDict):
     under_way: bool
 
 
+class ProbableStart(TypedDict):
+    """Start of a pending job (epoch s) that it reaches with 50 % and with 90 % probability."""
+
+    median: float
+    p90: float
+
+
 class Waiting(TypedDict):
-    """A wait; `leased`: the controller starts the job, `givers`: jobs that give GPUs to it."""
+    """A wait; `leased`: the controller starts the job, `givers`: jobs that give GPUs to it.
+
+    `boots`: nodes that are kept for it and have to boot. `starts`: when it will probably start,
+    from predicted run times; null: they are switched off, or too little is known.
+    """
 
     gpus: int
     since: float
@@ -159,8 +171,10 @@ class Waiting(TypedDict):
     kept: dict[str, int]
     kept_until: float | None
     givers: list[GivingJob]
+    boots: list[str]
     leased: bool
     begin_time: float | None
+    starts: ProbableStart | None
 
 
 class JobRow(TypedDict):
@@ -190,7 +204,10 @@ class JobRow(TypedDict):
 
 
 class PartitionRow(TypedDict):
-    """GPUs of one partition; `unavailable`: idle ones on nodes that are down or drained."""
+    """GPUs of one partition; `unavailable`: idle ones on nodes that are down or drained.
+
+    `asleep`: idle ones on nodes that have to boot first.
+    """
 
     name: str
     gpus: int
@@ -199,6 +216,7 @@ class PartitionRow(TypedDict):
     rigid: int
     idle: int
     unavailable: int
+    asleep: int
     waiting: int
 
 

@@ -147,6 +147,25 @@ class CompanionPlaceRow(TypedDict):
     where: list[Place]
 
 
+class NeighbourRow(TypedDict):
+    """A job on the nodes of another one.
+
+    `speed`: of the job beside it, relative to its speed alone; `other_speed`: of the neighbour.
+    None: nothing is known. `error`: how much too high `speed` may be, with 90 % certainty;
+    `measured`: measurements of this pair, 0: `speed` is predicted. `user` is null where
+    PrivateData hides the owner.
+    """
+
+    job_id: int
+    display_id: str
+    user: str | None
+    nodes: list[str]
+    speed: float | None
+    error: float
+    measured: int
+    other_speed: float | None
+
+
 class ExchangeRow(TypedDict):
     """Exchange of gradients between the replicas of a job; see `core.report`."""
 
@@ -159,7 +178,8 @@ class ExplainAnswer(TypedDict):
 
     `exchange`: null where nothing but the exchange after the backward pass is chosen.
     `on_trial`: since when the attempt lacks a checkpoint newer than the last change; null: it has
-    one. `failed`: why the job goes back to where it worked.
+    one. `failed`: why the job goes back to where it worked. `layout`: replicas, stages, spatial
+    groups and options of the present attempt, as it reported them; "": it has not.
     """
 
     time: float
@@ -177,12 +197,14 @@ class ExplainAnswer(TypedDict):
     failed: ReasonRow | None
     barred: list[BarredRow]
     companions: list[CompanionPlaceRow]
+    neighbours: list[NeighbourRow]
     not_in_place: ReasonRow | None
     submitted_gpus: int
     decision: DecisionRow | None
     model: ModelRow | None
     batch: BatchRow | None
     exchange: ExchangeRow | None
+    layout: str
     next_round: float | None
     last: ChangeRow | None
     ended: EndingRow | None

@@ -36,7 +36,10 @@ class HolderRow(TypedDict):
 
 
 class NodeRow(LinkRow):
-    """A node with GPUs; its link is the one to its lowest switch."""
+    """A node with GPUs; its link is the one to its lowest switch.
+
+    `asleep`: it is not available, but Slurm starts jobs there after a boot.
+    """
 
     name: str
     switch: str
@@ -45,6 +48,7 @@ class NodeRow(LinkRow):
     used: int
     idle: int
     available: bool
+    asleep: bool
     state: str
     domains: list[list[int]]
     holders: list[HolderRow]

@@ -40,6 +40,18 @@ class UserUsage(TypedDict):
     types: dict[str, float]
 
 
+class SleepUsage(TypedDict):
+    """Idle nodes that slept (`mode` is `act`), or could have: `observe`, nothing is switched."""
+
+    mode: str
+    nodes: list[str]
+    node_hours: float
+    late: int
+    late_s: float
+    kwh: float
+    cost: float
+
+
 class UsageAnswer(TypedDict):
     """`selastic usage`; `kept_since` is the epoch s from which on allocations are kept."""
 
@@ -50,3 +62,4 @@ class UsageAnswer(TypedDict):
     jobs: list[UsageRow]
     runs: list[RunUsage]
     users: list[UserUsage]
+    sleep: SleepUsage | None

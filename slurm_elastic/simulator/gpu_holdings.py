@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Allocation, Companion
-from slurm_elastic.core.resize_kind import companion_change
+from slurm_elastic.core.resize_kind import ResizeKind, companion_change, shares_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,22 @@ class GpuHoldings:
         """Return the same with all ranks taking part."""
         return GpuHoldings(self.base, self.companions)
 
-    def changed(self, target: Allocation, first_id: int) -> GpuHoldings | None:
-        """Return what leads to a target in place; None: a requeue is necessary.
+    def changed(
+        self, target: Allocation, first_id: int, *, most: int, kind: ResizeKind
+    ) -> GpuHoldings | None:
+        """Return what leads to a target without a requeue; None: one is necessary.
 
         Args:
             target: base and companions.
             first_id: job id of the first new companion; the others follow.
+            most: GPUs that the job may hold, also for a moment.
+            kind: in place, or a restart of the ranks.
         """
-        change = companion_change(self.base, [c.allocation for c in self.companions], target)
+        companions = [c.allocation for c in self.companions]
+        change = companion_change(self.base, companions, target, most=most)
         if change is None:
+            return None
+        if kind is ResizeKind.RESTART and shares_node(self.base, companions, change):
             return None
         stay = tuple(c for i, c in enumerate(self.companions) if i not in change.leave)
         new = tuple(

@@ -87,7 +87,8 @@ class InPlaceJob(SimulatedJob):
         if allocation is not None and self.holdings is not None:
             changes = self.starts + self.changes_in_place
             first_id = self.job_id * _IDS + changes * _IDS_PER_CHANGE
-            holdings = self.holdings.changed(allocation, first_id)
+            most, kind = self.described.directive.max_gpus, self.resizes.cheapest
+            holdings = self.holdings.changed(allocation, first_id, most=most, kind=kind)
         if holdings is not None:
             self.allocation = allocation
             self._resize(holdings)

@@ -22,6 +22,7 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.simulator.results import Result
 from slurm_elastic.simulator.simulation import Clock, simulate
+from slurm_elastic.simulator.truth.neighbour_slowdown import NeighbourSlowdown
 from slurm_elastic.simulator.truth.rack_network import Network
 from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
@@ -56,6 +57,7 @@ class Task:
     network: Network | None = None
     resizes: ResizeCosts | None = None
     moves_restart: bool = False
+    neighbours: NeighbourSlowdown | None = None
 
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> Result:
         """Run it here."""

@@ -88,12 +88,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: its time, the jobs submitted and not complete, GPUs held by type after it."""
+    """One round: its time, the jobs submitted and not complete, GPUs and nodes in use after it."""
 
     time_s: float
     contention: int
     #: (type, GPUs held).
     held: tuple[tuple[str, int], ...]
+    nodes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ class Result:
     Attributes:
         workload, policy, cluster: names for display.
         gpus: (type, GPUs) of the cluster.
+        nodes: number of nodes of the cluster.
         jobs: in order of submission.
         segments: allocations of all jobs, in order of their ends.
         policy_s: wall seconds of each call of the policy.
@@ -126,6 +128,7 @@ class Result:
     crossing_gpu_s: float = 0.0
     freezing: tuple[JobFreezing, ...] = ()
     dropped: tuple[str, ...] = ()
+    nodes: int = 0
 
     def summary(self) -> dict[str, Any]:
         """Return the figures of this workload; see `summary`."""

@@ -53,6 +53,7 @@ class SimulatedJob:
             racks), as first measured; {} without racks.
         batch: global batch ordered by the policy; None: its own choice.
         first_noise: gradient noise first measured in the first epoch; None: not measured.
+        shared_speed: speed beside the jobs on its nodes, relative to that alone.
         residuals: whether its models correct their fits (models/step_residuals.py).
     """
 
@@ -91,6 +92,7 @@ class SimulatedJob:
         "restart_left_s",
         "restart_s",
         "shape",
+        "shared_speed",
         "start_s",
         "started_s",
         "starts",
@@ -140,6 +142,7 @@ class SimulatedJob:
         self.gpu_s = 0.0
         self.lost_gpu_s = 0.0
         self.extra_s = 0.0
+        self.shared_speed = 1.0
         self.racks = 0
         self.places: Mapping[tuple[str, int, int, int, int], tuple[float, float]] = {}
         self.crossing_gpu_s = 0.0
@@ -257,7 +260,7 @@ class SimulatedJob:
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
             slowed = self._rack_slowdown()
-            rate *= slowed
+            rate *= slowed * self.shared_speed
             if self.layers is not None:
                 rate *= self.layers.gain(*self._iteration(), accumulation=self.accumulation)
             seconds_before, progress_before = seconds, self.progress

@@ -33,7 +33,9 @@ from slurm_elastic.simulator.shared_observations import (
 )
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulated_lengths import SimulatedLengths
+from slurm_elastic.simulator.simulated_neighbours import SimulatedNeighbours
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
+from slurm_elastic.simulator.truth.neighbour_slowdown import NeighbourSlowdown
 from slurm_elastic.simulator.truth.rack_network import Network
 from slurm_elastic.simulator.truth.resize_costs import ResizeCosts
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
@@ -72,6 +74,7 @@ def simulate(
     freezing: str | None = None,
     resizes: ResizeCosts | None = None,
     moves_restart: bool = False,
+    neighbours: NeighbourSlowdown | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload to its end.
@@ -94,8 +97,9 @@ def simulate(
         freezing: assumptions about freezing, one of `freezing_truth.BELIEFS`; all jobs then request
             `freeze=auto`. None: no job freezes layers.
         resizes: costs of changes without a requeue; None: every change is a requeue.
-        moves_restart: a move to other nodes in the same shape is a restart, as with racks or
-            `resizes`; else it is free, as in Sia's artifact.
+        moves_restart: a move to other nodes in the same shape is a restart, as with racks,
+            `resizes` or `neighbours`; else it is free, as in Sia's artifact.
+        neighbours: how much applications on one node slow each other down; None: not at all.
         progress: called every few rounds with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -120,8 +124,11 @@ def simulate(
     )
     if capabilities.initial_measurements:
         analysed(jobs, cluster)
-    moves_restart = moves_restart or network is not None or resizes is not None
-    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network, moves_restart)
+    costs = (network, resizes, neighbours)
+    moves_restart = moves_restart or any(cost is not None for cost in costs)
+    run = _Run(
+        cluster, jobs, _Timed(policy), config, seed, interval_s, network, moves_restart, neighbours
+    )
     if clock == "event":
         run.by_events(progress)
     else:
@@ -132,6 +139,7 @@ def simulate(
         policy=config.controller.policy,
         cluster=str(cluster),
         gpus=tuple((g.gpu_type, g.gpus) for g in cluster),
+        nodes=sum(g.nodes for g in cluster),
         jobs=results,
         rounds=tuple(run.rounds),
         segments=tuple(run.segments),
@@ -177,6 +185,7 @@ class _Run:
         contention: for each job (integral over its life, seconds of its life).
         holding: present allocation of each job, with its start.
         moves_restart: whether a move in the same shape is a restart.
+        slowdown: of jobs on one node.
         dropped: jobs that the policy dropped; they never run.
     """
 
@@ -188,6 +197,7 @@ class _Run:
     interval_s: float
     network: Network | None = None
     moves_restart: bool = False
+    slowdown: NeighbourSlowdown | None = None
     now_s: float = 0.0
     arrived: int = 0
     active: list[SimulatedJob] = field(default_factory=list)
@@ -202,8 +212,11 @@ class _Run:
     _idle: int = 0
     _shared: SharedObservations | SharedPools | None = None
     _lengths: SimulatedLengths | None = None
+    _neighbours: SimulatedNeighbours | None = None
 
     def __post_init__(self) -> None:
+        if self.slowdown is not None:
+            self._neighbours = SimulatedNeighbours(self.slowdown, self.config.neighbours)
         predicts = self.policy.capabilities.predicted_lengths
         self._lengths = SimulatedLengths() if predicts else None
         self.cluster_state = SimulatedCluster(
@@ -313,8 +326,10 @@ class _Run:
 
     def _decide(self, at_s: float) -> None:
         if self.active:
+            snapshot = self.cluster_state.snapshot(at_s, self.active)
+            table = self._neighbours.learn(snapshot, self.active) if self._neighbours else None
             plan, self._state = decide_round(
-                self.cluster_state.snapshot(at_s, self.active),
+                snapshot,
                 self.cluster_state.records(self.active),
                 config=self.config,
                 policy=self.policy,
@@ -323,6 +338,7 @@ class _Run:
                 seed=self.seed,
                 at_once=True,
                 explain=False,
+                neighbours=table,
             )
             self._plan = plan
             self.notes.extend(note for note in plan.notes if note not in self.notes[-8:])
@@ -331,7 +347,10 @@ class _Run:
         for job in self.active:
             if job.shape:
                 held[job.gpu_type] = held.get(job.gpu_type, 0) + job.gpus
-        self.rounds.append(RoundResult(at_s, len(self.active), tuple(sorted(held.items()))))
+        nodes = {n for job in self.active if job.allocation for n in job.allocation.nodes}
+        self.rounds.append(
+            RoundResult(at_s, len(self.active), tuple(sorted(held.items())), len(nodes))
+        )
 
     def _carry_out(self, plan: Plan, at_s: float) -> None:
         targets = {d.job_id: d.target for d in plan.decisions}
@@ -351,6 +370,8 @@ class _Run:
                 )
         if self.network is not None:
             self._cross(self.network)
+        if self._neighbours is not None:
+            self._neighbours.slow(self.active)
 
     def _drop(self, job_ids: Collection[int]) -> None:
         """Remove the jobs that the policy dropped."""

@@ -88,8 +88,14 @@ class Scontrol:
         self._run("uhold", job.display_id)
 
     def cancel(self, job: Job) -> None:
-        """End a companion, whether it is pending or running."""
-        self._run("--quiet", job.display_id, program="scancel")
+        """End a companion, whether it is pending or running.
+
+        A slurmctld that is killed forgets jobs of the last seconds and gives their ids to others.
+        User and name keep scancel, which waits for slurmctld, from ending another job. One that has
+        ended is no error.
+        """
+        filters = [f"--user={job.uid}", *([f"--name={job.name}"] if job.name.isprintable() else ())]
+        self._run("--quiet", *filters, job.display_id, program="scancel")
 
     def create_reservation(
         self, name: str, *, nodes: str, users: str, minutes: int, comment: str
@@ -114,6 +120,18 @@ class Scontrol:
     def delete_reservation(self, name: str) -> None:
         """Remove a reservation; refused while a job names it."""
         self._run("delete", f"ReservationName={name}")
+
+    def power_down(self, nodes: str) -> None:
+        """Switch idle nodes off by the site's SuspendProgram.
+
+        A job that begins there in these seconds runs; Slurm switches the node off after it. With
+        POWER_DOWN_ASAP the node would be drained, and stays so if slurmctld dies then.
+        """
+        self._run("update", f"NodeName={nodes}", "State=POWER_DOWN")
+
+    def power_up(self, nodes: str) -> None:
+        """Switch nodes on by the site's ResumeProgram; of those without power only."""
+        self._run("update", f"NodeName={nodes}", "State=POWER_UP")
 
     def _run(self, *arguments: str, program: str = "scontrol") -> None:
         unprintable = next((w for w in arguments if not w.isprintable()), None)
@@ -140,7 +158,9 @@ class Scontrol:
             raise SlurmUnreachableError(f"{program} is not on PATH: install slurm-client") from None
         text = " ".join((process.stderr + process.stdout).decode(errors="replace").split())
         self._log.debug(program, words=" ".join(arguments), rc=process.returncode, text=text)
-        if process.returncode == 0:
+        # With filters, `scancel --quiet` ends so, without a word, where there is no such job.
+        is_gone = program == "scancel" and process.returncode == 1 and not text
+        if process.returncode == 0 or is_gone:
             return
         if killed and process.returncode in (_KILLED, -signal.SIGKILL):
             raise SlurmUnreachableError(f"{program} {arguments[0]}: no answer in {limit:.3g} s")

@@ -51,6 +51,13 @@ class SlurmSite:
     single_submits: tuple[str, ...] = ()
 
 
+def read_settings(*, timeout_s: float = 20.0) -> tuple[dict[str, str], str]:
+    """Return slurmctld's settings, by name, and why there are none, or ""."""
+    text, error = _run(("scontrol", "show", "config"), timeout_s)
+    settings = parse_settings(text)
+    return settings, "" if settings else error or "scontrol show config printed no settings"
+
+
 def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
     """Ask slurmctld, slurmdbd and this host's files.
 
@@ -58,10 +65,9 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
         account: the Unix user that the controller runs as.
         timeout_s: for each command.
     """
-    text, error = _run(("scontrol", "show", "config"), timeout_s)
-    settings = parse_settings(text)
-    if error or not settings:
-        return SlurmSite(error=error or "scontrol show config printed no settings")
+    settings, error = read_settings(timeout_s=timeout_s)
+    if error:
+        return SlurmSite(error=error)
     topologies = read_topologies()
     users, _ = _run(
         ("sacctmgr", "-nP", "show", "user", account, "format=user,adminlevel"), timeout_s

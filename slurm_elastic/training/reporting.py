@@ -23,6 +23,9 @@ from slurm_elastic.training.measure.step_times import StepTimer, peak_memory
 #: resort: esrun itself resumes the job when the controller does not answer any more.
 _WAIT_CONTROLLED_S = 900.0
 _WAIT_ALONE_S = 120.0
+#: How long a training that begins waits for esrun's first message, which says whether its ranks may
+#: change (our choice: never reached but where esrun has been stopped).
+_FIRST_MESSAGE_S = 10.0
 _CPU = torch.device("cpu")
 
 
@@ -164,6 +167,10 @@ class Reporter:
     def companions(self) -> dict[str, int] | None:
         """Desired companions and their ranks; None: of an esrun that cannot have any."""
         return self._link.companions
+
+    def read_companions(self) -> dict[str, int] | None:
+        """Return the newest `companions`, once esrun's first message has come."""
+        return self._link.read_companions(_FIRST_MESSAGE_S)
 
     def send_group(self, **fields: Any) -> None:
         """Report about the group of ranks (`slurm_elastic.job.rank_socket`)."""

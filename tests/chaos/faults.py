@@ -11,6 +11,7 @@ from tests.chaos.chaos_site import UNSAVED_S, ChaosSite
 from tests.chaos.companion_faults import CompanionFaults
 from tests.chaos.load import Load
 from tests.chaos.schedule import Event, Submission
+from tests.support.container_cluster.slurm_cluster import until
 
 _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
             "ReservationName=", "ReqNodeList=")  # fmt: skip
@@ -52,6 +53,7 @@ class Faults:
         self._extra = 0
         self._stopped = self._woken = 0.0  # slurmctld, last
         self._released: dict[str, tuple[float, str]] = {}  # job → when, by whom
+        self._resumed: dict[str, float] = {}  # node → when
         self.failed: dict[Event, list[str]] = {}  # programs that Slurm may call failed
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
@@ -145,10 +147,14 @@ class Faults:
         self.site.disturb([j["name"] for j in self.site.jobs()] + young)
 
     def _release_again(self) -> None:
-        """Repeat releases that a killed slurmctld has lost."""
+        """Repeat releases, and the ends of drains, that a killed slurmctld has lost."""
         since = time.time() - 60
+        for node, at in list(self._resumed.items()):
+            if at > since and not self.site.lock(node).locked():
+                self._resume(node)  # refused where it is not drained
         for number, (at, user) in list(self._released.items()):
-            if at > since:
+            shown = self.exec(["scontrol", "-o", "show", "job", number], check=False).stdout
+            if at > since and " Priority=0 " in shown:  # else it would lose its nice value
                 self.exec(["scontrol", "release", number], user=user, check=False)
 
     def _slurmctld_stop(self, event: Event) -> str:
@@ -256,13 +262,23 @@ class Faults:
         return self.kill_node(event, self._node(event))
 
     def kill_node(self, event: Event, node: str) -> str:
-        """Kill a node, and start it again."""
+        """Kill a node, and start it again.
+
+        The next fault on it waits until it has started its daemons: a container ends if one of them
+        is killed meanwhile, and nobody starts it again.
+        """
         with self.site.lock(node):
             self._on(node)
             self._docker("kill", f"{self.site.cluster.name}-{node}")
             time.sleep(event.outage_s)
             self._docker("start", f"{self.site.cluster.name}-{node}")
+            until(lambda: self._is_up(node), seconds=START_S, what=f"{node} does not start")
         return node
+
+    def _is_up(self, node: str) -> bool:
+        """Return whether `cluster-start node` has started the daemons; it sleeps then."""
+        words = ["pgrep", "-fx", "sleep infinity"]
+        return self.exec(words, node=node, check=False).returncode == 0
 
     def cut(self, event: Event, host: str) -> str:
         """Take a host's network away, and give it back."""
@@ -418,11 +434,16 @@ class Faults:
     def _drain(self, event: Event) -> str:
         node = self._node(event)
         with self.site.lock(node):
-            update = f"scontrol update nodename={node}"
-            self.exec(f"{update} state=drain reason=chaos", check=False)
+            words = f"scontrol update nodename={node} state=drain reason=chaos"
+            self.exec(words, check=False)
             time.sleep(event.outage_s)
             for _ in range(20):
-                if self.exec(f"{update} state=resume", check=False).returncode == 0:
+                if self._resume(node):
                     break
                 time.sleep(2)
+            self._resumed[node] = time.time()
         return node
+
+    def _resume(self, node: str) -> bool:
+        words = ["scontrol", "update", f"nodename={node}", "state=resume"]
+        return self.exec(words, check=False).returncode == 0

@@ -14,7 +14,7 @@ run and answer:
 | reservation | no job names one of ours for long, or it does not end by itself |
 | rigid | a job without the directive has marks of selasticd |
 | restarted | such a job was restarted without a fault |
-| failed | an unmodified script ends as FAILED, and no fault has struck it |
+| failed | an unmodified script ends as FAILED for good, and no fault has struck it |
 | vanished | a job that had not ended is not known any more |
 """
 
@@ -47,6 +47,8 @@ COMPANION = "selastic:companion:"
 COMPANION_GRACE_S = 60.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
 AHEAD_S = 135.0
+#: A job that slurmctld takes for a failed one, as it has forgotten a requeue, is sent back.
+FAILED_GRACE_S = 20.0
 HELD = ("JobHeldUser", "JobHeldAdmin")
 #: Comment of a job that the crash-loop guard holds; a user releases it.
 GUARDED = "selastic: held, "
@@ -133,9 +135,10 @@ class Rules:
         broken: list[tuple[str, float, str]] = []
         if job["ended"]:
             earlier = self._known.get(job["name"])
-            fails = job["state"] == "FAILED" and earlier and earlier["state"] != "FAILED"
+            is_new = earlier is not None and earlier["state"] != "FAILED"
+            fails = job["state"] == "FAILED" and (is_new or ("failed", job["name"]) in self._since)
             if asked.kind == "script" and fails:
-                broken.append(("failed", 0.0, f"after {job['restarts']} restarts"))
+                broken.append(("failed", FAILED_GRACE_S, f"after {job['restarts']} restarts"))
             return broken
         held = sum(map(len, job["held"].values()))
         held += sum(len(indices) for c in companions for indices in c["held"].values())

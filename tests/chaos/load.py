@@ -28,6 +28,8 @@ TRAINING = "--samples 1024 --epochs 4 --global-batch 32"
 #: Samples, epochs, and samples of a step, as in TRAINING.
 LIGHT_SIZE = (1024, 4, 32)
 RATE = 40
+#: Looks for a job whose sbatch got no answer, 1 s apart.
+_LOOKS = 20
 #: Trainings at once that two cores can run.
 TRAININGS = 2
 
@@ -138,10 +140,10 @@ class Load:
                     check=False,
                     timeout=90,
                 )
+                number = done.stdout.split(";")[0].strip() if done.returncode == 0 else ""
             except subprocess.TimeoutExpired:
-                continue
-            number = done.stdout.split(";")[0].strip() if done.returncode == 0 else self._there(job)
-            if number:
+                number = ""
+            if number := number or self._there(job):
                 with self._lock:
                     self.accepted[job.name] = (int(number), time.time())
                     self.cluster.jobs.append(int(number))
@@ -151,10 +153,20 @@ class Load:
         return False
 
     def _there(self, job: Submission) -> str:
-        """Return a job's id if it was accepted although sbatch got no answer."""
-        look = f"squeue -h -t all -n {job.name} -o %i"
-        script = f"for _ in $(seq 20); do {look} && break; sleep 1; done"
-        return self.cluster.exec(script, check=False, timeout=600).stdout.strip()
+        """Return a job's id if it was accepted although sbatch got no answer.
+
+        A slurmctld that has just started may list no job at all: a list counts if it has jobs that
+        were accepted before.
+        """
+        for _ in range(_LOOKS):
+            listed = self.cluster.exec("squeue -h -t all -o '%j %i'", check=False, timeout=600)
+            ids = dict(line.split() for line in listed.stdout.splitlines())
+            if job.name in ids:
+                return ids[job.name]
+            if listed.returncode == 0 and (not self.accepted or ids.keys() & self.accepted.keys()):
+                break
+            time.sleep(1)
+        return ""
 
     def done(self) -> set[str]:
         """Return the jobs that have logged their completion."""

@@ -21,30 +21,30 @@ from tests.support.needs import lack
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files in which the controller acts on step times that it measures. They run one after the other:
-#: at once, their many ranks would falsify each other's times.
-MEASURING = ("test_near_places.py", "test_hybrid.py", "test_learning_layouts.py")
-#: Files that take minutes, the longest first: they begin first, so that no worker is left alone
-#: with one at the end.
-LONG = (
-    "test_sia_rounds.py", *MEASURING,
-    "test_rank_restart.py", "test_failing_scripts.py", "test_in_place_training.py",
-    "test_frameworks.py", "test_demo.py", "test_life.py", "test_in_place_trials.py",
-    "test_rehearsals.py", "test_engine.py", "test_trouble.py", "test_examples.py", "test_chaos.py",
-    "test_other_jobs.py", "test_esrun.py", "test_companions.py", "test_companion_faults.py",
-    "test_in_place.py", "test_policies_live.py",
-    "test_people.py", "test_queue.py",
-    "test_standby.py", "test_launchers.py", "test_many.py", "test_guard.py",
-    "test_debian_torch.py", "test_training.py", "test_sizes.py",
-)  # fmt: skip
+#: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
+#: by then the unit tests are over.
+MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
 #: Its tests run beside those of this folder, each on a cluster of its own.
 RELEASES = "test_releases.py"
+#: Files that take a worker a minute or more, the longest first, so that all workers end together.
+#: A worker gets its next tests while its last ones run: a long one must not be among the last.
+LONG = (
+    *MEASURING, "test_rank_restart.py", "test_in_place_training.py", "test_failing_scripts.py",
+    "test_in_place.py", "test_demo.py", "test_frameworks.py", "test_life.py", RELEASES,
+    "test_companion_faults.py", "test_launchers.py", "test_trouble.py", "test_engine.py",
+    "test_many.py", "test_sia_rounds.py", "test_other_jobs.py", "test_examples.py", "test_chaos.py",
+    "test_standby.py", "test_in_place_trials.py", "test_people.py", "test_debian_torch.py",
+    "test_queue.py", "test_live_batches.py", "test_training.py", "test_esrun.py", "test_sizes.py",
+    "test_policies_live.py", "test_rehearsals.py", "test_companions.py",
+    "test_guard.py",
+)  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
     "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rehearsals.py",
     "test_rights.py",
 )  # fmt: skip
-for _name in {*LONG, *SINGLE_TESTS}:
+for _name in {*LONG, *SINGLE_TESTS} - {RELEASES}:
     assert Path(__file__).with_name(_name).exists(), f"{_name} is no longer a file of tests"
 TIMEOUT_S = 300.0
 
@@ -97,7 +97,7 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the cluster, with a time limit that leaves out the image; long files first."""
-    order = {name: position for position, name in enumerate((*LONG, RELEASES))}
+    order = {name: position for position, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):

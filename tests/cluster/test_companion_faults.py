@@ -72,7 +72,17 @@ def is_idle_again(cluster: SlurmCluster, node: str) -> None:
     def there() -> bool:
         return cluster.exec(f"sinfo -h -n {node} -o %t").stdout.strip() == "idle"
 
-    until(there, what=lambda: cluster.exec(f"scontrol show node {node}; squeue").stdout)
+    def logs() -> str:
+        shown = f"sinfo -h -n {node} -o %t; scontrol show node {node}; squeue"
+        of_slurmd = cluster.exec(
+            f"tail -n 20 /var/log/slurm/slurmd-{node}.log", node=node, check=False
+        )
+        return (
+            cluster.exec(f"{shown}; tail -n 30 /var/log/slurm/slurmctld.log").stdout
+            + of_slurmd.stdout
+        )
+
+    until(there, what=logs)
 
 
 @pytest.mark.parametrize(

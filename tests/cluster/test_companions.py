@@ -4,10 +4,12 @@ The program regroups without torch (`drivers/regrouping.py`).
 """
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.container_cluster import forgotten_seconds
 from tests.support.container_cluster.esrun_stand_in import StandIn, running_stand_in
 from tests.support.container_cluster.growing_job import DIRECTORY, GrowingJob
 from tests.support.container_cluster.slow_links import cut
@@ -55,6 +57,30 @@ def test_a_job_grows_over_nodes_and_shrinks(cluster: SlurmCluster, controller: S
     assert cluster.wait(second, "COMPLETED") == "COMPLETED"
     until(lambda: not job.left_behind(), what=job.left_behind)
     assert cluster.exec(f"sacct -n -X -j {first} -o AllocTRES%80").stdout.count("gres/gpu=2") == 1
+
+
+@pytest.mark.parametrize("name", ["other", "{}+1"], ids=["another name", "a companion's name"])
+def test_a_job_that_gets_the_id_of_a_forgotten_companion_is_let_alone(
+    cluster: SlurmCluster, controller: StandIn, name: str
+) -> None:
+    """slurmctld is killed before it has saved a companion, and gives its id to another job."""
+    job = GrowingJob(controller)
+    time.sleep(6)  # slurmctld forgets what is younger
+    cluster.exec(forgotten_seconds.KEEP)
+    (companion,) = job.submit(2)
+    cluster.exec(forgotten_seconds.FORGET)
+    until(lambda: cluster.state(job.job) == "RUNNING")
+    other_name = name.format(job.fields(job.job)["JobName"])
+    other = cluster.sbatch("sleep 600", f"--job-name={other_name}", "--nodelist=g02")
+    assert other == companion
+    members = {"change": 1, "join": [2], "leave": [], "deadline_s": 120.0, "gpu_type": ""}
+    controller.order(job.job, "run", members={**members, "cancel": True})
+    job.report(change=1, change_state="failed")
+    assert cluster.wait(other, "RUNNING") == "RUNNING"
+    cluster.exec(f"touch {job.home}/finish", user="alice")
+    cluster.wait(job.job, "COMPLETED")
+    time.sleep(2)
+    assert cluster.state(other) == "RUNNING"
 
 
 FORMS = {

@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = f"{cluster_name()}-demo"
 NO_DOCKER = 3
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1600)]
 
 
 def demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "contrib.demo", "--name", NAME, "--out", str(out), *options]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False
     )
     if done.returncode == NO_DOCKER:
         lack("docker")

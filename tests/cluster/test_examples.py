@@ -25,6 +25,9 @@ PACED = Path(__file__).parent / "drivers" / "paced.py"
 PATIENCE_S = 270.0
 
 GPT = "--samples 160 --epochs 10 --global-batch 16 --blocks 2 --tied"
+VOLUMES = "--width 16 --filters 4 --samples 32 --epochs 5"
+#: Run undisturbed, too: what they train on, by example.
+REFERENCES = {"gpt": GPT, "volumes": VOLUMES}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ SUBMITTED = {
     ),
     "unmodified": Example("--elastic=1-4", "--samples 1024 --epochs 8 --batch 32", 0.2),
     "lightning": Example("--elastic=1-2", "--samples 512 --epochs 8", 0.3),
+    "volumes": Example(
+        "--elastic=2-4,parallel=spatial,unit=2", f"{VOLUMES} --checkpoint-every 2", 0.6
+    ),
 }
 
 
@@ -98,12 +104,12 @@ class Examples(StagedJobs):
         text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/losses.jsonl", check=False).stdout
         return str(json.loads(text)["layout"]) if text.endswith("\n") else ""
 
-    def grew(self, name: str) -> None:
-        """Check that a job was resized and completed."""
+    def grew(self, name: str, *, least: int = 1) -> None:
+        """Check that a job was resized, from its least size to twice that, and completed."""
         state, gpus = self.sizes(name)
         assert state == "COMPLETED", self.log(name)
-        assert 1 in gpus, gpus
-        assert 2 in gpus, f"{gpus}\n{self.log(name)}\n{self.daemon.log()}"
+        assert least in gpus, gpus
+        assert 2 * least in gpus, f"{gpus}\n{self.log(name)}\n{self.daemon.log()}"
 
 
 def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
@@ -124,13 +130,17 @@ def examples(cluster: SlurmCluster) -> Iterator[Examples]:
         daemon.start()
         examples.submit(names)
         # Undisturbed, beside them.
-        reference = cluster.exec(
-            f"cd {EXAMPLES}; export OMP_NUM_THREADS=1; python3 train_gpt.py {GPT}"
-            f" --out {STAGE}/reference </dev/null >{STAGE}/reference.log 2>&1 & echo $!",
+        runs = "; ".join(
+            f"python3 train_{name}.py {arguments} --out {STAGE}/reference-{name}"
+            for name, arguments in REFERENCES.items()
+        )
+        references = cluster.exec(
+            f"cd {EXAMPLES}; export OMP_NUM_THREADS=1; ({runs}) </dev/null"
+            f" >{STAGE}/references.log 2>&1 & echo $!",
             user="alice",
         ).stdout.strip()
         examples.watch()
-        cluster.exec(f"while kill -0 {reference}; do sleep 0.2; done 2>/dev/null")
+        cluster.exec(f"while kill -0 {references}; do sleep 0.2; done 2>/dev/null")
         yield examples
     finally:
         daemon.close()
@@ -145,9 +155,21 @@ def test_the_gpt_learns_in_any_layout_what_an_undisturbed_one_does(examples: Exa
     # Begun alone, resized by the controller, cut into stages by its owner's order.
     layouts = [layout for layout, _ in groupby(line["layout"] for line in lines)]
     assert layouts in (["1x1", "2x1", "1x2"], ["1x1", "1x2"])
-    found, expected = losses(lines), losses(examples.records("reference", "losses.jsonl"))
+    found, expected = losses(lines), losses(examples.records("reference-gpt", "losses.jsonl"))
     assert found == pytest.approx(expected, rel=1e-4)
     assert found[100] < found[1] / 2
+
+
+def test_ranks_that_share_each_sample_become_two_groups_with_the_same_losses(
+    examples: Examples,
+) -> None:
+    examples.grew("volumes", least=2)
+    lines = examples.records("volumes", "losses.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    layouts = [layout for layout, _ in groupby(line["layout"] for line in lines)]
+    assert layouts == ["1x1s2", "2x1s2"]
+    expected = losses(examples.records("reference-volumes", "losses.jsonl"))
+    assert losses(lines) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_cnn_learns_although_it_is_resized(examples: Examples) -> None:

@@ -4,6 +4,7 @@ Jobs sleep, and a stand-in says for them what esrun would; tests/cluster/test_co
 real one.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,12 +124,21 @@ def test_a_job_grows_into_gpus_that_another_one_leaves(
     giver = submit(cluster, sizes="1-3,sizes=1:3")
     daemon.wait_for(rf"JobId={giver} Transition=\d+ State=DONE Action=grow", timeout=90)
     taker = submit(cluster, sizes="1-3,sizes=1:3")
-    until(lambda: str(taker) in daemon.selastic("status", "--noheader", "--format=JOBID,GPUS"))
+
+    def can_change() -> bool:
+        text = daemon.selastic("show", str(taker), "--json", check=False)
+        job = json.loads(text) if text.startswith("{") else {}  # not read yet
+        if not job.get("reporting") or job["not_in_place"] is not None:
+            return False
+        # One that has just begun is not changed before [resize] min_interval_s is over.
+        return bool(job["decision"]) and job["decision"]["waiting_for"] is None
+
+    until(can_change, what=daemon.log)
     begun = len(daemon.log())
     daemon.selastic("update", str(giver), "--elastic=1-1")
     daemon.wait_for(rf"JobId={taker} Transition=\d+ State=DONE Action=grow", after=begun)
     log = daemon.log()[begun:]
-    assert log.index("State=START Action=grow") < log.index("State=LEAVE Action=shrink")
+    assert 0 <= log.find("State=START Action=grow") < log.find("State=LEAVE Action=shrink"), log
     assert run_count(cluster, giver) == run_count(cluster, taker) == 0
     assert len(companions(cluster, taker)) == 1
     assert not companions(cluster, giver)
@@ -176,7 +186,50 @@ def test_a_limit_of_the_association_that_is_not_known_yet(
     finally:
         cluster.exec(f"{set_limit}-1")
     assert "AssocGrpG" in daemon.selastic("history")
-    assert shown(cluster, job)["job_state"] == ["RUNNING"]
+    # Until the limit is read again the change may be tried by a requeue.
+    until(lambda: shown(cluster, job)["job_state"] == ["RUNNING"], seconds=120, what=daemon.log)
+    assert not companions(cluster, job)
+
+
+def test_tasks_of_an_array_have_companions_of_their_own(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    array = cluster.sbatch(
+        "exec sleep 1200", "--elastic=1-2", "--array=1-2", "-o/dev/null", "--job-name=place",
+        "--time=60", PLACE,
+    )  # fmt: skip
+
+    def tasks() -> dict[str, int]:
+        rows = cluster.exec(f"squeue -h -j {array} -t R -o '%K %A'").stdout.splitlines()
+        return {number: int(raw) for number, raw in (row.split() for row in rows)}
+
+    until(lambda: tasks().keys() == {"1", "2"})
+    raw_ids = tasks()
+    for task, raw in raw_ids.items():
+        daemon.wait_for(rf"JobId={array}_{task} Transition=\d+ State=DONE Action=grow", timeout=90)
+        assert len(companions(cluster, raw)) == 1
+        assert shown(cluster, f"{array}_{task}")["restart_cnt"] == 0
+    cluster.exec(["scancel", f"{array}_1"], user="alice")
+    until(lambda: not companions(cluster, raw_ids["1"]), seconds=60, what=daemon.log)
+    assert shown(cluster, f"{array}_2")["job_state"] == ["RUNNING"]
+    assert len(companions(cluster, raw_ids["2"])) == 1
+
+
+def test_a_hold_of_a_running_job_and_its_companion_keeps_both(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    job = submit(cluster)
+    companion = grown(daemon, cluster, job)
+    cluster.exec(f"scontrol hold {job}; scontrol hold {companion}", user="alice")
+    for _ in range(3):
+        daemon.wait_for("Round ", after=len(daemon.log()))
+    assert companions(cluster, job) == [companion]
+    begun = len(daemon.log())
+    cluster.exec(["scontrol", "release", str(job)], user="alice")
+    daemon.wait_for("Round ", after=begun)
+    daemon.selastic("update", str(job), "--elastic=1-1")
+    daemon.wait_for(rf"JobId={job} Transition=\d+ State=DONE Action=shrink", after=begun)
+    assert (gpus(cluster, job), run_count(cluster, job)) == (1, 0)
     assert not companions(cluster, job)
 
 

@@ -256,4 +256,5 @@ def test_the_ranks_of_torchrun_save_at_the_signal(resized: ResizedLaunchers) -> 
     for before, after in pairwise(attempts):
         saves = [step["step"] for step in before if step["signals"]]
         assert saves, resized.logs()
-        assert after[0]["step"] == saves[-1] + 1, resized.logs()
+        # Or after the regular save that followed.
+        assert saves[-1] < after[0]["step"] <= before[-1]["step"] + 1, resized.logs()

@@ -1,4 +1,4 @@
-"""Jobs that are not plainly data parallel grow from MIN under policy sia, and give way.
+"""Jobs that are not plainly data parallel grow from MIN under sia and goodput, and give way.
 
 All nodes but one are taken, so that a job can have four GPUs. Debian's torch has no FSDP2 on CPUs:
 in its place stands a loop of the script's own, whose reports are those of one with `fully_shard`.
@@ -19,19 +19,21 @@ STAGE = "/shared/home/alice/layouts"
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, eager_config(policy="sia"), reporters=()) as daemon:
+def daemon(cluster: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with running(cluster, eager_config(policy=request.param), reporters=()) as daemon:
         yield daemon
 
 
 @pytest.mark.parametrize(
-    ("kind", "directive", "least", "layouts"),
+    ("daemon", "kind", "directive", "least", "layouts"),
     [
-        ("stages", "2-4,unit=2,parallel=hybrid", 2, ["1x2", "2x2", "1x2"]),
+        ("goodput", "stages", "2-4,unit=2,parallel=hybrid", 2, ["1x2", "2x2", "1x2"]),
+        ("sia", "stages", "2-4,unit=2,parallel=hybrid", 2, ["1x2", "2x2", "1x2"]),
         # The partitioner's choice on so slow links; replicas ("2x1") if it were not asked.
-        ("stages", "1-2,parallel=hybrid", 1, ["1x1", "1x2", "1x1"]),
-        ("loop", "1-2", 1, ["1x1", "2x1", "1x1"]),
+        ("sia", "stages", "1-2,parallel=hybrid", 1, ["1x1", "1x2", "1x1"]),
+        ("sia", "loop", "1-2", 1, ["1x1", "2x1", "1x1"]),
     ],
+    indirect=["daemon"],
 )
 def test_a_job_grows_from_min_and_gives_way(
     daemon: Daemon, cluster: SlurmCluster, kind: str, directive: str, least: int, layouts: list[str]

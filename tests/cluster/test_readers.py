@@ -19,6 +19,8 @@ RESERVATION = "ReservationName=others Users=bob Nodes=g06 StartTime=now+2hours D
 
 @pytest.fixture
 def site(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    if cluster.exec([PYTHON, "-c", "import pyslurm"], check=False).returncode:
+        pytest.skip("the cluster has no pyslurm for its Slurm: see `cluster up --pyslurm`")
     cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
     yield cluster
     cluster.exec("scontrol delete ReservationName=others", check=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.container_cluster import forgotten_seconds
 from tests.support.container_cluster.selasticd import (
     PYTHON,
     Daemon,
@@ -113,8 +114,8 @@ def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -
     begun = len(daemon.log())
     try:
         daemon.start()
-        daemon.wait_for("error: slurmctld: .*nothing is changed", after=begun)
-        assert "note: slurmctld" in daemon.selastic("status")
+        daemon.wait_for("error: .*nothing is changed until it answers", after=begun)
+        assert re.match("note: (slurmctld|squeue)", daemon.selastic("status"))  # pyslurm, JSON
         time.sleep(5)
     finally:
         cluster.exec("cluster-start slurmctld")
@@ -123,14 +124,34 @@ def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -
     assert len(lines(daemon.log()[begun:], "error")) == 1
 
 
-def test_slurmctld_dies_in_a_change(cluster: SlurmCluster, daemon: Daemon) -> None:
-    job = submit_running(cluster, "-Jraw")
+@pytest.mark.parametrize("state", ["COOL", "DONE"])
+def test_slurmctld_dies_in_a_change(cluster: SlurmCluster, daemon: Daemon, state: str) -> None:
+    job = submit_running(cluster, "-Jraw", "--nice=7")
     time.sleep(6)  # slurmctld forgets what is younger
     begun = len(daemon.log())
     die = "sleep 0.2; pkill -9 slurmctld; sleep 3; cluster-start slurmctld"
-    daemon.when(job, "COOL", die, first=f"scontrol update jobid={job} JobName=now")
+    daemon.when(job, state, die, first=f"scontrol update jobid={job} JobName=now")
     until(lambda: gpus(cluster, job) == 4, seconds=60)
+    until(lambda: shown(cluster, job)["nice"] == 7, seconds=60, what=daemon.log)
     assert len(lines(daemon.log()[begun:], "nothing is changed until it answers")) <= 1
+
+
+def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    """It is killed while the script ends; the new one takes the job for a failed one."""
+    script = "trap 'sleep 3; exit 143' TERM; sleep 600 & wait"
+    options = ("--elastic=1-4", "-o/dev/null", "-Ca100&rack2", "-Jraw", "--nice=7")
+    job = cluster.sbatch(script, *options)
+    cluster.wait(job, "RUNNING")
+    time.sleep(6)  # slurmctld forgets what is younger
+    begun = len(daemon.log())
+    first = f"{forgotten_seconds.KEEP}; scontrol update jobid={job} JobName=now"
+    daemon.when(job, "DRAIN", forgotten_seconds.FORGET, first=first)
+    daemon.wait_for(f"JobId={job} .*Requeue=forgotten .*Action=requeue", after=begun)
+    until(lambda: gpus(cluster, job) == 4, seconds=60, what=daemon.log)
+    until(lambda: shown(cluster, job)["nice"] == 7, seconds=60, what=daemon.log)
+    assert shown(cluster, job)["restart_cnt"] == 1
 
 
 def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:

@@ -9,6 +9,9 @@ import pytest
 from tests.releases.install_page import InstallPage
 from tests.support.container_cluster.package_machine import QUIET
 
+#: Installing packages takes minutes where other tests run beside it.
+pytestmark = pytest.mark.timeout(1200)
+
 ACCOUNT_UID = "871"
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 FETCH_METRICS = """

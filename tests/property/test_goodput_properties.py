@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.config.policy_settings import GoodputSettings
-from slurm_elastic.core.application import LayerCost, Prefixes
+from slurm_elastic.config.schema import ControllerSettings
+from slurm_elastic.core.application import (
+    Application,
+    LayerCost,
+    Learned,
+    Noise,
+    Observation,
+    Prefixes,
+    TypeProfile,
+)
 from slurm_elastic.policies.goodput import wait_bound
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.icefrog.icefrog import IceFrog
@@ -23,6 +32,7 @@ from tests.support.decisions.sia_strategies import (
     random_config,
     random_question,
 )
+from tests.support.decisions.synthetic_clusters import Cluster, node
 
 
 def check_proposals(asked, proposals):
@@ -72,6 +82,23 @@ def freezing(rng, cluster, share=0.7):
         )
         learned = dataclasses.replace(record.learned, prefixes=prefixes)
         cluster.records[job_id] = dataclasses.replace(record, learned=learned)
+
+
+def scaling(rng):
+    """Draw measurements of a job on one to eight GPUs, from hardly to fully scalable."""
+    single, lost = rng.uniform(1, 1000), rng.uniform(0, 1)
+    application = Application(
+        name=f"app{rng.randint(0, 1000)}",
+        initial_batch=64,
+        max_batch=4096,
+        batch=256,
+        types=(TypeProfile("a100", least=1, most=64, single=single),),
+    )
+    micro = 64 / single
+    observations = tuple(
+        Observation("a100", 1, g, 64, micro * (1 + lost * (g - 1)), micro) for g in (1, 2, 4, 8)
+    )
+    return Learned(application, observations, Noise(1.0, rng.uniform(0.1, 1e4)))
 
 
 def goodput_config(rng):
@@ -245,6 +272,58 @@ def test_an_overdue_job_waits_only_while_others_entitled_hold_all_it_could_use(n
         if overdue(job) and not chosen[job.job.job_id].gpus:
             for kind, column in enumerate(smallest[row]):
                 assert column < 0 or columns.gpus[column] > entitled[kind]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from((4, 8, 16)), st.integers(0, 2**32))
+def test_jobs_whose_smallest_sizes_fit_together_wait_no_longer_than_the_bound(gpus, seed):
+    rng = random.Random(seed)
+    wait_s, round_s = 300.0, 60.0
+    config = dataclasses.replace(
+        goodput_config(rng), controller=ControllerSettings(queue="controller", mode="act")
+    )
+    config = dataclasses.replace(
+        config, goodput=dataclasses.replace(config.goodput, wait_s=wait_s, p=1.0, charge=0.0)
+    )
+    # On one node, as GPUs that are free on several nodes may be of no use to a job.
+    cluster = Cluster([node("n1", gpus)])
+    job_id = 0
+    while gpus > 0:
+        job_id += 1
+        least = min(gpus, rng.choice([1, 2, 4]))
+        gpus -= least
+
+        cluster.add(
+            job_id, elastic=f"{least}-{least * 8}", gpus=least, record={"learned": scaling(rng)}
+        )
+    cluster.jobs = [dataclasses.replace(j, submit_time=cluster.time) for j in cluster.jobs]
+    policy, state = MarginalValue(config), {}
+    waited = dict.fromkeys(cluster.records, 0.0)
+    ran = dict.fromkeys(cluster.records, 0.0)
+    for turn in range(24):
+        for key, record in cluster.records.items():
+            if rng.random() < 0.1:
+                cluster.records[key] = dataclasses.replace(record, learned=scaling(rng))
+        plan, state = decide_round(
+            cluster.snapshot(),
+            cluster.records,
+            config=config,
+            policy=policy,
+            state=state,
+            seed=turn,
+        )
+        cluster.carry_out(plan)
+        state = json.loads(json.dumps(state))
+        cluster.time += round_s
+        for job in cluster.jobs:
+            key = job.job_id
+            ran[key] = ran[key] + round_s if job.allocation else 0.0
+            if ran[key] >= wait_s:
+                waited[key] = 0.0
+            if not job.allocation:
+                waited[key] += round_s
+
+            assert waited[key] <= wait_s + 2 * round_s
 
 
 @settings(max_examples=60)

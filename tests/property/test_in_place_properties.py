@@ -32,11 +32,11 @@ TICK_S = 1.0
 
 
 class Trial:
-    """Job 7 on 1-6 GPUs, and a rigid job 8 now and then."""
+    """Job 7 on at most so many GPUs, and a rigid job 8 now and then."""
 
-    def __init__(self, site, start):
-        self.site, self.told = site, True
-        site.slurm.submit(7, elastic="1-6", gpus=start)
+    def __init__(self, site, start, most):
+        self.site, self.told, self.most = site, True, most
+        site.slurm.submit(7, elastic=f"1-{most}", gpus=start)
         self.training = SimulatedTraining(site, 7, told=lambda: self.told)
         self.alone_s = 0.0
 
@@ -55,6 +55,8 @@ class Trial:
         assert base.state is not JobState.ENDED
         for job in self.companions():
             assert (job.companion.base, job.uid) == (7, base.uid)
+        running = [j for j in (base, *self.companions()) if j.state is JobState.RUNNING]
+        assert sum(j.gpus for j in running) <= self.most, "more GPUs than its MAX"
         first = [j for j in self.companions() if j.priority > 10]
         assert len({j.companion.change for j in first}) <= 1, "more than one change at once"
 
@@ -84,12 +86,12 @@ class Trial:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([1, 2]), SPANS)
-def test_whatever_happens_the_job_trains_on_and_nothing_is_left(start, spans):
+@given(st.sampled_from([1, 2]), st.sampled_from([3, 4, 6]), SPANS)
+def test_whatever_happens_the_job_trains_on_and_nothing_is_left(start, most, spans):
     with pytest.MonkeyPatch.context() as monkeypatch:
         site = SimulatedSite(monkeypatch, {"n1": 2, "n2": 2, "n3": 2}, IN_PLACE)
         try:
-            trial = Trial(site, start)
+            trial = Trial(site, start, most)
             for seconds, told, fault, event in spans:
                 trial.told, trial.training.fault = told, fault
                 trial.apply(event)

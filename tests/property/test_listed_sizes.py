@@ -24,7 +24,7 @@ from tests.support.decisions.synthetic_clusters import Cluster, node
 
 POLICIES = (
     *("fair", "sia", "dally", "elastic_batch", "icefrog"),
-    *("static", "fifo", "las", "srtf", "qssf", "gavel"),
+    *("static", "fifo", "las", "srtf", "qssf", "gavel", "ones"),
 )
 CASES = (st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32))
 

@@ -34,7 +34,7 @@ RESIZES = (
     ResizeCosts(join_s=500.0),
     ResizeCosts(cheapest=ResizeKind.RESTART),
 )
-POLICIES = ("sia", "fair", "fifo", "las", "srtf", "qssf", "gavel", "static", "icefrog")
+POLICIES = ("sia", "fair", "fifo", "las", "srtf", "qssf", "gavel", "static", "icefrog", "ones")
 
 
 def submitted(index, time_s, application, gpus, batch, job_class):

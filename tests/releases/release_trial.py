@@ -217,6 +217,11 @@ class ReleaseTrial:
         """A training that is not prepared for it grows and shrinks by a companion."""
         make = f"rm -rf {FOLDER}; mkdir {FOLDER}; cat >{FOLDER}/train.py"
         self.cluster.exec(make, user="bob", stdin=TRAIN.read_text("utf-8"))
+        # One GPU of each node is left: such a training has no companion on its own node.
+        others = self.cluster.sbatch(
+            "exec sleep 3000", "-N2", "--gres=gpu:a100:3", "-o/dev/null", "-t60"
+        )
+        self.cluster.wait(others, "RUNNING")
         words = ("--elastic=1-2,types=a100", "--requeue", "--open-mode=append", "-t60", "-olog")
         self.job = self.cluster.sbatch(SCRIPT, *words, user="bob", directory=FOLDER)
         self._until(
@@ -231,6 +236,7 @@ class ReleaseTrial:
         assert self._restarts() == restarts, "the training was requeued"
         self.cluster.exec(["touch", f"{FOLDER}/end"], user="bob")
         self.cluster.wait(self.job, "COMPLETED")
+        self.cluster.exec(["scancel", str(others)])
 
     def _changing(self) -> bool:
         job = json.loads(self.daemon.selastic("show", str(self.job), "--json"))
@@ -315,7 +321,11 @@ class ReleaseTrial:
         def state() -> str:
             rounds = re.compile(r".* Round Seconds=.*\n")
             explained = self.daemon.selastic("explain", str(self.job), check=False)
-            return f"{what}; {explained}; the log ends: {rounds.sub('', self.daemon.log())[-2000:]}"
+            shown = "scontrol show job -d; scontrol show node; tail -40 /var/log/slurm/*ctld.log"
+            return (
+                f"{what}; {explained}; the log ends: {rounds.sub('', self.daemon.log())[-2000:]}"
+                f"; Slurm: {self.cluster.exec(shown, check=False).stdout}"
+            )
 
         until(happens, what=state)
 

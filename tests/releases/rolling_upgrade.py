@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus, shown
+from tests.support.container_cluster.selasticd import Daemon, eager_config, shown, total_gpus
 from tests.support.container_cluster.slurm_cluster import (  # puts clusterlib on the path
     CLUSTER_DIR,
     SlurmCluster,
@@ -133,7 +133,10 @@ class RollingUpgrade:
         """Resize the job by its owner, and check from which checkpoint it resumes."""
         starts = len(self._starts())
         self.daemon.selastic("update", str(self.job), f"--elastic=1-{size},types=a100")
-        until(lambda: gpus(self.cluster, self.job) == size, what=lambda: self.daemon.log()[-800:])
+        until(
+            lambda: total_gpus(self.cluster, self.job) == size,
+            what=lambda: self.daemon.log()[-800:],
+        )
         until(lambda: len(self._starts()) > starts, what=self._end_of_log)
         for start, row in enumerate(rows := self._rows()):
             if "start" in row:
@@ -159,7 +162,7 @@ class RollingUpgrade:
         }
         print(
             f"{what}: {', '.join(f'{h} {v}' for h, v in versions.items())}; job {self.job}:"
-            f" {gpus(self.cluster, self.job)} GPUs, {self._restarts()} restarts,"
+            f" {total_gpus(self.cluster, self.job)} GPUs, {self._restarts()} restarts,"
             f" {len(self._starts())} starts of the script, step {self._newest('step')}",
             flush=True,
         )

@@ -13,6 +13,7 @@ import pytest
 
 from slurm_elastic.rpc import munge_auth
 from tests.support.needs import require
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def munged() -> Iterator[MungeDaemon]:
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not socket.exists():
         if process.poll() is not None or time.monotonic() > end:
             pytest.skip(f"munged does not start here (exit code {process.returncode})")

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 import pytest
 
 from benchmarks.round import measure
-from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    ResizeSettings,
+    SleepSettings,
+    SpeedupSettings,
+)
 from slurm_elastic.core.cluster import Allocation, JobState, Partition
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.core.reason import Reason
@@ -629,3 +635,50 @@ def test_a_policy_sees_values_and_nothing_of_the_placement():
             parts = [value, *(value.values() if isinstance(value, Mapping) else ())]
             assert not any("placement" in type(part).__module__ for part in parts), field.name
     assert questions[0].free.gpus == (3, 4)
+
+
+# --- nodes that sleep -----------------------------------------------------------------------
+
+
+def asleep(name):
+    return node(name, available=False, asleep=True, state="IDLE+POWERED_DOWN")
+
+
+def test_no_job_gives_way_to_one_that_slurm_starts_after_a_boot():
+    c = Cluster([node("g1"), asleep("g2")])
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(2, gpus=2)
+    plan, _ = decide(c)
+    assert not plan.changes
+    assert plan.claims[0].shares == (("g2", 2),)
+    c.nodes = [node("g1"), node("g2", available=False, state="DOWN+POWERED_DOWN")]
+    plan, _ = decide(c)
+    assert [d.action for d in plan.changes] == [Action.SHRINK]
+
+
+def test_awake_nodes_come_before_sleeping_ones():
+    c = Cluster([asleep("g1"), node("g2")])
+    c.add(2, gpus=4)
+    plan, _ = decide(c)
+    assert plan.claims[0].shares == (("g2", 4),)
+
+
+def test_a_job_of_the_controllers_queue_waits_for_the_boot():
+    c = Cluster([asleep("g1")])
+    c.add(2, elastic="1-4", gpus=1, record={"leased": True})
+    plan, _ = decide(c, CONTROLLER)
+    assert not plan.claims  # nobody would wake the node
+    acts = dataclasses.replace(CONTROLLER, sleep=SleepSettings(mode="act"))
+    plan, _ = decide(c, acts)
+    assert not plan.changes
+    assert plan.claims[0].shares == (("g1", 1),)
+    (claim,) = plan.claims
+    too_long = dataclasses.replace(plan, claims=(dataclasses.replace(claim, since=NOW - 5_000),))
+    assert not decide(c, acts, previous=too_long)[0].claims
+    assert words(plan.decision[2].waiting_for) == "g1 must boot for it"
+
+
+def test_no_job_grows_onto_a_sleeping_node():
+    c = Cluster([node("g1"), asleep("g2")])
+    c.add(1, elastic="1-8", on={"g1": 4})
+    assert changes(c) == {}

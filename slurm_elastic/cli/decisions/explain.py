@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
-from slurm_elastic.cli.decisions import ended_job
+from slurm_elastic.cli.decisions import ended_job, neighbours
 from slurm_elastic.cli.reason_text import text as reason_text
-from slurm_elastic.cli.status import waits_for
+from slurm_elastic.cli.sentences.phrases import counted
+from slurm_elastic.cli.status import probable_start, waits_for
+from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
+    from slurm_elastic.rpc.answers import Waiting
     from slurm_elastic.rpc.decision_answers import (
         ChangeRow,
         DecisionRow,
@@ -64,6 +68,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         return _ended(answer, ended)
     job, decision = answer["job"], answer["decision"]
     lines = [_state(answer)]
+    waiting = job["waiting"]
 
     def add(label: str, text: str) -> None:
         if text:
@@ -78,9 +83,11 @@ def explained(answer: ExplainAnswer) -> list[str]:
         if decision["action"] == "keep" and (answer["model"] or not explained_):
             add("Why", reason_text(decision["reason"]))
         add("Held back", reason_text(decision["waiting_for"]))
+    add("Start", _start(waiting, answer["time"]) if waiting else "")
     add("Learned", _goodput(answer["model"]))
     add("Next sizes", _next_sizes(answer["model"]))
     add("Batch", _batch(answer))
+    add("Layout", _layout(answer))
     add("Exchange", _exchange(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", _not_yet(answer))
@@ -100,6 +107,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Going back", reason_text(answer.get("failed")))
     add("Barred", _barred(answer))
     add("Companions", _companions(answer))
+    add("Neighbours", neighbours.sentence(answer))
     add("In place", _not_in_place(answer))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
@@ -134,6 +142,20 @@ def _exchange(answer: ExplainAnswer) -> str:
         return way
     share = f"{row['exposed']:.0%} of the time that the exchange takes alone"
     return f"{way}, which lengthens a step by {share}"
+
+
+def _layout(answer: ExplainAnswer) -> str:
+    """Return how the job divides model and samples, unless each GPU has the whole model."""
+    text = answer.get("layout", "")  # a controller of an older release sends none
+    try:
+        plan = ExecutionPlan.parse(text)
+    except InvalidInputError:
+        return text
+    if plan.space > 1:
+        return f"{counted(plan.replicas, 'spatial group')} of {plan.space} GPUs ({text})"
+    if plan.stages > 1:
+        return f"a pipeline of {plan.stages} stages ({text})"
+    return "" if plan.plain else f"{counted(plan.replicas, 'replica')} ({text})"
 
 
 def _not_yet(answer: ExplainAnswer) -> str:
@@ -205,6 +227,18 @@ def _state(answer: ExplainAnswer) -> str:
     if job["unmanaged_reason"]:
         return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
+
+
+def _start(waiting: Waiting, now: float) -> str:
+    """Return when a waiting job will probably start; "" if that is not known."""
+    start = probable_start(waiting)
+    if start is None:
+        return ""
+    median, latest = (formatting.clock(start[name], now) for name in ("median", "p90"))
+    return (
+        f"probably at {median}, with 90% probability by {latest}, by the predicted run times of"
+        " the jobs before it; sooner if others give way, later if jobs of higher priority come"
+    )
 
 
 def _goodput(model: ModelRow | None) -> str:

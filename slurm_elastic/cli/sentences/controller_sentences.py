@@ -120,6 +120,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "ledger-unwritable": "{error}",
     "internal-error": "internal error: {error}",
     "solver-fallback": "HiGHS decided the last round in place of {solver}: {error}",
+    "nodes-not-switched": "no node is switched off or on: {error}",
     "other-controller": "{error}",
     "text": lambda p: "(not shown)" if p["text"] is None else str(p["text"]),
 }

@@ -32,6 +32,14 @@ def _no_place(p: Parameters) -> str:
     return f"no place that it may use has {shape(p)} free{on_nodes}"
 
 
+def _not_linked(p: Parameters) -> str:
+    where = {"domain": "one link domain", "node": "one node"}[p["reach"]]
+    return (
+        f"{shape(p)} are free only where a spatial group of {p['group']} GPUs would leave {where}"
+        " ([topology] spatial_reach)"
+    )
+
+
 def _too_far(p: Parameters) -> str:
     limit = "any length of time" if p["limit_s"] is None else f"at most {p['limit_s']:.0f} s"
     return (
@@ -116,6 +124,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "takes-promised-gpus": "takes the GPUs that were given up for it",
     "trade-not-worth": "giving GPUs to others would cost more than they gain",
     "no-place": _no_place,
+    "group-not-linked": _not_linked,
     "nodes-not-free": lambda p: f"{nodes(p)} are not free for it",
     "in-place-no-room": lambda p: (
         f"its nodes have no room to change it to {shape(p)} without a requeue"
@@ -130,6 +139,10 @@ SENTENCES: Mapping[str, Sentence] = {
     "change-not-paid-back": _not_paid_back,
     "consolidates": _consolidates,
     "stays-spread": _stays_spread,
+    "leaves-neighbour": lambda p: (
+        f"moves away from {job(p)}: side by side one of them is {1 - p['speed']:.0%} slower;"
+        f" {p['gain']:.0%} more speed in all for {duration(p['cost_s'])} without training"
+    ),
     "changes-places": lambda p: (
         f"changes places with {job(p)}, which goes first: then {p['reason']}"
     ),
@@ -140,6 +153,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"moves to {nodes(p)} so that {_waiting_job(p)} finds {gpus(p['gpus'])} together"
     ),
     "jobs-give-way": lambda p: f"{shape(p)}: {give_way(p)}",
+    "nodes-boot": lambda p: f"{nodes(p)} must boot for it",
     "gpus-kept": lambda p: f"{shape(p)}, kept for it on {nodes(p)}",
     "no-room-for-min": lambda p: f"{shape(p)}: not even its MIN has room, and no job can give way",
     "job-gets-gpus": lambda p: f"{job_of(p)} gets {gpus(p['gpus'])} on {nodes(p)}: {give_way(p)}",
@@ -195,6 +209,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "licenses-lost": "has licenses, which this release of Slurm loses at a requeue",
     "array-waits": "tasks of an array that never ran: Slurm starts them",
     "several-gpu-types": "holds GPUs of several types",
+    "no-gpus-held": "runs, and Slurm shows no GPUs of it",
     "directive-invalid": "{error}",
     "record-unreadable": "cannot be read: {error}",
     "share-used": _share_used,

@@ -137,6 +137,9 @@ SENTENCES: Mapping[str, Sentence] = {
         if p["rho"] is None
         else f"won the auction; its finish-time fairness is {p['rho']:.2f}"
     ),
+    "evolved-schedule": lambda p: f"the best evolved schedule gives it {shape(p)}",
+    "others-scheduled": "the best evolved schedule gives the GPUs to others",
+    "schedule-waits-for-epoch": "a better schedule waits until all that it changes end an epoch",
     "auction-left-over": "left over after the auction",
     "lease-lasts": "its lease lasts {left_s:.0f} s more",
     "others-less-fair": "others are further from their fair finish time",

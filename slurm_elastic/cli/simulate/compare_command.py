@@ -13,6 +13,8 @@ from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
+from slurm_elastic.cli.simulate.neighbour_options import APART, acting
+from slurm_elastic.cli.simulate.sleep_answer import sleep_by_run, sleep_lines
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -68,6 +70,10 @@ _AS_IT_WAS = "as it was"
     "--grow", type=click.FloatRange(1, 1000), metavar="X",
     help="With --sacct: jobs grow to X times the GPUs they requested (4).",
 )  # fmt: skip
+@click.option(
+    "--sleep", is_flag=True,
+    help="Show how long idle nodes could have slept, by [sleep] of --config (docs/sleep.md).",
+)  # fmt: skip
 @click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that completed.")
 @options.as_json
 def compare(
@@ -78,12 +84,16 @@ def compare(
     scalings: tuple[str, ...],
     grow: float | None,
     completed_only: bool,
+    sleep: bool,
     jobs_csv: str | None,
     plot: str | None,
     json_: bool,
     **shared: Any,
 ) -> None:
     """Run the same workloads under several policies.
+
+    With --neighbours each policy runs twice; in the rows `POLICY+apart` its placement keeps jobs
+    apart that hurt each other (docs/colocation.md).
 
     With --sacct: what elasticity would have changed for past jobs. Accounting does not record how
     jobs scale, so the answer is a range over the given curves. A CURVE is `linear`, `amdahl:0.95`,
@@ -101,9 +111,13 @@ def compare(
                     raise CliError(f"{option} needs --sacct FILE", USAGE)
             machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
             loaded = simulation_inputs.load(workloads, inputs, machines)
+            variants = [(name, False) for name in names]
+            if inputs.neighbours is not None:
+                variants = [(name, acts) for name in names for acts in (False, True)]
+                names = [f"{name}{APART}" if acts else name for name, acts in variants]
             tasks = [
-                simulation_inputs.task(workload, machines, inputs, n)
-                for n in names
+                acting(simulation_inputs.task(workload, machines, inputs, name), acts=acts)
+                for name, acts in variants
                 for workload in loaded
             ]
             results = simulation_inputs.run(tasks, inputs)
@@ -124,6 +138,10 @@ def compare(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
+        if sleep:
+            runs = {one.name: one.results for one in policy_runs}
+            answer["sleep"] = sleep_by_run(runs, simulation_inputs.settings(inputs, "").sleep)
+            lines += sleep_lines(answer["sleep"])
         _write(policy_runs, jobs_csv, plot, Path(sacct).name if sacct else "")
     if json_:
         options.put_json(simulation_inputs.plain(answer))
@@ -253,6 +271,8 @@ def _compare_past(
         scaling_curves,
     )
 
+    if inputs.neighbours is not None:
+        raise CliError("--neighbours does not apply to --sacct; leave it out", USAGE)
     if inputs.profiles is not None:
         raise CliError("--profiles does not apply to --sacct; leave it out", USAGE)
     rules = [scaling_curves.rules(text) for text in scalings]

@@ -19,6 +19,7 @@ import click
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import progress
+from slurm_elastic.cli.simulate.neighbour_options import neighbours
 from slurm_elastic.cli.simulate.network_options import check_network, network, network_options
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Inputs:
     uplink_gbit: float | None
     congestion: float | None
     gradient_bytes: str | None
+    neighbours: str | None
 
     @property
     def network(self) -> dict[str, Any]:
@@ -104,6 +106,10 @@ def shared(command: F) -> F:
             help="Relative speed of GPU types: jobs with a given scaling curve may change type.",
         ),
         network_options,
+        click.option(
+            "--neighbours", metavar="FILE",
+            help="CSV application,other,speed: speed beside a job on the same node (1).",
+        ),
         click.option(
             "--freezing", type=click.Choice(_BELIEFS),
             help="Let all jobs freeze layers, under this assumption of its effect.",
@@ -372,6 +378,7 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         job_class=JobClass(inputs.class_) if inputs.class_ else None,
         restarts=_by_job(restarts(inputs), loaded[1]),
         freezing=inputs.freezing,
+        neighbours=neighbours(inputs.neighbours),
         network=network(
             machines,
             loaded[0],
@@ -408,6 +415,7 @@ def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
     restarts(inputs)
     settings(inputs, "")
     check_network(**inputs.network)
+    neighbours(inputs.neighbours)
     if plot is not None:
         plots.check(Path(plot))
     if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():

@@ -185,7 +185,9 @@ def _node(node: NodeRow, rack: float | None) -> str:
         held.append(f"others: {other_gpus}")
     if held:
         parts.append(", ".join(held))
-    if not node["available"]:
+    if node.get("asleep"):  # a controller of an older release sends none
+        parts.append("boots" if "POWERING_UP" in node["state"] else "asleep")
+    elif not node["available"]:
         parts.append(f"unavailable ({formatting.clean(node['state'])})")
     elif node["idle"]:
         parts.append(f"{node['idle']} idle")

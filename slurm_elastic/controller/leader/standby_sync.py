@@ -120,6 +120,7 @@ def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
         "more": more or len(segments) == _SEGMENTS,
         "kept_since": ledger.since(),
         "policy_state": ledger.get("policy_state", {}),
+        "sleeping_nodes": ledger.get("sleeping_nodes", {}),
     }
 
 
@@ -147,6 +148,8 @@ def apply(ledger: Ledger, answer: dict[str, Any]) -> int:
             count += len(rows)
     ledger.put("kept_since", _number(answer.get("kept_since")))
     ledger.put("policy_state", answer.get("policy_state") or {})
+    # Controllers before it send none.
+    ledger.put("sleeping_nodes", answer.get("sleeping_nodes") or {})
     return count
 
 

@@ -16,9 +16,12 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.models.durations.finished_job import JobRequest
+from slurm_elastic.placement.starts.start_estimates import StartEstimate, start_estimates
 
 #: Time for new predictions in one round; jobs beyond it get theirs in the next.
 _ROUND_S = 0.2
+#: Starts are estimated anew no sooner, unless a job was submitted.
+_STARTS_S = 20.0
 #: After a failure it is tried again no sooner.
 _RETRY_S = 600.0
 
@@ -34,6 +37,7 @@ class LengthPredictions:
     Attributes:
         trained: result of the last training.
         problem: why the last one failed; "": it did not.
+        starts: probable starts of pending elastic jobs, by id.
     """
 
     def __init__(
@@ -45,6 +49,9 @@ class LengthPredictions:
         self._next = 0.0
         self.trained = Trained()
         self.problem = ""
+        self.starts: Mapping[int, StartEstimate] = {}
+        self._starts_at = 0.0
+        self._estimated: set[int] = set()
         #: Estimate of each job, by its key, with the training that it is from.
         self._estimates: dict[str, tuple[float, DurationEstimate | None]] = {}
 
@@ -92,16 +99,47 @@ class LengthPredictions:
     def attached(
         self, records: Mapping[int, JobRecord], snapshot: Snapshot
     ) -> dict[int, JobRecord]:
-        """Return the records with the predicted run time of each job."""
+        """Return the records with the predicted run time of each job, and renew `starts`."""
         if not self.enabled or not self.trained.jobs:
+            self.starts = {}
             return dict(records)
         until = time.monotonic() + _ROUND_S
         keys = {job.key for job in snapshot.jobs}
         self._estimates = {k: v for k, v in self._estimates.items() if k in keys}
-        return {
+        attached = {
             job_id: dataclasses.replace(record, length=self._of(snapshot.job[job_id], until))
             for job_id, record in records.items()
         }
+        self._estimate_starts(snapshot, attached, until)
+        return attached
+
+    def _estimate_starts(
+        self, snapshot: Snapshot, records: Mapping[int, JobRecord], until: float
+    ) -> None:
+        """Estimate the starts of pending elastic jobs, now and then."""
+        now = time.monotonic()
+        pending = {
+            job.job_id
+            for job in snapshot.jobs
+            if job.state is JobState.PENDING and job.submission is not None
+        }
+        if now - self._starts_at < _STARTS_S and pending <= self._estimated:
+            self.starts = {i: start for i, start in self.starts.items() if i in pending}
+            return
+        self._starts_at, self._estimated = now, pending
+        lengths = {
+            job.job_id: estimate
+            for job in snapshot.jobs
+            if pending
+            and job.state in (JobState.PENDING, JobState.RUNNING)
+            and (estimate := self._of(job, until)) is not None
+        }
+        self.starts = start_estimates(
+            snapshot,
+            lengths,
+            progress={i: r.progress for i, r in records.items() if r.progress},
+            leased={i for i, r in records.items() if r.leased},
+        )
 
     def _of(self, job: Job, until: float) -> DurationEstimate | None:
         """Return the estimate of a job; renewed while it is pending, and then kept."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_elastic.controller.batch_tuning import BatchChoice
 from slurm_elastic.controller.queries.model_answers import exchange_row, model_row
+from slurm_elastic.controller.queries.neighbour_answers import neighbour_rows
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
     NoAnswerError,
@@ -18,6 +19,7 @@ from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.core.cluster import Allocation, Companion, Job, JobState
 from slurm_elastic.core.plan import Action, Decision, JobRecord
+from slurm_elastic.core.report import Report
 from slurm_elastic.rpc.answers import (
     GivingJob,
     JobRow,
@@ -143,7 +145,7 @@ class JobRows:
 
     def _waiting(self, job: Job, record: JobRecord) -> Waiting:
         claim = self._claims.get(job.job_id)
-        directive = job.directive
+        directive, start = job.directive, self.view.starts.get(job.job_id)
         return {
             "gpus": job.gpus or (directive.min_gpus if directive else 0),
             "since": job.submit_time,
@@ -151,9 +153,15 @@ class JobRows:
             "kept": dict(claim.shares) if claim else {},
             "kept_until": claim.until if claim else None,
             "givers": self._givers([n for n, _ in claim.shares]) if claim else [],
+            "boots": [n for n, _ in claim.shares if self._boots(n)] if claim else [],
             "leased": record.leased,
             "begin_time": job.begin_time,
+            "starts": {"median": start.median, "p90": start.p90} if start else None,
         }
+
+    def _boots(self, name: str) -> bool:
+        node = self.view.snapshot.node.get(name)
+        return node is not None and node.asleep
 
     def _givers(self, nodes: Sequence[str]) -> list[GivingJob]:
         """Return elastic jobs on these nodes that give up GPUs, now or shortly."""
@@ -260,16 +268,25 @@ def explain(
             for gpu_type, gpus, reason in record.barred
         ],
         "companions": [_companion(rows, companion) for companion in job.companions],
+        "neighbours": [] if ended else neighbour_rows(view, viewer, job_id),
         "not_in_place": rows.reason(record.not_in_place),
         "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
         "batch": None if ended else _batch(rows, view.batches.get(job_id)),
         "exchange": None if ended else exchange_row(job, view.reports.get(job_id)),
+        "layout": "" if ended else _layout(job, view.reports.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, of_job[-1]) if of_job else None,
         "ended": _ending(rows, ended) if ended else None,
     }
+
+
+def _layout(job: Job, report: Report | None) -> str:
+    """Return the layout or plan of the present attempt, as it reported it."""
+    if report is None or report.run != job.run or job.allocation is None:
+        return ""
+    return report.plan or report.layout
 
 
 def _companion(rows: JobRows, companion: Companion) -> CompanionPlaceRow:
@@ -403,6 +420,7 @@ def _partitions(view: View) -> list[PartitionRow]:
         in_use_elastic = min(used, sum(elastic[n.name] for n in present))
         idle = sum(n.free_gpus for n in present)
         gpus = sum(n.gpus for n in present)
+        asleep = sum(n.gpus - n.used_gpus for n in present if n.asleep)
         if not gpus:
             continue
         rows.append(
@@ -413,7 +431,8 @@ def _partitions(view: View) -> list[PartitionRow]:
                 "elastic": in_use_elastic,
                 "rigid": used - in_use_elastic,
                 "idle": idle,
-                "unavailable": max(0, gpus - used - idle),
+                "unavailable": max(0, gpus - used - idle - asleep),
+                "asleep": asleep,
                 "waiting": waiting[name],
             }
         )

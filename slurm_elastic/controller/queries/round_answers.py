@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from slurm_elastic.controller.queries.job_answers import JobRows, change
 from slurm_elastic.controller.queries.program_answer import program
 from slurm_elastic.controller.queries.view import HistoryRow, SegmentRow, View, Viewer
+from slurm_elastic.controller.sleep.sleep_record import ObservedSleep
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.rpc.decision_answers import HistoryAnswer, PlanAnswer, PlanRow
-from slurm_elastic.rpc.usage_answers import RunUsage, UsageAnswer, UsageRow, UserUsage
+from slurm_elastic.rpc.usage_answers import RunUsage, SleepUsage, UsageAnswer, UsageRow, UserUsage
 
 
 def plan(view: View, viewer: Viewer, *, with_program: bool = False) -> PlanAnswer:
@@ -131,6 +132,7 @@ def usage(
         total = users.setdefault(owner, {"user": owner, "gpu_seconds": 0.0, "types": {}})
         total["gpu_seconds"] += spent
         total["types"][kind] = total["types"].get(kind, 0.0) + spent
+    sleep = view.sleep if viewer.may_know("nodes") else None
     return {
         "time": now,
         "kept_since": view.kept_since,
@@ -139,6 +141,22 @@ def usage(
         "jobs": sorted(jobs.values(), key=lambda r: (r["job_id"], r["gpu_type"])),
         "runs": counted if runs else [],
         "users": sorted(users.values(), key=lambda r: -r["gpu_seconds"]),
+        "sleep": _sleep(sleep, start, end) if sleep else None,
+    }
+
+
+def _sleep(observed: ObservedSleep, start: float | None, end: float | None) -> SleepUsage:
+    """Return what sleeping nodes would have saved in a period."""
+    settings, total = observed.settings, observed.record.total(start, end)
+    kwh = total["node_hours"] * settings.idle_watts / 1000
+    return {
+        "mode": "act" if observed.acts else "observe",
+        "nodes": list(observed.asleep),
+        "node_hours": total["node_hours"],
+        "late": int(total["late"]),
+        "late_s": total["late"] * settings.boot_s,
+        "kwh": kwh,
+        "cost": kwh * settings.price_per_kwh,
     }
 
 

@@ -119,6 +119,7 @@ class _LinkRows:
             "used": node.used_gpus,
             "idle": node.free_gpus,
             "available": node.available,
+            "asleep": node.asleep,
             "state": node.state,
             "domains": [list(d) for d in self._fabric.domains(node.name)],
             "holders": [self._holder(self._shown[i], node.name) for i in self._on[node.name]],

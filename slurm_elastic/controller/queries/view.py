@@ -8,12 +8,15 @@ from typing import TypedDict
 
 from slurm_elastic.config import schema
 from slurm_elastic.controller.batch_tuning import BatchChoice
+from slurm_elastic.controller.neighbours.neighbour_learning import Neighbour
+from slurm_elastic.controller.sleep.sleep_record import ObservedSleep
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.placement.starts.start_estimates import StartEstimate
 from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.rpc.decision_answers import ChangeSeconds
 
@@ -91,6 +94,9 @@ class View:
         next_round: epoch s.
         topology: configured links of the network.
         program: integer program of the last round; None: the policy solves none.
+        sleep: nodes that could have slept; None: that is not observed.
+        neighbours: jobs on the nodes of each running elastic job.
+        starts: probable starts of pending elastic jobs.
     """
 
     snapshot: Snapshot
@@ -107,6 +113,9 @@ class View:
     kept_since: float = 0.0
     notes: tuple[Reason, ...] = ()
     program: RoundProgram | None = None
+    sleep: ObservedSleep | None = None
+    neighbours: Mapping[int, Sequence[Neighbour]] = field(default_factory=dict)
+    starts: Mapping[int, StartEstimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

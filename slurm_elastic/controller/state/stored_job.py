@@ -36,6 +36,8 @@ class StoredJob:
         broken: run whose lease its owner broke; it is not made to wait again.
         budget: of its time, where its limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
+        nice: (value, epoch s, times) that the nice value was given back after a change; None: Slurm
+            has saved it.
         gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
         counted: id of the last transition whose outcome is part of this record.
         observations: step times and noise that models are fitted to.
@@ -68,6 +70,7 @@ class StoredJob:
     broken: int = -1
     spare: tuple[int, int] = (-1, 0)
     budget: TimeBudget | None = None
+    nice: tuple[int, float, int] | None = None
     counted: int = 0
     seen_run: int = -1
     gradient_bytes: float | None = None

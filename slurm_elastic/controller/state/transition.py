@@ -11,7 +11,7 @@ which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 | REQUEUE | `scontrol requeue` | the job is no longer running |
 | DRAIN | - | it is pending and its nodes have let it go |
 | RESHAPE | one update: size, CPUs, memory, time left | Slurm shows that size |
-| COOL | - | before Slurm 25.11: 1 to 2 s after DRAIN, else the old credential's end hits the run |
+| COOL | - | before Slurm 25.11: a wait after DRAIN, else the old credential's end hits the run |
 | RELEASE | one update: nodes, reservation, start now, priority | - |
 | VERIFY | - | it runs as planned |
 | CLEAR | reservation and priority are given back | - |
@@ -114,7 +114,7 @@ class Transition:
 
     Attributes:
         key: of the job, distinct for reused ids (`Job.key`).
-        run: restart count when it began.
+        run: restart count of the attempt that it ends.
         old: None for a job that was waiting.
         target: None: the job shall wait, with a lease.
         planned: the first target; differs from `target` once the plan was given up.
@@ -130,7 +130,8 @@ class Transition:
         entered: when each state was last entered; `saving`, `saved`, `unanswered` (no such word
             came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
             `cleared`, `switched` (members have joined or left), `over` (new companions have
-            ended), `given` (others have left the GPUs of new companions) as well.
+            ended), `given` (others have left the GPUs of new companions), `no_gpus` (Slurm has
+            started the job without GPUs) as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.
@@ -206,11 +207,6 @@ class Transition:
         if self.entered.get(name, 0.0) > now:
             self.entered[name] = now
         return now - self.entered.get(name, 0.0)
-
-    def waited_from_second(self, now: float, mark: str) -> float:
-        """Return as `waited` does, from the begin of the second in which the mark lies."""
-        waited = self.waited(now, mark)
-        return waited + self.entered.get(mark, 0.0) % 1.0
 
     @property
     def given_up(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.controller.state.stored_job import StoredJob
-from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.plan import Action
 from slurm_elastic.slurm.shape import rounded_off_s
@@ -53,6 +53,8 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     entry.resizes += 1
     if not transition.by_companions:
         _record_requeue(entry, transition, job)
+        if transition.nice and TransitionState.CLEAR.value in transition.entered:
+            entry.nice = (transition.nice, now, 1)
     return True
 
 

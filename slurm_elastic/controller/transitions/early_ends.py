@@ -1,4 +1,8 @@
-"""Jobs whose batch script fails soon after a change, before esrun has reported.
+"""Jobs that end by a change, and are sent back to the queue.
+
+A slurmctld that is killed forgets what it has done in the last seconds. If that was a requeue of
+ours, it takes the attempt, which that requeue has ended, for one that has failed. `TransitionSteps`
+goes on with a change that is under way; here are those that were over, or whose controller died.
 
 esrun keeps a job when its program fails on trial. It cannot where the batch script itself fails
 before it reaches esrun (`module load` on another node, `set -e`): Slurm ends the job. Slurm lets an
@@ -17,12 +21,16 @@ from typing import Any
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.steps.step_inputs import is_requeued_attempt
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Seconds from the start within which a script fails before it reaches esrun (our choice).
 _SOON_S = 120.0
+#: Seconds from a requeue, which may not have been sent, within which it ends an attempt: KillWait,
+#: and some in which slurmctld may have been dead (our choice).
+_REQUEUE_S = 120.0
 
 
 class EarlyEnds:
@@ -52,17 +60,39 @@ class EarlyEnds:
             LedgerError: a failure could not be written; nothing is done.
         """
         ended = [job for job in snapshot.jobs if job.elastic and job.state is JobState.ENDED]
-        attempts = {(job.key, job.run) for job in ended}
+        ended = [job for job in ended if job.job_id not in live]
         for job in ended:
-            if (job.key, job.run) not in self._judged and act and job.job_id not in live:
-                transition = self._beginning(job)
-                if transition is not None:
-                    self._send_back(job, transition, now=snapshot.time)
-        self._judged = attempts
+            if (job.key, job.run) in self._judged or not act or not job.requeueable:
+                continue
+            if self._is_requeued(job):
+                self._requeue(job, "Requeue=forgotten")
+            elif (transition := self._beginning(job)) is not None:
+                self._send_back(job, transition, now=snapshot.time)
+        self._judged = {(job.key, job.run) for job in ended}
+
+    def _is_requeued(self, job: Job) -> bool:
+        """Return whether the last change of a job had requeued the attempt that has ended now."""
+        if job.end_state not in ("FAILED", "COMPLETED"):
+            return False
+        last = self._last_change(job)
+        if last is None or not is_requeued_attempt(last, job):
+            return False
+        if "drained" in last.entered:  # the next attempt was in the queue, or has run
+            return True
+        waited_s = (job.end_time or 0.0) - last.entered[TransitionState.REQUEUE.value]
+        return job.end_state == "FAILED" and waited_s <= _REQUEUE_S
+
+    def _last_change(self, job: Job) -> Transition | None:
+        """Return the last transition of a job; None without one."""
+        rows = self._ledger.ended_transitions(job.job_id, job.key)
+        try:
+            return Transition.from_body(rows[-1])
+        except (IndexError, ValueError):
+            return None
 
     def _beginning(self, job: Job) -> Transition | None:
         """Return the change after which a job failed at once; None: it has ended for good."""
-        if job.end_state != "FAILED" or not job.exit_code or not job.requeueable:
+        if job.end_state != "FAILED" or not job.exit_code:
             return None
         if job.start_time is None or job.end_time is None:
             return None
@@ -73,10 +103,8 @@ class EarlyEnds:
             return None
         if entry.ending is not None and entry.ending.run >= job.run:
             return None  # an earlier controller has seen this end
-        rows = self._ledger.ended_transitions(job.job_id, job.key)
-        try:
-            last = Transition.from_body(rows[-1])
-        except (IndexError, ValueError):
+        last = self._last_change(job)
+        if last is None:
             return None
         started = TransitionState.RELEASE.value in last.entered and last.target is not None
         run = last.run + (last.old is not None)
@@ -88,12 +116,14 @@ class EarlyEnds:
         trials.begun(job.run, transition.id)
         trials.fail(Reason("program-failed", exit_code=job.exit_code), now=now)
         self._store.command(job)
+        self._requeue(job, "Change=failed")
+
+    def _requeue(self, job: Job, event: str) -> None:
         try:
             self._scontrol.requeue_ended(job)
         except ScontrolError as error:
             self._log.warning(f"JobId={job.display_id} Action=requeue Problem={error}")
             return
         self._log.warning(
-            f"JobId={job.display_id} Run={job.run} Change=failed Action=requeue "
-            f"ExitCode={job.exit_code}"
+            f"JobId={job.display_id} Run={job.run} {event} Action=requeue ExitCode={job.exit_code}"
         )

@@ -26,6 +26,10 @@ READY = ("Resources", "Priority", "None", "")
 #: node when that answers again: a new run that starts there in the same moment is killed instead,
 #: and the job has failed (seen on 24.11.5; the kill came 0.1 s after the node).
 _NODE_BACK_S = 5
+#: Seconds after which slurmctld has saved a change of a job: it does so every 5 s at most.
+_SAVED_S = 10.0
+#: Times that a nice value is given back before it is left at that: Slurm may ignore it.
+_MOST_NICE_WRITES = 4
 
 
 class OrphanCleanup:
@@ -144,8 +148,7 @@ class OrphanCleanup:
             if first:  # of whatever job: its owner may have hidden the directive meanwhile
                 self._log.warning(f"JobId={job.display_id} Mended=priority")
                 self._try(job, lambda job=job: self._scontrol.release(job))  # type: ignore[misc]
-                if nice := _lost_nice(job):
-                    self._mend(job, "nice value", {"Nice": nice})
+            self._return_nice(job, snapshot.time, replaced=first)
             directive = job.directive
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
@@ -156,6 +159,28 @@ class OrphanCleanup:
                     fields["StartTime"] = f"now+{_NODE_BACK_S}"
                 self._mend(job, "node list", fields)
         return tuple(r for r in snapshot.reservations if r.ours)
+
+    def _return_nice(self, job: Job, now: float, *, replaced: bool) -> None:
+        """Give a nice value back that our priority has replaced, or that slurmctld has forgotten.
+
+        A slurmctld that is killed falls back to what it saved last, between the end of the priority
+        and the nice value, too. So a value counts as given back when it is still there some seconds
+        later. An owner who sets it to 0 before that has to do so again.
+
+        Args:
+            job: without a transition.
+            now: time of the look at it, epoch s.
+            replaced: the job has our priority.
+        """
+        if job.submission is None:
+            return
+        given = self._store.entry(job).nice
+        nice, at, times = given or (_submitted_nice(job) if replaced else 0, now, 0)
+        if nice and not job.nice and times < _MOST_NICE_WRITES:
+            self._mend(job, "nice value", {"Nice": str(nice)})
+            self._keep(job, nice=(nice, now, times + 1))
+        elif given is not None and (job.nice != nice or not 0 <= now - at < _SAVED_S):
+            self._keep(job, nice=None)
 
     def _pinned(self, job: Job) -> bool:
         entry = self._store.entry(job)
@@ -182,13 +207,13 @@ class OrphanCleanup:
         return True
 
 
-def _lost_nice(job: Job) -> str:
-    """Return the nice value that a job was submitted with if our priority has replaced it, or "".
+def _submitted_nice(job: Job) -> int:
+    """Return the nice value that a job was submitted with; 0: none. Its owner may have changed it.
 
-    Only a transition knows one that was set later.
+    job_submit.lua records numbers.
     """
-    submitted = job.submission.shape.get("nice") if job.submission else None
-    return str(submitted) if submitted and not job.nice else ""
+    nice = job.submission.shape.get("nice") if job.submission else None
+    return nice if isinstance(nice, int) else 0
 
 
 def pinned_by_us(

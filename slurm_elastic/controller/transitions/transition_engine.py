@@ -9,6 +9,7 @@ admits the jobs that may be asked to save next.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,11 @@ from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.steps.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.steps.restart_steps import RestartSteps
 from slurm_elastic.controller.transitions.steps.state_steps import StateSteps
-from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs, present_job
+from slurm_elastic.controller.transitions.steps.step_inputs import (
+    StepInputs,
+    is_requeued_attempt,
+    present_job,
+)
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
 from slurm_elastic.core.cluster import Job, JobState
@@ -188,6 +193,7 @@ class TransitionEngine:
         down: Callable[[], frozenset[str]] = frozenset,
         companions: Mapping[int, Job] | None = None,
         report: Callable[[int], Report | None] = lambda _: None,
+        answering_s: float = math.inf,
     ) -> None:
         """Advance everything as far as it goes.
 
@@ -198,6 +204,7 @@ class TransitionEngine:
             down: nodes on which no job may start now; asked when a job is about to start.
             companions: jobs that are companions, as Slurm shows them.
             report: returns the last report of a job.
+            answering_s: for how long slurmctld has answered since it last did not.
 
         Raises:
             LedgerError: a transition could not be written, and was given up.
@@ -219,6 +226,7 @@ class TransitionEngine:
             wait_after_requeue_s=self._wait_after_requeue_s,
             companions=companions or {},
             report=report,
+            answering_s=answering_s,
         )
         unwritten: LedgerError | None = None
         for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):
@@ -378,7 +386,7 @@ class TransitionEngine:
                 self._end(t, TransitionState.UNDONE, Reason("controller-restarted"), job)
             elif t.by_companions:  # esrun and companions have gone on; their time-outs begin anew
                 t.entered[t.state.value] = time.time()
-            elif job.state is JobState.RUNNING:
+            elif job.state is JobState.RUNNING and not is_requeued_attempt(t, job):
                 t.state = TransitionState.VERIFY
             elif t.state is not TransitionState.CLEAR:
                 t.state = (

@@ -162,6 +162,7 @@ NOTES = (
         "solver-fallback", "The configured solver gave no answer: HiGHS decided the round.",
         text("solver", "as in elastic.toml"), _ERROR,
     ),
+    define("nodes-not-switched", "Slurm does not switch idle nodes off and on.", _ERROR),
     define("other-controller", "Another controller seems to act on this cluster.", _ERROR),
     define(
         "text",

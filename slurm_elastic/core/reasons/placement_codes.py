@@ -47,6 +47,12 @@ PLACEMENT = (
         GPUS, GPU_TYPE,
         Parameter("nodes", ParameterKind.NODES, "the nodes that were chosen", "", True),
     ),
+    define(
+        "group-not-linked",
+        "GPUs are free, but a spatial group of the job would leave its link domain or node.",
+        GPUS, GPU_TYPE, count("group", "GPUs of a spatial group"),
+        word("reach", "how far a group may reach", "domain", "node"),
+    ),
     define("nodes-not-free", "The chosen nodes are not free for the job.", NODES),
     define(
         "in-place-no-room", "On its nodes, the job cannot be changed in place to this size.",
@@ -84,6 +90,11 @@ PLACEMENT = (
         _COST,
     ),
     define(
+        "leaves-neighbour", "The job moves away from a job that slows it down, or that it slows.",
+        JOB, fraction("speed", "speed of the slower of both, as a part of that alone"),
+        GAIN, _COST,
+    ),
+    define(
         "changes-places", "The job exchanges its GPUs with another job, which moves first.",
         JOB, BECAUSE,
     ),
@@ -110,6 +121,7 @@ OTHER_JOBS = (
         "jobs-give-way", "Other jobs give up the GPUs that the job waits for.",
         GPUS, GPU_TYPE, JOBS, USERS,
     ),
+    define("nodes-boot", "Sleeping nodes boot for the job.", NODES),
     define("gpus-kept", "GPUs are kept for the job.", GPUS, GPU_TYPE, NODES),
     define(
         "no-room-for-min", "There is no room for MIN, and no job can give way.", GPUS, GPU_TYPE
@@ -183,6 +195,7 @@ ELIGIBILITY = (
     define("licenses-lost", "This release of Slurm loses the licenses of requeued jobs."),
     define("array-waits", "Tasks of an array that never ran: Slurm starts them."),
     define("several-gpu-types", "The job holds GPUs of several types."),
+    define("no-gpus-held", "The job runs, and Slurm shows no GPUs of it."),
     define("directive-invalid", "The directive cannot be read.", text("error", "why")),
     define("record-unreadable", "The record of the job cannot be read.", text("error", "why")),
 )  # fmt: skip

@@ -89,6 +89,12 @@ BASELINES = (
         "auction-won", "The job won an auction of GPUs.",
         number("rho", "its finish-time fairness before it", optional=True),
     ),
+    define("evolved-schedule", "The GPUs of the job in the best evolved schedule.", GPUS, GPU_TYPE),
+    define("others-scheduled", "The best evolved schedule gives the GPUs to other jobs."),
+    define(
+        "schedule-waits-for-epoch",
+        "A better schedule waits until each job that it changes has ended an epoch.",
+    ),
     define("auction-left-over", "GPUs were left over after the auction."),
     define("lease-lasts", "The lease of the job lasts.", seconds("left_s", "rest of the lease")),
     define("others-less-fair", "Other jobs are further from their fair finish time."),

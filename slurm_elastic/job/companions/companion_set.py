@@ -26,8 +26,6 @@ from slurm_elastic.job.companions.companion_submission import (
     CompanionRefusedError,
     CompanionShape,
     CompanionSubmission,
-    cancel,
-    kill_step,
 )
 from slurm_elastic.job.companions.member_change import MemberChange
 from slurm_elastic.job.companions.reason_log import log_text, printable
@@ -217,7 +215,8 @@ class CompanionSet:
                 mark = companion_mark(self._launch, job_id)
                 submitted.append(CompanionJob(job_id, gpus, orders.change, mark))
         except CompanionRefusedError:
-            cancel([job.job_id for job in submitted])
+            for job in submitted:
+                submission.cancel(job.job_id, job.change)
             raise
         # Other threads may be reading the old one.
         self._jobs = self._jobs | {job.job_id: job for job in submitted}
@@ -344,10 +343,13 @@ class CompanionSet:
         if self._server is not None and self._server.end(job.job_id):
             job.gone_by = self._clock() + _GONE_S
             return
-        if job.has_ranks:
-            kill_step(job.job_id)
-            job.kill_srun()
-        cancel([job.job_id])
+        had_ranks = job.has_ranks
+        job.kill_srun()
+        self._cancel(job, kill_ranks=had_ranks)
+
+    def _cancel(self, job: CompanionJob, *, kill_ranks: bool) -> None:
+        if self._submission is not None:
+            self._submission.cancel(job.job_id, job.change, kill_ranks=kill_ranks)
 
     def _end_all(self, done: threading.Event) -> None:
         """End all companions as the attempt is over."""
@@ -377,8 +379,7 @@ class CompanionSet:
             if job.gone_by is not None and now >= job.gone_by:
                 job.gone_by = None
                 if self._server is not None and self._server.is_connected(job.job_id):
-                    kill_step(job.job_id)
-                    cancel([job.job_id])
+                    self._cancel(job, kill_ranks=True)
                 job.kill_srun()
 
     def _settle(self) -> None:

@@ -7,8 +7,6 @@ controller places and releases it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import socket
 import subprocess
@@ -120,7 +118,8 @@ class CompanionSubmission:
         secret: str,
     ) -> None:
         self._env, self._job_id, self._run, self._shape = env, job_id, run, shape
-        self._clean = {name: env[name] for name in _KEPT if name in env} | {
+        self._kept = {name: env[name] for name in _KEPT if name in env}
+        self._clean = self._kept | {
             HOSTS_VARIABLE: ",".join(own_hosts(env)),
             PORT_VARIABLE: str(port),
             SECRET_VARIABLE: secret,
@@ -154,13 +153,60 @@ class CompanionSubmission:
             raise CompanionRefusedError(Reason("sbatch-failed", error=refusal(done.stderr)))
         return int(text)
 
+    def cancel(self, job_id: int, change: int, *, kill_ranks: bool = False) -> None:
+        """Cancel a companion; one that has ended is no error.
+
+        A slurmctld that is killed forgets jobs of the last seconds and gives their ids to others.
+        So the comment, which no other job has, is read first. The name bars other jobs that get the
+        id while scancel waits for slurmctld.
+
+        Args:
+            job_id: of the companion.
+            change: that has ordered it.
+            kill_ranks: send its ranks SIGKILL before; else they get KillWait.
+        """
+        name = self._name_of(job_id, change)
+        if name is None:
+            return
+        scancel = ("scancel", "--quiet", f"--name={name}")
+        if kill_ranks:
+            self._slurm(*scancel, "--signal=KILL", f"{job_id}.0")
+        self._slurm(*scancel, str(job_id))
+
+    def _name_of(self, job_id: int, change: int) -> str | None:
+        """Return the name that a companion has in Slurm; None: it has ended, or is another job."""
+        shown = self._slurm("squeue", "--noheader", f"--jobs={job_id}", "--format=%A %k %j")
+        own = f"{job_id} {self._comment(change)} "
+        lines = (line for line in shown.split("\n") if line.startswith(own))
+        return next((line.removeprefix(own) for line in lines), None)
+
+    def _slurm(self, *command: str) -> str:
+        """Run a command of Slurm; return its output, "" if it fails."""
+        try:
+            done = subprocess.run(
+                command,
+                env=self._kept,
+                capture_output=True,
+                text=True,
+                errors="surrogateescape",
+                check=False,
+                timeout=_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return "" if done.returncode else done.stdout
+
+    def _comment(self, change: int) -> str:
+        """Return the comment of the companions of a change."""
+        return str(CompanionComment(base=self._job_id, run=self._run, change=change))
+
     def command(self, change: int, gpus: int, gpu_type: str) -> list[str]:
         """Return the command line of sbatch."""
         env = self._env
         words = [
             *("sbatch", "--hold", "--parsable", "--no-requeue", "--nodes=1", "--output=/dev/null"),
             f"--job-name={env.get('SLURM_JOB_NAME', 'job')}+1",
-            f"--comment={CompanionComment(base=self._job_id, run=self._run, change=change)}",
+            f"--comment={self._comment(change)}",
             f"--gres=gpu{':' if gpu_type else ''}{gpu_type}:{gpus}",
             *self._shape.options(gpus),
         ]
@@ -210,20 +256,3 @@ def refusal(errors: str) -> str:
     text = ": ".join(lines) or "it failed without a message"
     text = text.replace("Batch job submission failed: ", "")
     return printable(text)
-
-
-def cancel(job_ids: Sequence[int]) -> None:
-    """Cancel companions; one that has ended is no error."""
-    if job_ids:
-        _slurm("scancel", "--quiet", *map(str, job_ids))
-
-
-def kill_step(job_id: int) -> None:
-    """Send SIGKILL to the ranks of a companion: a job that is cancelled gives them KillWait."""
-    _slurm("scancel", "--quiet", "--signal=KILL", f"{job_id}.0")
-
-
-def _slurm(*command: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name in _KEPT}
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(command, env=env, capture_output=True, check=False, timeout=_TIMEOUT_S)

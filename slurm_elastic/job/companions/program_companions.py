@@ -26,14 +26,22 @@ class ProgramCompanions(CompanionSet):
 
     Args:
         end_ranks: kills all ranks of the program.
+        may_repeat: returns whether its command still resumes from the newest checkpoint.
         more: arguments of `CompanionSet`.
 
     Attributes:
         restart: of the program.
     """
 
-    def __init__(self, *arguments: Any, end_ranks: Callable[[], object], **more: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        end_ranks: Callable[[], object],
+        may_repeat: Callable[[], bool] = lambda: True,
+        **more: Any,
+    ) -> None:
         super().__init__(*arguments, **more)
+        self._may_repeat = may_repeat
         self.restart = RankRestart(end_ranks)
         self._connecting = ConnectDeadline(self._clock)
         self._is_known = not self._regroups or self._launch.options.checkpoint is not None
@@ -151,11 +159,13 @@ class ProgramCompanions(CompanionSet):
         """Return whether all ranks can be started again on other companions.
 
         Not before a training of the library has said whether it can regroup; not with options of
-        the user for srun, which are about the nodes of one job.
+        the user for srun, which are about the nodes of one job; not with arguments that the batch
+        script may have chosen by the newest checkpoint of its start.
         """
         joined = any(job.desired or job.has_ranks for job in self._jobs.values())
         is_known = self._is_known or bool(self._parts())
-        return is_known and not joined and not self._launch.options.srun_args
+        can_start = self._may_repeat() and not self._launch.options.srun_args
+        return is_known and not joined and can_start
 
     def _handle_group(self, fields: dict[str, Any]) -> None:
         self._is_known = self._is_known or "can" in fields

@@ -3,7 +3,7 @@
 A program that was written for one process runs under esrun once for each GPU, and all of them write
 the same checkpoints. Ranks that train together have a socket that listens on the host of rank 0
 (torch.distributed, NCCL, gloo, gRPC), and do not each write the whole checkpoint. Only a program
-that shows neither is taken for one of this kind.
+that shows neither on that host is taken for one of this kind.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _PROC = Path("/proc")
 def trains_alone(
     processes: Mapping[int, RankProcess], saved_bytes: int, proc: Path = _PROC
 ) -> bool:
-    """Return whether each of the ranks on this host trains alone; False where it cannot be told.
+    """Return whether each of several ranks trains alone; False where it cannot be told.
 
     Args:
-        processes: of the step on this host.
+        processes: of the step on this host, which is that of rank 0; others may have ranks, too.
         saved_bytes: size of a checkpoint that they have written.
         proc: where the kernel shows processes.
     """
     tasks = [pid for pid, process in processes.items() if process.parent not in processes]
-    if len(tasks) < 2 or saved_bytes < _LEAST_BYTES:
+    if not tasks or saved_bytes < _LEAST_BYTES:
         return False
     try:
         written = {pid: _bytes_written(pid, proc) for pid in processes}

@@ -118,52 +118,78 @@ SIGNAL_SCRIPT = "trap '' TERM" + _SIGNAL_TASKS + 'signal_tasks "$@"'
 #: sends SIGCONT before SIGTERM: frozen ranks are stopped again at once, so that they do not begin a
 #: save that the SIGTERM would cut. Until they are, they cannot open a file, and so not cut off a
 #: checkpoint that they overwrite: from the second USR2 on their limit of open files is 0 (where
-#: prlimit of util-linux is installed). The `sleep` is short: one that misses the signal delays the
-#: end of the step.
+#: prlimit of util-linux is installed).
+#:
+#: A shell runs a trap between any two commands, also between those of a function or of another
+#: trap. Traps therefore only note the signal, and what has begun is finished first; SIGCONT, which
+#: cannot wait, changes no variable. Signals reach the commands of this script too: grep and prlimit
+#: may end before they are through. A pause is short: one that misses the signal delays the end of
+#: the step. In bash it reads from a pipe to which nothing is written: of two signals that come at
+#: once, as Slurm's SIGCONT and SIGTERM may, its `wait` loses one.
 GUARD_SCRIPT = (
     _SIGNAL_TASKS
     + f"""
 armed=
-asked= frozen= waited=0 limited=
+notices=0 handled=0 end= frozen= waited=0 limited=
 freeze() {{
     # Twice: a process may have started another one meanwhile.
-    signal_tasks STOP "$2"; signal_tasks STOP "$2"
-    frozen=$all waited=0
+    signal_tasks STOP "$1"; frozen=$all
+    signal_tasks STOP "$1"; frozen="$frozen $all"
+    waited=0
     echo frozen
 }}
 limit_files() {{
     for pid in $frozen; do
         open_files "$pid"
         case $soft in ''|0) continue;; esac
-        prlimit --pid "$pid" --nofile=0: 2>/dev/null && limited="$limited $pid:$soft"
+        limited="$limited $pid:$soft"
+        prlimit --pid "$pid" --nofile=0: 2>/dev/null
     done
 }}
 thaw() {{
+    frozen=
     for entry in $limited; do
         prlimit --pid "${{entry%:*}}" --nofile="${{entry#*:}}:" 2>/dev/null
     done
     limited=
-    [ -z "$frozen" ] || signal_tasks THAW "$2"
-    frozen=
+    [ "$handled" = 0 ] || signal_tasks THAW "$1"
 }}
-finish() {{
-    if [ -n "$armed" ]; then
-        [ -z "$frozen" ] || kill -s KILL $frozen 2>/dev/null
-        signal_tasks KILL "$2"
-    else
-        thaw "$@"
+if [ -n "$BASH_VERSION" ]; then
+    set +o posix  # before 5.1 it excludes this redirection
+    eval 'exec 3<> <(:)'
+    set -o posix  # `read` returns after a trap
+fi
+pause() {{
+    if [ -n "$BASH_VERSION" ]; then
+        read -r -t 1 _ <&3
+        [ $? -gt 128 ] && return
     fi
+    sleep 1 >/dev/null & wait
 }}
-trap 'if [ -z "$asked" ]; then asked=1; freeze "$@"; else armed=1; limit_files; fi' USR2
+trap 'notices=$((notices+1))' USR2
 trap '[ -z "$frozen" ] || kill -s STOP $frozen 2>/dev/null' CONT
-trap 'thaw "$@"; exit 0' USR1
-trap 'trap "" TERM CONT; finish "$@"; exit 0' TERM
+trap 'end=${{end:-USR1}}' USR1
+trap 'end=${{end:-TERM}}' TERM
 echo ready
 while :; do
-    sleep 1 >/dev/null & wait
+    if [ "$notices" -gt "$handled" ]; then
+        handled=$((handled+1))
+        if [ "$handled" = 1 ]; then freeze "$2"; else armed=1; limit_files; fi
+        continue
+    fi
+    [ -z "$end" ] || break
+    pause
     [ -z "$frozen" ] && continue
     waited=$((waited+1))
-    [ "$waited" -lt {_GUARD_FROZEN_S} ] || {{ thaw "$@"; armed=; }}
+    [ "$waited" -lt {_GUARD_FROZEN_S} ] || {{ thaw "$2"; armed=; }}
 done
+trap '' TERM CONT USR1
+if [ "$end$armed" = TERM1 ]; then
+    [ -z "$frozen" ] || kill -s KILL $frozen 2>/dev/null
+    signal_tasks KILL "$2"
+else
+    thaw "$2"
+fi
+exit 0
 """
 )

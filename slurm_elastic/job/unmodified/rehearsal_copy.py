@@ -97,6 +97,10 @@ class RehearsalCopy:
         """Begin to count the copies for another notice."""
         self._count = 0
 
+    def wait_for_next(self) -> None:
+        """Forget the newest save: the script goes on, and the next one answers."""
+        self._save = []
+
     def add(self, checkpoint: ScriptCheckpoint, *, same_save: bool) -> None:
         """Add a complete checkpoint to the newest save, or begin another one with it."""
         self._saved_at = self._clock()

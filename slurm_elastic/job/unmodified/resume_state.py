@@ -42,6 +42,7 @@ class ResumeState:
         kept_saves: saves of the attempt until that one.
         copying: directory in which a copy was begun; "": none was.
         saves: saves of the present attempt.
+        command: digest of the command in the newest run with a checkpoint (`program_command`).
     """
 
     count: int = 0
@@ -55,6 +56,7 @@ class ResumeState:
     kept_saves: int = 0
     copying: str = ""
     saves: int = 0
+    command: str = ""
 
     def to_body(self) -> dict[str, Any]:
         """Return its JSON object."""
@@ -79,7 +81,7 @@ class ResumeState:
         counts = (state.count, state.start_world, state.kept_saves, state.saves)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
-        if not isinstance(state.copying, str) or not isinstance(state.jump, str):
+        if not all(isinstance(text, str) for text in (state.copying, state.jump, state.command)):
             raise TypeError("a text is none")
         return state
 

@@ -25,6 +25,7 @@ from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.unmodified import learned_saves
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
+from slurm_elastic.job.unmodified.empty_checkpoints import remove_empty
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -77,10 +78,15 @@ class ScriptWatch:
         world: number of ranks.
         hosts: number of hosts on which they run.
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
+        command: digest of its command in this run of the job (`program_command`).
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written.
         end_ranks: ends them then.
         clock: monotonic seconds.
+
+    Attributes:
+        repeats_command: whether the run of before, which has completed a checkpoint, had the same
+            command, so that it names none of the script's checkpoints.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class ScriptWatch:
         world: int = 1,
         hosts: int = 1,
         complete: str | None = None,
+        command: str = "",
         are_alone: Callable[[int], bool] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -103,6 +110,8 @@ class ScriptWatch:
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
+        self._command = command
+        self.repeats_command = self._resume.command == command
         self._growth = FirstGrowth(self._resume, resume_file, are_alone)
         self._world = world
         self._training = TrainingStateCheck(
@@ -159,6 +168,8 @@ class ScriptWatch:
         """
         with self._lock:
             originals = self._rehearsal.begin_attempt()
+            if restarted:
+                remove_empty(self._pattern)
             self._scanner.accept_existing(self._learned.files.get(self._world_key))
             self._written = 0
             self._growth.has_failed = self._is_ended = False
@@ -213,6 +224,11 @@ class ScriptWatch:
 
     def start(self) -> None:
         """Start the watch in the background."""
+        if self._resume.command and not self.repeats_command:
+            log_line(
+                "the program's command differs from that of the last run, and may name a"
+                " checkpoint: until it is the same again the job is resized by requeues only"
+            )
         self._state.subscribe(self.apply_orders)
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
@@ -305,8 +321,10 @@ class ScriptWatch:
             self.count_new()
             self._keep_if_due()
             self._answer_if_due()
-            self._thaw_if_late()
+            is_unused = self._thaw_if_late()
             self._end_if_alone()
+        if is_unused:
+            self._state.expire_notice(is_unused=True)
 
     def _end_if_alone(self) -> None:
         """End ranks that train alone, when none of them saves."""
@@ -348,6 +366,7 @@ class ScriptWatch:
         self._resume.count = max(earlier_count + 1, self._program_step or 0)
         self._resume.start_world = self._resume.start_world or self._world
         self._resume.saves += 1
+        self._resume.command = self._command
         self._record_resume(earlier_count)  # before the next line, which reads the checkpoint
         # What a rehearsal has lost is put back.
         if self._resume.proven or not self._resume.refuted:
@@ -457,16 +476,18 @@ class ScriptWatch:
         self._guard.unguard()
         self._guard.guard()
 
-    def _thaw_if_late(self) -> None:
-        """Take back the answer if the job is not requeued."""
+    def _thaw_if_late(self) -> bool:
+        """Take back the answer if the job is not requeued; return whether it was."""
         if self._frozen_at is None or self._clock() - self._frozen_at < _FROZEN_S:
-            return
+            return False
         self.thaw()
         self._answered_notice = None
+        self._copy.wait_for_next()
         log_line(
             f"notice {self._orders.notice}: no requeue within {_FROZEN_S:.0f} s: the ranks go on"
         )
         self._state.update({"phase": "saving", "notice": self._orders.notice})
+        return True
 
     def _record_resume(self, earlier_count: int) -> None:
         """Decide at the first new checkpoint of a restart whether the script has resumed."""

@@ -42,6 +42,8 @@ class PlacementProblem:
         least, most: [J] smallest and largest number of GPUs, at most G.
         present: [J, N] GPUs that each job holds.
         factor: [J] of the speedup in any allocation but the present one.
+        near: [J, N] nodes on which a job may be changed in place; None: no job can be.
+        near_factor: [J, G + 1] of the speedup on those nodes alone, by the number of GPUs.
         power: p.
     """
 
@@ -51,6 +53,8 @@ class PlacementProblem:
     most: Ints
     present: Ints
     factor: Floats
+    near: Bools | None = None
+    near_factor: Floats | None = None
     power: float = -1.0
 
     def fitness(self, population: Ints) -> Floats:
@@ -60,7 +64,11 @@ class PlacementProblem:
         rows = np.arange(len(self.most))
         speedup = self.speedup[rows[None, :], spread, gpus]
         same = (population == self.present[None]).all(axis=2)
-        speedup = np.where(same, speedup, speedup * self.factor[None, :])
+        factor = self.factor[None, :]
+        if self.near is not None and self.near_factor is not None:
+            stays = ~((population > 0) & ~self.near[None]).any(axis=2)
+            factor = np.where(stays, self.near_factor[rows[None, :], gpus], factor)
+        speedup = np.where(same, speedup, speedup * factor)
         speedup = np.maximum(speedup, _LEAST_SPEEDUP)
         mean = (speedup**self.power).mean(axis=1)
         return np.asarray(mean ** (1.0 / self.power))

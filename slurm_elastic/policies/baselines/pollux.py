@@ -9,6 +9,9 @@ with a_f the GPUs of 1/J of the cluster, and SPEEDUP_j times (T_j - R_j d) / (T_
 changes: T_j the job's age, R_j its restarts, d the seconds of one. It is maximised by
 genetic_search.py. A job gets at most twice the GPUs it was measured on (section 4.1).
 
+Ours: where GPUs that are free now let a job reach a number of GPUs in place (placement/
+in_place_places.py), d is what such a change costs.
+
 In Sia's setting (SOSP'23, section 5.1) the cluster has several GPU types, which Pollux does
 not distinguish: all nodes are shown as nodes of the smallest size, one goodput model is fitted to
 all types together, no job gets more than the smallest type has, and of an allocation that mixes
@@ -21,7 +24,7 @@ result is a type and a number of GPUs, for which placement chooses the nodes, as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +42,12 @@ from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.in_place_places import FreeRoom, place_in_place
 from slurm_elastic.policies.baselines.genetic_search import (
+    Bools,
     Floats,
     Ints,
     PlacementProblem,
@@ -101,16 +107,25 @@ class Pollux:
             for job, record, directive in question.elastic()
         ]
         nodes = _virtual_nodes(question, jobs)
-        problem, fair = self._problem(question, jobs, nodes)
-        draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
-        found = search(problem, seed=draw)
+        reached = _reached_in_place(question, jobs)
+        problem, fair = self._problem(question, jobs, nodes, reached)
+        found = search(problem, seed=question.round_seed)
         proposals = tuple(
-            _proposal(job, nodes, found[row], float(fair[row])) for row, job in enumerate(jobs)
+            _in_place_first(
+                _proposal(job, nodes, found[row], float(fair[row])),
+                reached[row],
+                requeue_pays=_requeue_pays(problem, row, found[row]),
+            )
+            for row, job in enumerate(jobs)
         )
         return proposals, state
 
     def _problem(
-        self, question: Question, jobs: Sequence[_PolluxJob], nodes: _VirtualNodes
+        self,
+        question: Question,
+        jobs: Sequence[_PolluxJob],
+        nodes: _VirtualNodes,
+        reached: Sequence[Collection[tuple[str, int]]],
     ) -> tuple[PlacementProblem, Floats]:
         """Return the problem, and the GPUs of each job's fair share."""
         by_type: dict[str, int] = {}
@@ -135,13 +150,24 @@ class Pollux:
             reference = curve[int(gpus > nodes.size), gpus] or 1.0
             speedup[row, :, least : top + 1] = legal / reference
         self._curves = curves
+        now = question.snapshot.time
+        factor = self._factors(now, jobs)
+        near, near_factor = None, None
+        if any(reached):
+            near = _nodes_of_own_type(jobs, nodes)
+            near_factor = np.tile(factor[:, None], (1, width + 1))
+            paused = self._factors(now, jobs, ResizeKind.IN_PLACE)
+            for row, shapes in enumerate(reached):
+                near_factor[row, [gpus for _, gpus in shapes if gpus <= width]] = paused[row]
         return PlacementProblem(
             capacity=nodes.capacity,
             speedup=speedup,
             least=np.minimum([_least(j) for j in jobs], most).astype(np.int64),
             most=most,
             present=_present(jobs, nodes),
-            factor=self._factors(question.snapshot.time, jobs),
+            factor=factor,
+            near=near,
+            near_factor=near_factor,
         ), fair.astype(np.float64)
 
     def _curve(self, job: _PolluxJob, most: int, size: int) -> Floats:
@@ -163,16 +189,23 @@ class Pollux:
         curve[1, 2:] = model.goodputs(_ANY, np.full(most - 1, _SEVERAL), gpus[1:])
         return curve
 
-    def _factors(self, now: float, jobs: Sequence[_PolluxJob]) -> Floats:
-        """Return [J] the factor of a changed allocation; 1 for jobs that hold nothing."""
+    def _factors(
+        self, now: float, jobs: Sequence[_PolluxJob], kind: ResizeKind = ResizeKind.REQUEUE
+    ) -> Floats:
+        """Return [J] the factor of an allocation changed so; 1 for jobs that hold nothing.
+
+        Past changes count with the seconds of this kind, those in place at most with their own.
+        """
         factors = np.ones(len(jobs))
         for row, job in enumerate(jobs):
             if job.job.allocation is None:
                 continue
-            restart_s = job.record.change_s(self._restart_s)
+            record = job.record
+            change_s = record.cost_s(kind, self._restart_s)
+            pause_s = min(change_s, record.cost_s(ResizeKind.IN_PLACE, self._restart_s))
+            lost_s = record.resizes * change_s - record.resizes_in_place * (change_s - pause_s)
             age_s = max(0.0, now - arrival(job.job))
-            left_s = max(0.0, age_s - job.record.resizes * restart_s)
-            factors[row] = left_s / max(age_s + restart_s, 1e-9)
+            factors[row] = max(0.0, age_s - lost_s) / max(age_s + change_s, 1e-9)
         return factors
 
 
@@ -259,6 +292,59 @@ def _present(jobs: Sequence[_PolluxJob], nodes: _VirtualNodes) -> Ints:
                     left[at] -= taken
                     gpus -= taken  # noqa: PLW2901
     return present
+
+
+def _reached_in_place(
+    question: Question, jobs: Sequence[_PolluxJob]
+) -> list[frozenset[tuple[str, int]]]:
+    """Return for each job the types and GPUs that it can reach in place, into GPUs free now."""
+    per_node = question.snapshot.per_node
+    free_room = FreeRoom(question.snapshot)
+    reached = []
+    for job in jobs:
+        held, base = job.job.allocation, job.job.base_allocation
+        shapes: list[tuple[str, int]] = []
+        if held is not None and base is not None and job.record.in_place:
+            kind, most = held.gpu_type, per_node.get(held.gpu_type, 0)
+            sizes = [n for n in job.directive.sizes(kind) if n >= base.gpus and n != held.gpus]
+            room = free_room.of(job.job, -(-max(sizes, default=1) // max(1, most)))
+            shapes = [(kind, n) for n in sizes if place_in_place(job.job, n, most, room)]
+        reached.append(frozenset(shapes))
+    return reached
+
+
+def _nodes_of_own_type(jobs: Sequence[_PolluxJob], nodes: _VirtualNodes) -> Bools:
+    """Return [J, N] the nodes of the type that each job holds."""
+    held = [j.job.allocation.gpu_type if j.job.allocation else None for j in jobs]
+    return np.array([[kind == own for kind in nodes.types] for own in held], dtype=np.bool_)
+
+
+def _requeue_pays(problem: PlacementProblem, row: int, chosen: Ints) -> bool:
+    """Return whether a job's chosen GPUs are worth a requeue, too."""
+
+    def speedup(allocation: Ints) -> float:
+        spread = int((allocation > 0).sum() > 1)
+        return float(problem.speedup[row, spread, int(allocation.sum())])
+
+    return speedup(chosen) * float(problem.factor[row]) > speedup(problem.present[row])
+
+
+def _in_place_first(
+    proposal: Proposal, reached: Collection[tuple[str, int]], *, requeue_pays: bool
+) -> Proposal:
+    """Return the proposal with the first alternative as a change in place, where it can be one.
+
+    Args:
+        proposal: of one job.
+        reached: types and GPUs that it can reach in place.
+        requeue_pays: whether the first alternative is proposed as a requeue after that.
+    """
+    first, *others = proposal.alternatives
+    if (first.gpu_type, first.gpus) not in reached:
+        return proposal
+    requeued = [first] if requeue_pays else []
+    alternatives = (dataclasses.replace(first, in_place=True), *requeued, *others)
+    return dataclasses.replace(proposal, alternatives=alternatives)
 
 
 def _proposal(job: _PolluxJob, nodes: _VirtualNodes, row: Ints, fair: float) -> Proposal:

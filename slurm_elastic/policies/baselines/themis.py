@@ -13,7 +13,8 @@ then to waiting jobs in random order.
 
 Simplified: jobs report true values, so hidden payments, which make false ones useless, are left
 out; a job runs at the requested size or not at all, so that bids are shapes, not subsets of GPUs; a
-job is an application of its own; placement chooses the nodes.
+job is an application of its own; placement chooses the nodes. Ours: a bid of a job that holds GPUs
+counts what the cheapest kind of change to its shape costs.
 """
 
 from __future__ import annotations
@@ -123,10 +124,16 @@ class Themis:
 
 
 def _bid(bidder: FinishEstimate, shape: Shape, restart_s: float) -> float:
-    """Return log rho with the shape, less that of waiting for a lease; a move costs a restart."""
+    """Return log rho with the shape, less that of waiting for a lease.
+
+    A move costs a restart, a change of size on the same type what its cheapest kind costs.
+    """
     request = bidder.request
-    moves_s = request.record.change_s(restart_s) if request.held else 0.0
-    moves_s = 0.0 if shape == request.present else moves_s
+    moves_s = 0.0
+    if request.held and shape != request.present:
+        moves_s = request.record.change_s(restart_s)
+        if shape[0] == request.held.gpu_type:
+            moves_s = request.record.costs_s(request.job, shape[1:], restart_s)[shape[1]]
     if not bidder.known:
         return _NEW - math.log(max(bidder.speeds[shape], 1e-6)) + moves_s / LEASE_S
     ratio = bidder.rho(shape, wait_s=moves_s) / bidder.rho(None, wait_s=LEASE_S)

@@ -294,7 +294,7 @@ class BiddingRound:
             if place is None or place == held:
                 continue
             gain = self._speed(bidder, place) / old_speed - 1
-            if gain < self.min_gain or gain * window_s <= bidder.cost_s:
+            if gain < self.min_gain or gain * window_s <= bidder.change_s(place):
                 continue
             reason = self.reasons.improves(bidder, held, place, gain)
             self._settle(BiddingResult(bidder, place, reason, renewed=True))

@@ -49,11 +49,12 @@ class GangState:
         held: its present allocation.
         until_s: the end of its lease, never before `firm_s`.
         firm_s: nothing is taken from it before.
-        cost_s: seconds without training that a change costs.
+        restart_s: assumed seconds of a restart that has not been measured.
     """
 
     gang: Gang
     job: Job
+    record: JobRecord
     directive: Directive
     model: SpeedModel
     need: ResourceNeed
@@ -61,7 +62,7 @@ class GangState:
     held: Allocation | None
     until_s: float
     firm_s: float
-    cost_s: float
+    restart_s: float
 
     @property
     def job_id(self) -> int:
@@ -77,6 +78,10 @@ class GangState:
     def legal(self) -> bool:
         """Whether its directive in force allows what it holds."""
         return self.held is None or self.directive.allows(self.held.gpus, self.held.gpu_type)
+
+    def change_s(self, place: Allocation) -> float:
+        """Return the seconds without training of a change to a place, by its kind."""
+        return self.record.cost_s(self.record.kind_of(self.job, place), self.restart_s)
 
     def sizes(self, gpu_type: str, per_node: int) -> tuple[int, ...]:
         """Return the sizes at which it may bid on a type, the requested one first, down to MIN.
@@ -148,8 +153,8 @@ class GangStates:
             if directive is None:
                 continue
             entry = self.entries[job.key]
-            cost_s = record.change_s(config.resize.restart_s)
-            floor_s = max(config.dally.floor_s, RESTARTS * cost_s)
+            restart_s = config.resize.restart_s
+            floor_s = max(config.dally.floor_s, RESTARTS * record.change_s(restart_s))
             began = max(job.start_time or entry["since"], record.last_change or 0.0)
             firm_s = began + floor_s
             model = self._question.models[job.job_id]
@@ -159,6 +164,7 @@ class GangStates:
             yield GangState(
                 gang=self._gang(job, record, entry),
                 job=job,
+                record=record,
                 directive=directive,
                 model=model,
                 need=ResourceNeed.of(job),
@@ -166,7 +172,7 @@ class GangStates:
                 held=request.held,
                 until_s=max(firm_s, entry["lease"] + config.dally.lease_s),
                 firm_s=firm_s,
-                cost_s=cost_s,
+                restart_s=restart_s,
             )
 
     def _gang(self, job: Job, record: JobRecord, entry: Mapping[str, Any]) -> Gang:

@@ -7,10 +7,11 @@ solver. Every round:
    batch and the frozen layers that are best there (icefrog/effective_rows.py);
 2. the gain `u = lambda goodput` per second, from prices of GPUs (type_prices.py, value_terms.py);
 3. everything but what a job holds now multiplied by what a change leaves of it, less `hysteresis`.
-   A change has to pay back within `[resize] payback_s`. A job whose length is known
-   (remaining_work.py) is *informed*: within the time that it has left, too, and short jobs count
-   more, the more jobs there are per GPU. Any other is *oblivious*: its factor is at most Sia's, by
-   age and past restarts, and its weight 1;
+   The change of a job whose length is known (remaining_work.py) has to pay back within
+   `[resize] payback_s` and within the time that it has left; such a job is *informed*, and short
+   jobs count more, the more jobs there are per GPU. Any other is *oblivious*: its factor is Sia's,
+   by age and past restarts, with the price of the GPUs that stand idle during the change, and its
+   weight is 1;
 4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type, and
    the limits of accounts, users and the site (round_limits.py);
 5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
@@ -24,6 +25,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.policies.goodput import (
+    predicted_work,
     remaining_work,
     round_limits,
     type_profiles,
@@ -48,9 +51,10 @@ from slurm_elastic.policies.milp.assignment_milp import (
     ProgramSolution,
 )
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
+from slurm_elastic.policies.sia.known_choices import known_choices
 from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs, ranked_proposals
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia import Sia, noted_state, reached_in_place
+from slurm_elastic.policies.sia.sia import Sia, noted_state, reached_in_place, submitted
 
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
@@ -95,6 +99,7 @@ class MarginalValue(Sia):
             predicts_frozen_layers=True,
             shares_measurements=settings.share,
             residual_models=settings.residuals,
+            predicted_lengths=settings.predicted,
         )
 
     def decide(
@@ -106,14 +111,24 @@ class MarginalValue(Sia):
         remaining, work = remaining_work.account(question, arrays, state.get("work", {}))
         if not settings.lengths:
             remaining[:] = np.nan
+        predicted: Mapping[str, Any] = {}
+        if settings.predicted:
+            remaining, predicted = predicted_work.account(
+                question, arrays, remaining, state.get("predicted", {})
+            )
         weighed = self._terms(question, arrays, remaining)
         jobs = arrays.candidates
-        waits = wait_bound.waiting_since(question, jobs, state.get("waits", {}))
+        old_waits = state.get("waits", {})
+        waited = wait_bound.waited_before(
+            question, state.get("waited", {}), old_waits, settings.wait_s
+        )
+        last_s = state.get("work", {}).get("time", question.snapshot.time)
+        waits = wait_bound.waiting_since(question, jobs, old_waits, waited, last_s)
         overdue = wait_bound.overdue(question, jobs, waits, settings.wait_s)
         profiles = type_profiles.account(question, arrays, settings, state.get("profiles", {}))
         # Jobs that waited too long come before measurements.
         measuring = {} if overdue else profiles.staying
-        solution, first = self._divide(question, weighed, overdue, measuring)
+        solution, first = self._divide(question, weighed, overdue, waited, measuring)
         choice = profiles.begin(solution.choice, remaining)
         runs = np.flatnonzero(choice >= 0)
         left = np.full(len(jobs), np.nan)
@@ -135,8 +150,16 @@ class MarginalValue(Sia):
         proposals = ranked_proposals(
             weighed, choice, limit_hit=solution.limit_hit, explained=explained
         )
+        # Overdue jobs also choose their places first.
+        late = set(overdue)
+        order = [*overdue, *(row for row in range(len(jobs)) if row not in late)]
+        proposals = tuple(proposals[row] for row in order)
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
+        next_state["waited"] = dict(sorted(waited.items()))
         next_state.pop("profiles", None)
+        next_state.pop("predicted", None)
+        if predicted:
+            next_state["predicted"] = predicted
         if profiles.entries:
             next_state["profiles"] = profiles.entries
         return proposals, noted_state(next_state, question, solution)
@@ -152,11 +175,11 @@ class MarginalValue(Sia):
         values = value_terms.unit_values(arrays, prices)
         gain = value_terms.gains(arrays, values)
         factor = self._restart_factors(question, arrays)
-        requeued = gain * self._factors(question, arrays, remaining, ResizeKind.REQUEUE)
+        requeued = gain * self._factors(question, arrays, remaining, prices, ResizeKind.REQUEUE)
         in_place = reached_in_place(question.snapshot, arrays)
         scaled = requeued
         if in_place.any():
-            cheap = gain * self._factors(question, arrays, remaining, ResizeKind.IN_PLACE)
+            cheap = gain * self._factors(question, arrays, remaining, prices, ResizeKind.IN_PLACE)
             scaled = np.where(in_place, cheap, requeued)
         crowding = value_terms.crowding(len(arrays.candidates), sum(question.capacity.values()))
         weight = value_terms.weights(
@@ -181,18 +204,28 @@ class MarginalValue(Sia):
         )
 
     def _factors(
-        self, question: Question, arrays: RoundArrays, remaining: Floats, kind: ResizeKind
+        self,
+        question: Question,
+        arrays: RoundArrays,
+        remaining: Floats,
+        prices: Floats,
+        kind: ResizeKind,
     ) -> Floats:
         """Return [J, C] what is left of the gain after a change of this kind."""
         jobs = arrays.candidates
-        shape = arrays.valid.shape
-        by_age = np.broadcast_to(self._restart_factors(question, arrays, kind)[:, None], shape)
         change_s = np.array([self._restart_s(job, kind) for job in jobs], dtype=np.float64)
         change_s[[job.held is None and not job.job.run for job in jobs]] = 0.0
+        columns = arrays.configurations
+        by_age = value_terms.age_factors(
+            self._restart_factors(question, arrays, kind),
+            np.array([question.snapshot.time - submitted(job) for job in jobs], dtype=np.float64),
+            change_s,
+            prices[columns.kind] * columns.gpus,
+        )
         paid = value_terms.payback_factors(
             arrays, remaining, change_s, self._config.resize.payback_s
         )
-        factors = value_terms.selected(np.minimum(by_age, paid), paid, ~np.isnan(remaining))
+        factors = value_terms.selected(by_age, paid, ~np.isnan(remaining))
         return value_terms.hysteresis(factors, arrays, self._settings.hysteresis)
 
     def _divide(
@@ -200,6 +233,7 @@ class MarginalValue(Sia):
         question: Question,
         weighed: ValueInputs,
         overdue: list[int],
+        waited: Mapping[str, float],
         measuring: Mapping[int, int],
     ) -> tuple[ProgramSolution, Bools]:
         """Solve the program; return also [J] which jobs run only because they are overdue.
@@ -208,6 +242,7 @@ class MarginalValue(Sia):
             question: of this round.
             weighed: inputs of the program.
             overdue: rows of overdue jobs.
+            waited: how long jobs waited that started lately.
             measuring: column of each row that stays to measure a type.
         """
         arrays, settings = weighed.table, self._settings
@@ -215,7 +250,8 @@ class MarginalValue(Sia):
         capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
         stays = (arrays.held >= 0) & arrays.valid.any(axis=1)
         if self._config.controller.queue == "controller":
-            stays &= bool(overdue) & wait_bound.recently_started(question, jobs, settings.wait_s)
+            recent, late = wait_bound.protected(question, jobs, waited, settings.wait_s)
+            stays &= recent if overdue else late
         smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
         limits = round_limits.limit_rows(question, arrays)
@@ -233,9 +269,12 @@ class MarginalValue(Sia):
                 fixed=fixed,
                 limits=limits,
             )
-            draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
             solution = self._solver.solve(
-                program, time_limit_s=settings.time_limit_s, gap=_gap(len(jobs)), seed=draw
+                program,
+                time_limit_s=settings.time_limit_s,
+                gap=_gap(len(jobs)),
+                seed=question.round_seed,
+                known=partial(known_choices, question, arrays, self._config),
             )
             missing = stays & (solution.choice < 0)
             served = stays.copy()
@@ -246,7 +285,7 @@ class MarginalValue(Sia):
                     served[row] = True
             if left_out:
                 room = capacity - _used(arrays, floor, served)
-                limit_room = wait_bound.LimitRoom(limits, np.where(served, floor, -1))
+                limit_room = wait_bound.LimitRoom(limits, np.where(served, floor, -1), left_out)
                 granted = wait_bound.granted(
                     arrays, smallest, left_out, weighed.gain, room=room, limit_room=limit_room
                 )

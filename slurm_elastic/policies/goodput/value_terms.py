@@ -49,6 +49,23 @@ def crowding(jobs: int, gpus: int) -> float:
     return min(1.0, _GPUS_PER_JOB * jobs / max(gpus, 1))
 
 
+def age_factors(by_age: Floats, age_s: Floats, change_s: Floats, price: Floats) -> Floats:
+    """Return [J, C] Sia's restart factors, less the price of the GPUs that a change leaves idle.
+
+    A change of S seconds to k GPUs costs the job S seconds, and others k GPUs for as long:
+    `(T - N S) / (T + S (1 + price k))` in place of Sia's `(T - N S) / (T + S)`.
+
+    Args:
+        by_age: [J] Sia's factors.
+        age_s: [J] seconds since each job was submitted, T.
+        change_s: [J] seconds that a change takes, S; 0 for the first start.
+        price: [C] of all GPUs of each configuration.
+    """
+    age = np.maximum(age_s, 0.0)
+    lived = np.maximum(age + change_s, 1e-9)[:, None]
+    return np.asarray(by_age[:, None] * lived / (lived + change_s[:, None] * price[None, :]))
+
+
 def payback_factors(
     arrays: RoundArrays, remaining: Floats, change_s: Floats, payback_s: float
 ) -> Floats:

@@ -3,11 +3,15 @@
 A job that waited for `[goodput] wait_s` is *overdue*. Overdue jobs that the program leaves out get
 their smallest sizes, in the order of their waits, and it divides the rest: other jobs shrink, and
 with `queue = "controller"` are suspended. While a job is overdue, no job is suspended that started
-less than `wait_s` ago, so that two jobs do not take GPUs from each other in turn.
+less than `wait_s` ago, so that two jobs do not take GPUs from each other in turn; and at no time
+one that was overdue itself before it started.
 
-So a job waits at most `wait_s` and one round, unless the smallest sizes of jobs that are overdue
+So a job waits at most `wait_s` and two rounds (in the first it is overdue, in the second the GPUs
+that others give up are free), unless the smallest sizes of jobs that are overdue
 themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
-little of a limit that counts it.
+little of a limit that counts it. A job that is suspended before it has run for `wait_s` waits on
+from where its wait ended: so the bound holds for all of its waits until it has run for `wait_s`,
+and a job runs for nearly half of the time at least.
 """
 
 from __future__ import annotations
@@ -23,7 +27,11 @@ from slurm_elastic.policies.sia.round_arrays import Bools, Floats, Ints, RoundAr
 
 
 def waiting_since(
-    question: Question, jobs: Sequence[Candidate], state: Mapping[str, float]
+    question: Question,
+    jobs: Sequence[Candidate],
+    state: Mapping[str, float],
+    waited: Mapping[str, float],
+    last_s: float,
 ) -> dict[str, float]:
     """Return since when (epoch s) each job without GPUs waits, by its key.
 
@@ -31,16 +39,47 @@ def waiting_since(
         question: of this round.
         jobs: of the question.
         state: what the last round returned.
+        waited: from `waited_before`.
+        last_s: when the last round was; a job that was suspended since waits from then on.
     """
     now = question.snapshot.time
     asked = {job.job.key for job in jobs}
     present = {job.key for job in question.snapshot.jobs if job.allocation is None}
     waits = {key: since for key, since in state.items() if key in present and key not in asked}
     for job in jobs:
+        key = job.job.key
         if job.held is None:
-            began = now if job.job.run else min(now, job.job.submit_time)
-            waits[job.job.key] = min(now, state.get(job.job.key, began))
+            began = min(now, last_s if job.job.run else job.job.submit_time)
+            waits[key] = min(now, state.get(key, began - waited.get(key, 0.0)))
     return waits
+
+
+def waited_before(
+    question: Question, state: Mapping[str, float], waits: Mapping[str, float], wait_s: float
+) -> dict[str, float]:
+    """Return how long (s) jobs waited before they started less than `wait_s` ago, by their keys.
+
+    Args:
+        question: of this round.
+        state: what the last round returned.
+        waits: since when jobs waited in the last round.
+        wait_s: see the module.
+    """
+    now = question.snapshot.time
+    waited = {}
+    for job in question.snapshot.jobs:
+        before = state.get(job.key, 0.0)
+        if job.allocation is None:
+            # Suspended since the last round; `waiting_since` counts it on.
+            if before and job.key not in waits:
+                waited[job.key] = before
+            continue
+        started = job.start_time if job.start_time is not None else now
+        if job.key in waits:
+            before = max(0.0, started - waits[job.key])
+        if before and now - started < wait_s:
+            waited[job.key] = before
+    return waited
 
 
 def overdue(
@@ -63,16 +102,25 @@ def overdue(
     return sorted(rows, key=lambda row: (waits[jobs[row].job.key], jobs[row].job.job_id))
 
 
-def recently_started(question: Question, jobs: Sequence[Candidate], wait_s: float) -> Bools:
-    """Return [J] which jobs hold GPUs, and have been running for less than `wait_s`."""
+def protected(
+    question: Question, jobs: Sequence[Candidate], waited: Mapping[str, float], wait_s: float
+) -> tuple[Bools, Bools]:
+    """Return [J] which jobs started less than `wait_s` ago, and which of these were overdue.
+
+    Args:
+        question: of this round.
+        jobs: of the question.
+        waited: from `waited_before`.
+        wait_s: see the module.
+    """
     now = question.snapshot.time
-    return np.array(
-        [
-            job.held is not None and job.job.start_time is not None and start + wait_s > now
-            for job, start in ((job, job.job.start_time or 0.0) for job in jobs)
-        ],
-        dtype=bool,
-    )
+    recent = np.zeros(len(jobs), dtype=bool)
+    late = np.zeros(len(jobs), dtype=bool)
+    for row, job in enumerate(jobs):
+        start = job.job.start_time
+        recent[row] = job.held is not None and start is not None and start + wait_s > now
+        late[row] = recent[row] and waited.get(job.job.key, 0.0) >= wait_s
+    return recent, late
 
 
 def smallest_columns(arrays: RoundArrays) -> Ints:
@@ -93,18 +141,21 @@ def smallest_columns(arrays: RoundArrays) -> Ints:
 class LimitRoom:
     """Rest of each limit of a round while overdue jobs get their sizes."""
 
-    def __init__(self, limits: Sequence[LimitRow], chosen: Ints) -> None:
+    def __init__(self, limits: Sequence[LimitRow], chosen: Ints, rows: Sequence[int]) -> None:
         """Count what jobs take.
 
         Args:
             limits: of the round.
             chosen: [J] column of each job that takes something, -1: none.
+            rows: jobs that may take more.
         """
         self._left = [limit.left - limit.used(chosen) for limit in limits]
         self._use: dict[int, list[tuple[int, Floats]]] = {}
+        asked = np.zeros(len(chosen), dtype=bool)
+        asked[list(rows)] = True
         for i, limit in enumerate(limits):
-            for member, row in enumerate(limit.jobs.tolist()):
-                self._use.setdefault(row, []).append((i, limit.use[member]))
+            for member in np.flatnonzero(asked[limit.jobs]).tolist():
+                self._use.setdefault(int(limit.jobs[member]), []).append((i, limit.use[member]))
 
     def fits(self, row: int, column: int) -> bool:
         """Return whether a job may have this configuration."""

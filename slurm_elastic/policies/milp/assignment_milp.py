@@ -10,8 +10,9 @@
 (Sia, SOSP'23, section 3.3.) It is a multiple-choice knapsack with few capacities, so its
 linear relaxation is nearly integral: at most one job per GPU type is split. `solve` takes these
 steps, as few as needed: linear relaxation, rounding with local improvement, and branch and bound
-over what the bound leaves open (milp_solver.py). It always returns a feasible choice, and a bound
-on its distance from the optimum.
+over what the bound leaves open (milp_solver.py). Where the time is over before, or a program has
+too many variables for its limits, a search goes on from the best choice known (anytime_search.py).
+It always returns a feasible choice, and a bound on its distance from the optimum.
 
 >>> program = AssignmentProgram(
 ...     cost=np.array([[0.9, 0.5], [0.8, 0.4], [1.5, 1.0]]),
@@ -29,14 +30,24 @@ on its distance from the optimum.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.policies.milp.limit_rows import LimitRow, within_limits
-from slurm_elastic.policies.milp.milp_solver import Clock, Columns, search
+from slurm_elastic.policies.milp import anytime_search
+from slurm_elastic.policies.milp.limit_rows import LimitRow
+from slurm_elastic.policies.milp.limit_search import resource_uses, within_limits
+from slurm_elastic.policies.milp.milp_solver import (
+    Clock,
+    Columns,
+    SearchResult,
+    first_of_rows,
+    search,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,6 +59,13 @@ _JITTER = 1e-7
 _GRAINS = (1.0, 0.1, 0.01, 0.001)
 _SOME = 64
 _ON_GRID = 1e-6
+#: Part of the time limit, and most seconds of it, that is left for the anytime search.
+_RESERVED, _MOST_RESERVED_S = 0.1, 0.5
+#: Most seconds of an anytime search that no end of time calls for: its starts gain nearly all.
+_SEARCH_S = 0.3
+
+#: Further choices that a caller knows, [J] each as in a solution; called only where they are used.
+KnownChoices = Callable[[], Sequence[Ints]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,7 +140,7 @@ class ProgramSolution:
         proven: whether objective and bound are as close as was asked for. Ties are decided by
             raising profits by up to 1e-7 of themselves: to that extent a bound is not exact.
         limit_hit: the time limit ended the search: the same seed may give another answer.
-        how: what found it: "relaxation", "branch and bound" or "greedy".
+        how: what found it: "relaxation", "branch and bound", "greedy" or "anytime search".
         relaxed: jobs whose fixing did not fit the capacity and was lifted.
         fallback: why the configured solver gave no answer, so that HiGHS did; "": it did.
     """
@@ -143,7 +161,12 @@ class ProgramSolution:
 
 
 def solve(
-    program: AssignmentProgram, *, time_limit_s: float = 10.0, gap: float = 1e-4, seed: int = 0
+    program: AssignmentProgram,
+    *,
+    time_limit_s: float = 10.0,
+    gap: float = 1e-4,
+    seed: int = 0,
+    known: KnownChoices | None = None,
 ) -> ProgramSolution:
     """Return the best choice, within a relative gap.
 
@@ -152,11 +175,13 @@ def solve(
         time_limit_s: after this long, the best choice found so far is the answer.
         gap: distance to the optimum, relative to the objective, that need not be closed.
         seed: decides ties. Same program and seed, same answer, unless the limit was hit.
+        known: choices from which the search goes on when the time is over.
 
     Fixed jobs that exceed a capacity (a node died) do not make the program infeasible: taken
     in the order of their rows, those that no longer fit are treated as free jobs.
     """
-    clock = Clock(time_limit_s)
+    total = Clock(time_limit_s)
+    clock = Clock(time_limit_s - min(_RESERVED * time_limit_s, _MOST_RESERVED_S))
     choice, room, relaxed = _fixed(program)
     columns = _columns(program, choice, room, seed)
     settled = program.objective(choice)
@@ -166,6 +191,9 @@ def solve(
         result = within_limits(
             columns, result, program.limits, fixed=choice, allowed=lost, clock=clock
         )
+    if len(columns.row) and (result.limit_hit or result.how == "greedy"):
+        rest = total if result.limit_hit else Clock(min(total.left, _SEARCH_S))
+        result = _searched_on(program, columns, result, choice, known, clock=rest, seed=seed)
     picked = result.picked
     choice[columns.job[columns.row[picked]]] = columns.config[picked]
     objective = program.objective(choice)
@@ -184,10 +212,49 @@ def solve(
     )
 
 
+def _searched_on(
+    program: AssignmentProgram,
+    columns: Columns,
+    result: SearchResult,
+    fixed: Ints,
+    known: KnownChoices | None,
+    *,
+    clock: Clock,
+    seed: int,
+) -> SearchResult:
+    """Return a search's result, or a better one from it and from what the caller knows."""
+    if not anytime_search.is_small_enough(columns, len(program.limits)):
+        return result
+    limits = resource_uses(columns, program.limits, fixed)
+    starts = [result.picked]
+    if known is not None:
+        starts += [_variables(program, columns, choice) for choice in known()]
+    picked = anytime_search.improved(columns, starts, limits=limits, clock=clock, seed=seed)
+    if columns.profit[picked].sum() <= columns.profit[result.picked].sum() + _ON_GRID:
+        return result
+    return dataclasses.replace(result, picked=picked, how="anytime search")
+
+
+def _variables(program: AssignmentProgram, columns: Columns, choice: Ints) -> Ints:
+    """Return the variables of a choice; for one that was dropped the better one of no more GPUs."""
+    wanted = choice[columns.job][columns.row]
+    kind, gpus = program.config_type[wanted], program.config_gpus[wanted]
+    within = (wanted >= 0) & (columns.kind == kind) & (columns.gpus <= gpus)
+    (at,) = np.nonzero(within)
+    at = at[np.lexsort((-columns.profit[at], columns.row[at]))]
+    return np.sort(at[first_of_rows(columns.row[at])])
+
+
 def fixings(program: AssignmentProgram) -> tuple[Ints, tuple[int, ...]]:
     """Return the fixed configuration of each job, as far as they fit, and the jobs lifted."""
     choice, _, relaxed = _fixed(program)
     return choice, relaxed
+
+
+def program_columns(program: AssignmentProgram, fixed: Ints, seed: int = 0) -> Columns:
+    """Return the variables of a program beside the jobs that are fixed (`fixings`)."""
+    room = np.maximum(program.capacity, 0) - program.used(fixed)
+    return _columns(program, fixed, room, seed)
 
 
 def _fixed(program: AssignmentProgram) -> tuple[Ints, Ints, tuple[int, ...]]:

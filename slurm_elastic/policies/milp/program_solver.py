@@ -23,6 +23,7 @@ from slurm_elastic.policies.milp import assignment_milp
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
+    KnownChoices,
     ProgramSolution,
     fixings,
 )
@@ -48,6 +49,7 @@ class ProgramSolver(Protocol):
         time_limit_s: float = 10.0,
         gap: float = 1e-4,
         seed: int = 0,
+        known: KnownChoices | None = None,
     ) -> ProgramSolution:
         """Return a feasible choice; see `assignment_milp.solve`."""
         ...
@@ -88,9 +90,12 @@ class HighsSolver:
         time_limit_s: float = 10.0,
         gap: float = 1e-4,
         seed: int = 0,
+        known: KnownChoices | None = None,
     ) -> ProgramSolution:
         """See `assignment_milp.solve`."""
-        return assignment_milp.solve(program, time_limit_s=time_limit_s, gap=gap, seed=seed)
+        return assignment_milp.solve(
+            program, time_limit_s=time_limit_s, gap=gap, seed=seed, known=known
+        )
 
 
 class PulpSolver:
@@ -111,6 +116,7 @@ class PulpSolver:
         time_limit_s: float = 10.0,
         gap: float = 1e-4,
         seed: int = 0,
+        known: KnownChoices | None = None,
     ) -> ProgramSolution:
         """Return the solver's choice, else that of HiGHS; see `assignment_milp.solve`."""
         fixed, relaxed = fixings(program)
@@ -118,7 +124,9 @@ class PulpSolver:
         try:
             choice = self._choose(stated, time_limit_s, gap)
         except SolverFailedError as error:
-            solution = assignment_milp.solve(program, time_limit_s=time_limit_s, gap=gap, seed=seed)
+            solution = assignment_milp.solve(
+                program, time_limit_s=time_limit_s, gap=gap, seed=seed, known=known
+            )
             return dataclasses.replace(solution, fallback=str(error))
         objective = program.objective(choice)
         return ProgramSolution(

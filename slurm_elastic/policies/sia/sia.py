@@ -19,6 +19,7 @@ authors' artifact: artifact_rules.py and docs/sia.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
+from slurm_elastic.policies.sia.known_choices import known_choices
 from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs, ranked_proposals
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
 
@@ -159,8 +161,12 @@ class Sia:
                 not_running=sia.lambda_n,
                 fixed=fixed,
             )
-            draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
-            solution = self._solver.solve(program, time_limit_s=sia.time_limit_s, seed=draw)
+            solution = self._solver.solve(
+                program,
+                time_limit_s=sia.time_limit_s,
+                seed=question.round_seed,
+                known=partial(known_choices, question, arrays, self._config),
+            )
             suspended = stays & (solution.choice < 0)
             if not suspended.any():
                 break

@@ -137,6 +137,10 @@ class ClusterReader:
         nodes = self.source.nodes()
         return frozenset(str(n.name) for n in nodes if not pyslurm_records.usable(str(n.state)))
 
+    def node_states(self) -> dict[str, str]:
+        """Return the state of each node, by name."""
+        return {str(n.name): str(n.state or "UNKNOWN") for n in self.source.nodes()}
+
     def reservations(self) -> tuple[Reservation, ...]:
         """Return all reservations but the leases of controllers."""
         reservations = self._every_reservation()

@@ -125,7 +125,9 @@ class JobParser:
             layout = raw.get_resource_layout_per_node()
             allocation = pyslurm_records.allocation(layout)
             if allocation is None and submission and state is JobState.RUNNING:
-                problem = problem or Reason("several-gpu-types")
+                holds_gpus = bool(pyslurm_records.gpu_types(layout))
+                unclear = Reason("several-gpu-types") if holds_gpus else Reason("no-gpus-held")
+                problem = problem or unclear
         tres = raw.requested_tres
         requested, gpu_type = pyslurm_records.requested_gpus(raw, tres)
         gpus = requested

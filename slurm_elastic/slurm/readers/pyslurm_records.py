@@ -5,13 +5,14 @@ Strings that users can write are hostile: one that is not UTF-8 reads as empty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.slurm import power_states
 
 _UNUSABLE = (
     "DOWN",
@@ -127,6 +128,7 @@ def node(
         features=frozenset(raw.active_features or raw.available_features or ()),
         available=not reserved and usable(state),
         planned="PLANNED" in state,
+        asleep=not reserved and power_states.can_wake(state),
         state=state,
         domains=domains if sum(map(len, domains)) == count else (),
     )
@@ -173,15 +175,27 @@ def partition(raw: Any) -> Partition:
 
 def allocation(layout: Mapping[str, Mapping[str, Any]]) -> Allocation | None:
     """Return GPUs per node; None without GPUs, or with more than one type."""
-    types: set[str] = set()
+    types = gpu_types(layout)
+    if len(types) != 1:
+        return None
     shares: dict[str, int] = {}
+    for node, _, count in _gpus_held(layout):
+        shares[node] = shares.get(node, 0) + count
+    return Allocation.of(types.pop(), shares)
+
+
+def gpu_types(layout: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the types of the GPUs held; "" for GPUs without a type."""
+    return {gpu_type for _, gpu_type, _ in _gpus_held(layout)}
+
+
+def _gpus_held(layout: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
+    """Yield node, type and number of the GPUs held."""
     for node, content in layout.items():
         for name, gres in (content.get("gres") or {}).items():
             kind, _, type_and_socket = name.partition(":")
             if kind == "gpu" and int(gres["count"]):
-                types.add(type_and_socket.partition(":")[0])
-                shares[node] = shares.get(node, 0) + int(gres["count"])
-    return Allocation.of(types.pop(), shares) if len(types) == 1 else None
+                yield node, type_and_socket.partition(":")[0], int(gres["count"])
 
 
 def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:

@@ -252,9 +252,10 @@ def _micro_step_s(parts: list[StepParts], step_s: float) -> float | None:
     reduce_s = _median(p.reduce_s for p in parts)
     if reduce_s is not None:
         return max(_LEAST_COMPUTE * step_s, step_s - reduce_s)
-    several = [(p.forward_s + p.backward_s) / p.micro_batches for p in parts if p.micro_batches > 1]
-    if several:
-        return min(step_s, statistics.median(several))
+    if several := [p for p in parts if p.micro_batches > 1]:
+        of_each = statistics.median((p.forward_s + p.backward_s) / p.micro_batches for p in several)
+        # All of them together are no longer than the step.
+        return min(of_each, step_s / statistics.median(p.micro_batches for p in several))
     if parts:
         sync_s = statistics.median(p.sync_s for p in parts)
         return max(_LEAST_COMPUTE * step_s, step_s - sync_s)

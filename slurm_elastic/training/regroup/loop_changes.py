@@ -99,8 +99,7 @@ class LoopChanges:
     def begin(self) -> None:
         """Prepare for changes, after the first step of an attempt."""
         if self._regrouping is None:
-            self._reporter.orders()  # reads which companions are desired
-            if self._reporter.companions is not None:
+            if self._reporter.read_companions() is not None:
                 self._reporter.send_group(can=False, why="own-loop")
             return
         if self._control_group.companion:

@@ -70,8 +70,7 @@ class RegroupLeader(GroupMember):
 
     def begin(self) -> None:
         """See `Regrouping`."""
-        self._reporter.orders()  # reads which companions are desired
-        if self._obstacle or self._reporter.companions is None:
+        if self._obstacle or self._reporter.read_companions() is None:
             if self._obstacle:
                 self._reporter.send_group(can=False, why=self._obstacle)
             self._rank_group.publish(ADDRESS_KEY, "")

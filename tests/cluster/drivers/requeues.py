@@ -1,10 +1,11 @@
-"""Requeues of one job without a wait before its next start; runs in ctld as root.
+"""Requeues of one job with a chosen wait before its next start; runs in ctld as root.
 
-    requeues.py TIMES NODE
+    requeues.py TIMES NODE [SECONDS]
 
-Each time: `scontrol requeue`, and as soon as the job is pending one update with another size, the
-same node and "start now". Prints JSON: the seconds of each requeue that worked, and what became of
-the job in those that did not. A requeue has worked when the batch script runs for a second.
+Each time: `scontrol requeue`, and so many seconds (0) after the job was seen pending one update
+with another size, the same node and "start now". Prints JSON: the seconds of each requeue that
+worked, and what became of the job in those that did not. A requeue has worked when the batch script
+runs for a second.
 """
 
 import json
@@ -55,12 +56,13 @@ def wait(happens) -> bool:
     return False
 
 
-def requeue(job: str, count: int, node: str, ticks: Path) -> tuple[float, str]:
+def requeue(job: str, count: int, node: str, ticks: Path, pause_s: float) -> tuple[float, str]:
     """Return the seconds until the job ran again, and why it did not ("" if it did)."""
     begun = time.monotonic()
     run("scontrol", "requeue", job)
     if not wait(lambda: state(job).startswith("PENDING")):
         return 0.0, f"not pending: {state(job)}"
+    time.sleep(pause_s)
     gpus = f"TresPerNode=gres/gpu:{1 + count % 2}"
     update = run("scontrol", "update", f"jobid={job}", gpus, f"ReqNodeList={node}", "StartTime=now")
     if update:
@@ -76,6 +78,7 @@ def requeue(job: str, count: int, node: str, ticks: Path) -> tuple[float, str]:
 
 def main() -> None:
     times, node = int(sys.argv[1]), sys.argv[2]
+    pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     seconds: list[float] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory(dir="/shared/scratch") as folder:
@@ -84,7 +87,7 @@ def main() -> None:
         job, count = submit(node, ticks), 0
         for _ in range(times):
             count += 1
-            took, failure = requeue(job, count, node, ticks)
+            took, failure = requeue(job, count, node, ticks, pause_s)
             if failure:
                 failures.append(failure)
                 run("scancel", job)

@@ -160,9 +160,16 @@ class PackageMachine:
 
     def end_training(self, job):
         """Let the job end by itself; return what it printed and how Slurm shows it."""
+        # esrun waits for a controller if the program ends before it has saved since its last start.
+        saves = int(self.run("ls /tmp/train | grep -c done"))
+        self.wait_for(f"[ $(ls /tmp/train | grep -c done) -ge {saves + 2} ]")
         self.run("touch /tmp/train/end")
         ended = f"scontrol show job {job} | grep -E 'JobState=(COMPLETED|FAILED)'"
-        return self.wait_for(ended) + self.run("cat /tmp/train/log")
+        seen = "squeue; ps -u alice -o pid,ppid,etime,args; tail -n 20 /tmp/train/log"
+        logs = "tail -n 20 /var/log/slurm/slurmctld.log /var/log/slurm/n?.log"
+        return self.wait_for(f"{{ {ended} || {{ {seen}; {logs}; false; }}; }}") + self.run(
+            "cat /tmp/train/log"
+        )
 
     def files(self):
         """Return the files and links of the machine that a package could have brought."""

@@ -115,8 +115,16 @@ class SlurmCluster:
         return self.jobs[-1]
 
     def state(self, job: int) -> str:
-        """Return the job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
-        return self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]).stdout.strip()
+        """Return the job's state as squeue writes it: PENDING, RUNNING, COMPLETED …
+
+        slurmctld forgets a job five minutes after its end; then accounting tells it.
+        """
+        known = self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"], check=False)
+        if "Invalid job id" not in known.stderr:
+            assert known.returncode == 0, known.stderr
+            return known.stdout.strip()
+        rows = self.exec(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"]).stdout
+        return (rows.split() or [""])[0]
 
     def wait(self, job: int, *states: str, timeout: float = 60) -> str:
         """Wait until the job is in one of `states`; return which."""

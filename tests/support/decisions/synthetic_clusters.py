@@ -141,12 +141,14 @@ class Cluster:
 
     def _hold(self, job_id: int, target: Allocation | None) -> None:
         at = next(i for i, j in enumerate(self.jobs) if j.job_id == job_id)
+        suspended = target is None and self.jobs[at].allocation is not None
         self.jobs[at] = dataclasses.replace(
             self.jobs[at],
+            run=self.jobs[at].run + suspended,
             state=JobState.RUNNING if target else JobState.PENDING,
             allocation=target,
             gpus=target.gpus if target else self.jobs[at].gpus,
-            start_time=self.jobs[at].start_time or self.time,
+            start_time=(self.jobs[at].start_time or self.time) if target else None,
         )
 
 

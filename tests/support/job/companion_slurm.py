@@ -1,4 +1,4 @@
-"""A stand-in for sbatch, srun and scancel in one folder; the test starts the submitted jobs."""
+"""A stand-in for sbatch, srun, squeue and scancel in one folder; the test starts submitted jobs."""
 
 import os
 import signal
@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.patience import PATIENCE_S
 
 SBATCH = """#!/bin/sh
 [ -e "$HOME/hang" ] && exec sleep 60
@@ -42,6 +44,13 @@ for pid in $pids; do wait $pid || code=$?; done
 exit $code
 """
 
+SQUEUE = """#!/bin/sh
+for word; do case $word in --jobs=*) id=${word#*=};; esac; done
+options=$HOME/$id/options
+[ -e "$options" ] || exit 1
+echo "$id" "$(sed -n 's/^--comment=//p' "$options")" "$(sed -n 's/^--job-name=//p' "$options")"
+"""
+
 SCANCEL = """#!/bin/sh
 echo "$@" >>"$HOME/cancelled"
 """
@@ -49,7 +58,7 @@ echo "$@" >>"$HOME/cancelled"
 
 def eventually(happens: Callable[[], object], text: str = "it") -> None:
     """Wait until something is true, at most half a minute."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while not happens():
         assert time.monotonic() < end, f"{text} has not happened"
         time.sleep(0.01)
@@ -67,7 +76,8 @@ class CompanionSlurm:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         commands = folder / "bin"
         commands.mkdir()
-        for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scancel", SCANCEL)):
+        scripts = (("sbatch", SBATCH), ("srun", SRUN), ("squeue", SQUEUE), ("scancel", SCANCEL))
+        for name, text in scripts:
             (commands / name).write_text(text)
             (commands / name).chmod(0o755)
         self.env = {

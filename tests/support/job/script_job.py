@@ -68,6 +68,7 @@ class ScriptJob:
         hosts: int = 1,
         pattern: str = "*.pt",
         complete: str | None = None,
+        command: str = "",
         directories: Sequence[str] | None = None,
         are_alone: Callable[[int], bool] = lambda _: False,
     ) -> None:
@@ -91,6 +92,7 @@ class ScriptJob:
             world=world,
             hosts=hosts,
             complete=complete,
+            command=command,
             are_alone=are_alone,
             end_ranks=self._end_ranks,
             clock=lambda: self.now,

@@ -14,8 +14,8 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDir
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree, same
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
+from tests.support.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 NAMES = ("embed", "first", "norm", "second", "head")
 
 

@@ -18,11 +18,11 @@ from types import FrameType
 from typing import Any
 
 import slurm_elastic.training
+from tests.support.patience import PATIENCE_S
 
 _LIBRARY = str(Path(slurm_elastic.training.__file__).parent)
 #: Audit events before operations on files; those with a directory's handle are `shutil.rmtree`'s.
 _OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
-_PATIENCE_S = 60.0
 
 
 @dataclass(kw_only=True)
@@ -96,7 +96,7 @@ def write_pid(out: Path, attempt: int, rank: int) -> None:
 
 def pid(out: Path, attempt: int, rank: int) -> int:
     """Return the process id of a rank of this attempt, as soon as it has been started."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         path = out / f"pid-{attempt}-{rank}"
         if path.exists() and (text := path.read_text()).endswith("\n"):

@@ -14,9 +14,9 @@ import torch
 from torch import distributed as dist
 
 from slurm_elastic.training.pipeline import LayoutError, LinkError, PipelineEngine, StageLayout, cut
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.training_runs import PROCESSES
 
-PATIENCE_S = 90.0
 ROWS, WIDTH, CLASSES = 3, 6, 4
 
 

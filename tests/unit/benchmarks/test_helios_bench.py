@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks import helios
+from benchmarks.drivers import sleep_replay
 from benchmarks.drivers.rigid_replay import ReplayedJob, ReplayOrder, RigidReplay
 from tests.support import published_data
 
@@ -40,3 +41,18 @@ def test_philly_at_half_the_nodes(order):
     completion_s, waiting_s = helios.REFERENCE[2, order]
     assert summary["avg_completion_s"] == pytest.approx(completion_s, abs=1.0)
     assert summary["avg_waiting_s"] == pytest.approx(waiting_s, abs=1.0)
+
+
+def test_sleeping_nodes_meet_the_figures_of_another_implementation():
+    folder = published_data.require("helios", *sleep_replay.FILES)
+    sleep = sleep_replay.figures(folder)
+    rows = {(r["days"], r["rule"]): r for r in sleep["rules"]}
+    for name, (ratio, lack) in sleep_replay.KNOWN.items():
+        row = rows["14 days", name]
+        if ratio:
+            assert row["used_per_awake"] == pytest.approx(ratio, abs=0.01)
+            assert row["lacking"] == lack
+    ours = rows["14 days", "ours"]
+    assert ours["used_per_awake"] >= 92
+    assert ours["lacking"] <= 50
+    assert sleep["forecast_error"]["ours"] < sleep["known_error"]

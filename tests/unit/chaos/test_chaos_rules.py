@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from tests.chaos.histories import History, faults
-from tests.chaos.invariants import FIRST, GRACE_S, GUARDED, LAUNCH_FAILED, Rules, overlaps
+from tests.chaos.invariants import (
+    FAILED_GRACE_S,
+    FIRST,
+    GRACE_S,
+    GUARDED,
+    LAUNCH_FAILED,
+    Rules,
+    overlaps,
+)
 from tests.chaos.schedule import KINDS, SHARES, Submission, schedule
 from tests.chaos.script_histories import MANNERS
 
@@ -137,19 +145,21 @@ def test_a_rigid_job(seen: dict[str, Any], rule: str) -> None:
     assert broken(seen, kinds={"r": "rigid"}) == [rule]
 
 
-def failed(*, excused: bool = False) -> list[str]:
-    """Rules that are broken when a script fails and stays in Slurm's list."""
+def failed(*states: str, excused: bool = False) -> list[str]:
+    """Rules that are broken by a script that runs and then has these states, one a second."""
     known = {"s": asked("s", "script")}
     rules = Rules(known, GPUS, lambda rule, name: excused and rule == "failed")
-    for at, state in enumerate(("RUNNING", "FAILED", "FAILED")):
+    for at, state in enumerate(("RUNNING", *states)):
         seen = job("s", state=state, ended=state == "FAILED", held={})
         rules.judge({"at": at, "jobs": [seen], "reservations": {}}, healthy=True)
     return [b.rule for b in rules.breaches]
 
 
 def test_an_unmodified_script_fails_only_by_a_fault() -> None:
-    assert failed() == ["failed"]
-    assert failed(excused=True) == []
+    for_good = ["FAILED"] * (int(FAILED_GRACE_S) + 2)
+    assert failed(*for_good) == ["failed"]
+    assert failed(*for_good, excused=True) == []
+    assert failed(*["FAILED"] * 5, *["PENDING"] * 30) == []
     assert broken(job("a", state="FAILED", ended=True), kinds={"a": "sleep"}) == []
 
 

@@ -1,5 +1,6 @@
 """A fault of the campaign that cannot be undone is an error, not a silent end of the load."""
 
+import threading
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.chaos import faults
 from tests.chaos.faults import Faults
+from tests.chaos.schedule import Event
 
 
 def test_a_daemon_that_does_not_start_is_an_error_with_its_last_words(monkeypatch):
@@ -17,3 +19,34 @@ def test_a_daemon_that_does_not_start_is_an_error_with_its_last_words(monkeypatc
     expected = "slurmctld on ctld does not start: fatal: No trigger state file to recover"
     with pytest.raises(AssertionError, match=expected):
         campaign._start("slurmctld", "ctld")
+
+
+def test_the_next_fault_on_a_killed_node_waits_until_it_has_started():
+    """A container ends for good if one of its daemons is killed while it starts."""
+    lock, answers, locked = threading.Lock(), [1, 1, 0], []
+
+    def pgrep(*_, **__):
+        locked.append(lock.locked())
+        return CompletedProcess("", answers.pop(0))
+
+    site = SimpleNamespace(
+        cluster=SimpleNamespace(exec=pgrep, name="c"), hit={}, jobs=list,
+        lock=lambda _: lock, docker=lambda *_: None, disturb=lambda _: None,
+    )  # fmt: skip
+    event = Event(at=0.0, kind="node-kill", outage_s=0.0, pick=0.0, size=1.0)
+    assert Faults(site, load=None).run(event) == "g01"
+    assert locked == [True] * 3
+
+
+def test_a_drain_whose_end_a_killed_slurmctld_has_lost_is_ended_again():
+    words, lock = [], threading.Lock()
+    cluster = SimpleNamespace(
+        exec=lambda command, **_: words.append(command) or CompletedProcess("", 0)
+    )
+    site = SimpleNamespace(cluster=cluster, jobs=list, lock=lambda _: lock)
+    campaign = Faults(site, load=None)
+    campaign.run(Event(at=0.0, kind="drain", outage_s=0.0, pick=0.0, size=1.0))
+    resume = words[-1]
+    assert resume == ["scontrol", "update", "nodename=g01", "state=resume"]
+    campaign._release_again()
+    assert words[-2:] == [resume, resume]

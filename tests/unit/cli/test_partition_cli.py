@@ -141,3 +141,52 @@ def test_wrong_profiles(run, profile, tmp_path):
     code, out, err = run(profile, *arguments, "--memory", "5")
     assert (code, out) == (1, "")
     assert err == f"selastic: {profile}: no pipeline on 4 GPUs keeps to 5 bytes of memory per GPU\n"
+
+
+@pytest.fixture
+def volumes(tmp_path):
+    """A convolution of 16 channels on 64^3 voxels, and its input and result."""
+    window = {"kernel": 3, "stride": 1, "padding": 1}
+    layer = {"name": "conv", "kind": "convolution", "channels": [4, 16]}
+    layer |= {"extents": [[64] * 3] * 2, "windows": [window] * 3, "parameters": 1744}
+    kept = [{"channels": channels, "extents": [64] * 3} for channels in (4, 16)]
+    path = tmp_path / "volumes.json"
+    path.write_text(json.dumps({"version": 1, "volume_layers": [layer], "kept": kept}))
+    return path
+
+
+def test_spatial_groups_by_the_memory_of_a_gpu(run, volumes):
+    code, out, err = run(volumes, "--memory", "3e7")
+    assert (code, err) == (0, "")
+    assert out == (
+        "volumes.json, volumes of 64x64x64, 1 at once: --elastic=2-MAX,parallel=spatial,unit=2 is"
+        " the least that fits into 30 MB\n"
+        "LAYOUT  SLAB      ACTIVATIONS   PLANES  WORKING  WEIGHTS   MEMORY     SENT\n"
+        "1x1     64x64x64        21 MB      0 B  33.6 MB  27.9 kB  54.6 MB      0 B\n"
+        "1x1s2   32x64x64      10.5 MB  65.5 kB  16.8 MB  27.9 kB  27.4 MB  65.5 kB\n"
+    )
+    answer = json.loads(run(volumes, "--memory", "3e7", "--batch", "2", "--json")[1])
+    assert answer["unit"] == 4
+    assert answer["groups"][-1]["memory_bytes"] < 3e7
+    assert (
+        "no group of up to 2 GPUs fits into 1 MB"
+        in run(volumes, "--memory", "1e6", "--machines", "2")[1]
+    )
+
+
+def test_a_wrong_network_on_volumes_is_one_line(run, volumes):
+    content = json.loads(volumes.read_text())
+    for key, value, expected in (
+        ("kind", "conv", "kind 'conv' is invalid; expected one of convolution"),
+        ("channels", [4], "channels or extents; give those of input and output"),
+        ("extents", [[0], [1]], "0 is invalid; expected whole numbers from 1 on"),
+        ("windows", [{}], "windows: invalid; one for each dimension"),
+        ("parameters", -1, "-1 is invalid; expected whole numbers from 0 on"),
+    ):
+        layer = content["volume_layers"][0] | {key: value}
+        volumes.write_text(json.dumps(content | {"volume_layers": [layer]}))
+        code, out, err = run(volumes, "--memory", "3e7")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"selastic: {volumes}: volume_layers[0]")
+        assert expected in err
+        assert err.count("\n") == 1

@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.cli import status, usage
+from slurm_elastic.cli import formatting, status, usage
 from slurm_elastic.cli.decisions import change_history, explain, planned_changes
 from slurm_elastic.cli.exit_codes import CliError
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
+from slurm_elastic.placement.starts.start_estimates import StartEstimate
 from tests.support.decisions import example_round as example
 
 
@@ -41,6 +43,30 @@ def test_status():
         "   4720  vit        alice     1  1-4    a100  rack1:g03                          0.8 it/s        2%        0\n"  # noqa: E501
         "   4722  bert-ft    bob       -  4      any   waiting for 4 GPUs: 4711 gives them in about 4 s\n"  # noqa: E501
     )
+
+
+def test_a_waiting_job_shows_when_it_will_probably_start():
+    now = example.VIEW.snapshot.time
+    starts = {4722: StartEstimate(median=now + 600, p90=now + 7200)}
+    jobs = tuple(
+        replace(j, submission=Submission(Directive.parse("4-8"))) if j.job_id == 4722 else j
+        for j in example.SNAPSHOT.jobs
+    )
+    snapshot = replace(example.SNAPSHOT, jobs=jobs)
+    view = replace(example.VIEW, plan=None, snapshot=snapshot, starts=starts)
+    (shown,) = [line for line in status.lines(ask("status", view), TableLayout()) if "4722" in line]
+    median, latest = (formatting.clock(now + s, now) for s in (600, 7200))
+    assert shown.endswith(f"; probably starts at {formatting.clock(now + 600)}")
+    assert (
+        f"  Start:          probably at {median}, with 90% probability by {latest}, "
+        in explained(4722, view)
+    )
+    # A claim says more: its GPUs are about to be free.
+    assert "probably" not in explained(4722, replace(example.VIEW, starts=starts))
+    assert ask("status", view)["jobs"][-1]["waiting"]["starts"] == {
+        "median": now + 600,
+        "p90": now + 7200,
+    }
 
 
 def test_explain_a_job_that_is_going_to_shrink():
@@ -198,6 +224,22 @@ def test_explain_and_show_the_exchange_of_gradients():
     )
     view = replace(view, reports={4711: replace(report, exchange="")})
     assert "Exchange" not in explained(4711, view)
+
+
+@pytest.mark.parametrize(
+    ("layout", "plan", "line"),
+    [
+        ("2x1s4", "", "2 spatial groups of 4 GPUs (2x1s4)"),
+        ("4x2", "", "a pipeline of 2 stages (4x2)"),
+        ("4x1", "4x1+shard=full+recompute", "4 replicas (4x1+shard=full+recompute)"),
+        ("8x1", "", ""),
+    ],
+)
+def test_explain_of_a_layout(layout, plan, line):
+    report = replace(example.REPORTS[4711], layout=layout, plan=plan)
+    view = replace(example.PLANNED, reports={4711: report})
+    shown = f"  Layout:         {line}.\n"
+    assert (shown in explained(4711, view)) if line else ("Layout" not in explained(4711, view))
 
 
 def test_show_of_a_running_attempt():

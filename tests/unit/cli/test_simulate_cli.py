@@ -112,6 +112,23 @@ def test_compare(run, small):
     )
 
 
+def test_compare_with_neighbours_runs_each_policy_twice(run, small, tmp_path):
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("application,other,speed\nresnet18,resnet18,0.5\n")
+    arguments = ("compare", small, *CLUSTER, "--policies", "fair", "--neighbours", str(pairs))
+    code, out, _ = run(*arguments, "--json")
+    assert code == 0
+    assert list(json.loads(out)["policies"]) == ["fair", "fair+apart"]
+
+
+def test_compare_with_sleeping_nodes(run, small):
+    arguments = ("compare", small, *CLUSTER, "--policies", "fair", "--sleep")
+    _, out, _ = run(*arguments)
+    assert "fair: idle nodes could have slept 0.0 node hours" in out
+    assert "nothing sleeps in the first 1 day" in out
+    assert json.loads(run(*arguments, "--json")[1])["sleep"]["fair"]["late_nodes"] == 0
+
+
 def test_compare_of_past_jobs(run, past):
     arguments = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "fair")
     code, out, err = run("compare", *arguments)
@@ -168,6 +185,7 @@ BAD = [
     (("compare", "W", "--policies", "fair,fair"), "duplicate policy fair"),
     (("compare", "W", "--policies", "fair,"), '"" is unknown'),
     (("compare", "W", "--grow", "2"), "--grow needs --sacct"),
+    (("compare", "W", "--neighbours", "none.csv"), "--neighbours: none.csv: "),
     (("compare", "W", "--sacct", "S", "--policies", "fair"), "not both"),
     (("compare", "--sacct", "S", "--policies", "fair"), "at least --cluster a100:2x8,v100:3x4"),
     (

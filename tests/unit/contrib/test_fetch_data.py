@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.support import published_data
+from tests.support.patience import PATIENCE_S
 
 CONTRIB = Path(__file__).parents[3] / "contrib"
 TABLE = tomllib.loads((CONTRIB / "published-data.toml").read_text("utf-8"))
@@ -239,12 +240,12 @@ def test_ctrl_c_ends_at_once_and_leaves_no_part(checkout, mirror):
     mirror.replies["sim/deep/b.csv"] = ["silent"]
     call = command(checkout, mirror, "--only", "one")
     with subprocess.Popen(**call, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + PATIENCE_S
         while not (checkout / "data" / "one" / "a.csv").exists():
             assert time.monotonic() < limit
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        err = process.communicate(timeout=20)[1]
+        err = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
     assert err.endswith("fetch-data: stopped; run it again to fetch the rest\n")
     assert files(checkout / "data") == {"one/a.csv"}

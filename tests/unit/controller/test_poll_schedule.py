@@ -1,5 +1,6 @@
 """How often the controller looks and decides."""
 
+import math
 import time
 
 import pytest
@@ -111,3 +112,16 @@ def test_all_jobs_are_read_as_often_as_their_cost_allows(
             with schedule.reading_all():
                 clock.work(cost)
     assert done == reads
+
+
+def test_how_long_slurm_has_answered_counts_from_its_first_answer(clock: Clock) -> None:
+    schedule = PollSchedule()
+    assert not schedule.answered()
+    assert schedule.answering_s() == math.inf
+    schedule.quiet()
+    clock.now += 8
+    assert schedule.answering_s() == 0.0
+    assert schedule.answered()
+    clock.now += 2
+    assert not schedule.answered()
+    assert schedule.answering_s() == 2.0

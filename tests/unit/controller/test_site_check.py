@@ -291,3 +291,28 @@ def test_a_solver_that_is_missing_is_found(answers, severity):
     assert str(finding).startswith(
         '[sia] solver = "pulp:GLPK" cannot be used on this host (PuLP finds no GLPK on this host)'
     )
+
+
+def test_sleep_needs_power_saving():
+    sleeping = parse('[controller]\nmode = "act"\n[sleep]\nmode = "act"\nboot_s = 300')
+    sleeping = replace(sleeping, api=GOOD.config.api)
+    (finding,) = [f for f in check(replace(GOOD, config=sleeping)) if "Administrator" in f.harm]
+    assert (finding.severity, finding.subject) == ("error", "account selastic")
+    facts = replace(GOOD, config=sleeping, site=replace(GOOD.site, admin_level="Administrator"))
+    subjects = [(f.severity, f.subject) for f in check(facts)]
+    assert subjects == [
+        ("error", "SuspendProgram"), ("error", "ResumeProgram"), ("error", "SuspendTime"),
+        ("error", "ResumeTimeout=60"),
+    ]  # fmt: skip
+    enough = {
+        "SuspendProgram": "/off", "ResumeProgram": "/on", "SuspendTime": "10000000 sec",
+        "ResumeTimeout": "600 sec",
+    }  # fmt: skip
+    set_up = replace(spoilt(**enough).site, admin_level="Administrator")
+    assert check(replace(facts, site=set_up)) == ()
+    soon = replace(set_up, settings=SETTINGS | enough | {"SuspendTime": "1800 sec"})
+    (finding,) = check(replace(facts, site=soon))
+    assert str(finding).startswith("SuspendTime=1800 lets Slurm itself switch off nodes")
+    observing = replace(sleeping, controller=replace(sleeping.controller, mode="observe"))
+    finding, _ = check(replace(facts, site=set_up, config=observing))
+    assert finding.subject == '[controller] mode = "observe"'

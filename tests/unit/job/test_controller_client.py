@@ -13,6 +13,7 @@ from slurm_elastic.job import controller_client
 from slurm_elastic.job.controller_client import ControllerClient
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.rpc import frames
+from tests.support.patience import PATIENCE_S
 
 
 class Controller:
@@ -51,7 +52,7 @@ def _all_end() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name in ("report", "orders"):
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -79,7 +80,7 @@ def running(controller: Controller, state: ReportState) -> Iterator[ControllerCl
 
 
 def eventually(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -88,10 +89,10 @@ def eventually(true: Callable[[], object]) -> None:
 def test_it_reports_at_once_and_on_every_change_of_phase(
     controller: Controller, state: ReportState, running: ControllerClient
 ) -> None:
-    assert controller.reports.get(timeout=5)["phase"] == "starting"
+    assert controller.reports.get(timeout=PATIENCE_S)["phase"] == "starting"
     state.update({"step": 4})
     state.update({"phase": "saved", "notice": 3})
-    report = controller.reports.get(timeout=5)
+    report = controller.reports.get(timeout=PATIENCE_S)
     assert (report["phase"], report["notice"], report["step"]) == ("saved", 3, 4)
 
 
@@ -100,14 +101,14 @@ def test_it_reports_regularly(controller: Controller, state: ReportState) -> Non
     running = ControllerClient(state, "ctl:1")
     running.start()
     for _ in range(4):
-        controller.reports.get(timeout=5)
+        controller.reports.get(timeout=PATIENCE_S)
     running.stop(final_report_s=5)
 
 
 def test_the_long_poll_brings_orders(
     controller: Controller, state: ReportState, running: ControllerClient
 ) -> None:
-    poll = controller.polls.get(timeout=5)
+    poll = controller.polls.get(timeout=PATIENCE_S)
     assert {k: poll[k] for k in ("v", "job_id", "run", "seen")} == {
         "v": 1,
         "job_id": 7,
@@ -116,7 +117,7 @@ def test_the_long_poll_brings_orders(
     }
     controller.give(Orders(seq=5, action="notice", notice=1))
     eventually(lambda: state.orders().action == "notice")
-    assert controller.polls.get(timeout=5)["seen"] == 5
+    assert controller.polls.get(timeout=PATIENCE_S)["seen"] == 5
 
 
 def test_a_silent_controller_is_said_once_and_its_return_too(
@@ -128,8 +129,8 @@ def test_a_silent_controller_is_said_once_and_its_return_too(
     time.sleep(0.5)
     assert state.orders() == Orders()
     controller.trouble = None
-    controller.reports.get(timeout=10)
-    report, end = "", time.monotonic() + 10
+    controller.reports.get(timeout=PATIENCE_S)
+    report, end = "", time.monotonic() + PATIENCE_S
     while "answers again" not in report and time.monotonic() < end:  # its thread says it
         report += capfd.readouterr().err
         time.sleep(0.01)
@@ -146,7 +147,7 @@ def test_a_notice_runs_out_although_the_controller_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slurm_elastic.job.report_state.GRACE_S", 0.1)
-    controller.polls.get(timeout=5)
+    controller.polls.get(timeout=PATIENCE_S)
     controller.give(Orders(seq=5, action="notice", notice=1, deadline_s=0.1))
     eventually(lambda: state.orders().action == "notice")
     controller.trouble = frames.ControllerUnreachableError("controller ctl:1: Connection refused")
@@ -173,7 +174,7 @@ def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
     running.start()
     time.sleep(0.2)
     controller.trouble = None
-    controller.reports.get(timeout=10)
+    controller.reports.get(timeout=PATIENCE_S)
     controller.give(Orders(seq=1))
     running.stop(final_report_s=5)
     assert capfd.readouterr().err == ""
@@ -195,11 +196,11 @@ def test_orders_that_are_not_understood_are_said(
 def test_the_last_report_is_waited_for(controller: Controller, state: ReportState) -> None:
     running = ControllerClient(state, "ctl:1")
     running.start()
-    controller.reports.get(timeout=5)
+    controller.reports.get(timeout=PATIENCE_S)
     state.update({"phase": "ended", "exit_code": 3})
     controller.give(Orders(seq=1))
     running.stop(final_report_s=5)
-    reports = [controller.reports.get(timeout=5)]
+    reports = [controller.reports.get(timeout=PATIENCE_S)]
     while not controller.reports.empty():
         reports.append(controller.reports.get())
     assert (reports[-1]["phase"], reports[-1]["exit_code"]) == ("ended", 3)
@@ -235,7 +236,7 @@ def test_whether_the_first_orders_are_still_to_come(
     eventually(lambda: controller.calls > calls + 1)
     assert state.orders_and_source()[1] == expected
     controller.trouble = None
-    controller.reports.get(timeout=10)
+    controller.reports.get(timeout=PATIENCE_S)
     eventually(lambda: state.orders_and_source()[1] == "heard")
     controller.give(Orders(seq=1))
     running.stop(final_report_s=5)

@@ -15,6 +15,7 @@ import pytest
 
 from slurm_elastic.job.esrun_options import UsageError, parse
 from slurm_elastic.job.step import failure_code, is_unreached
+from tests.support.patience import PATIENCE_S
 
 ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"
 
@@ -68,7 +69,7 @@ def outside(**env: str) -> dict[str, str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -127,7 +128,7 @@ def test_a_job_that_ends_does_not_wait_for_slurmctld(job: dict[str, str]) -> Non
     )
     process = begun(job, "true")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.count("is started again") <= 1
 
@@ -140,7 +141,7 @@ def begun(job: dict[str, str], program: str, *options: str) -> subprocess.Popen[
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while not Path(job["HOME"], "up").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -150,14 +151,14 @@ def begun(job: dict[str, str], program: str, *options: str) -> subprocess.Popen[
 def test_signals_reach_the_program(job: dict[str, str]) -> None:
     process = begun(job, "trap 'exit 9' USR1; while :; do sleep 0.05; done")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 9
 
 
 def test_a_signal_as_exit_code(job: dict[str, str]) -> None:
     process = begun(job, "exec sleep 60")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.SIGUSR1
 
 
@@ -165,7 +166,7 @@ def test_sigterm_after_sigcont_is_left_to_slurm(job: dict[str, str]) -> None:
     process = begun(job, "sleep 2; exit 4")
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 4, "the ranks were left alone"
 
 
@@ -177,7 +178,7 @@ def test_a_second_sigterm_ends_the_step_at_once(job: dict[str, str]) -> None:
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "forcing job termination" in errors
 
 
@@ -271,7 +272,7 @@ def test_local_programs_below_a_shell_save_and_exit(
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL)
     wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == 2)
     process.terminate()
-    assert process.wait(30) == code
+    assert process.wait(PATIENCE_S) == code
     assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
 
 
@@ -289,7 +290,7 @@ def test_the_interrupt_of_a_terminal_reaches_local_ranks(tmp_path: Path) -> None
     )
     wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == 2)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(30) == 128 + signal.SIGINT
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
     os.close(main)
     os.close(terminal)
 
@@ -464,7 +465,7 @@ def test_a_program_that_fails_on_trial_does_not_end_the_job(job: dict[str, str])
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
     process.send_signal(signal.SIGTERM)  # the requeue
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
 
 

@@ -14,6 +14,7 @@ from slurm_elastic.job import rank_socket, rank_socket_server
 from slurm_elastic.job.rank_socket import SOCKET_VARIABLE, RankSocket
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
+from tests.support.patience import PATIENCE_S
 
 
 class Esrun:
@@ -52,7 +53,7 @@ def link(esrun: Esrun) -> Iterator[RankSocket]:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -99,6 +100,26 @@ def test_first_orders_of_an_esrun_that_is_old_or_dies() -> None:
     assert RankSocket.offline().first(3600) == Orders()
 
 
+@pytest.mark.parametrize("companions", [{"4711": 2}, {}, None])
+def test_desired_companions_are_read_however_late_they_come(companions: object) -> None:
+    link, esrun = pair()
+    message = {"orders": {"seq": 2}} | ({} if companions is None else {"companions": companions})
+    line = json.dumps(message).encode() + b"\n"
+    assert link.read_companions(0.01) is None
+    threading.Timer(0.1, esrun.sendall, [line]).start()
+    assert link.read_companions(3600) == companions
+    assert link.read_companions(3600) == companions
+    link.close()
+    esrun.close()
+
+
+def test_there_are_no_companions_without_esrun() -> None:
+    link, esrun = pair()
+    esrun.close()
+    assert link.read_companions(3600) is None
+    assert RankSocket.offline().read_companions(3600) is None
+
+
 def test_a_large_profile_arrives(esrun: Esrun, link: RankSocket) -> None:
     rows = [[f"block{i}", 0.1234567890123, 0.1234567890123, 1e6, 1e6] for i in range(600)]
     link.send({"profile": rows, "step": 3})
@@ -118,7 +139,7 @@ def test_reports_arrive(esrun: Esrun, link: RankSocket) -> None:
 def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: RankSocket) -> None:
     assert link.wait(0.05) == Orders()
     esrun.state.receive(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
-    orders = link.wait(10)
+    orders = link.wait(PATIENCE_S)
     assert (orders.action, orders.notice) == ("notice", 3)
     assert orders.deadline_s is not None
     assert 20 < orders.deadline_s <= 30
@@ -131,7 +152,7 @@ def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
     esrun.state.receive(Orders(seq=1, action="rehearse"), authoritative=True)
     link = RankSocket.connect()
     assert link is not None
-    assert link.wait(10).action == "rehearse"
+    assert link.wait(PATIENCE_S).action == "rehearse"
     link.close()
 
 
@@ -168,7 +189,7 @@ def test_esrun_hangs_up_on_another_user(esrun: Esrun, monkeypatch: pytest.Monkey
     monkeypatch.setattr(rank_socket_server, "peer_uid", lambda _: os.getuid() + 1)
     link = RankSocket.connect()
     assert link is not None
-    link.wait(10)
+    link.wait(PATIENCE_S)
     assert not link.connected
     assert not esrun.joined
 

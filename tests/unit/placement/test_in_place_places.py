@@ -35,11 +35,12 @@ def with_job(
     elastic: str = "1-16",
     others: dict[str, int] | None = None,
     in_place: bool = True,
+    restarts: bool = False,
 ) -> tuple[RoundJob, NodeArrays]:
     cluster = Cluster([node(f"n{i}") for i in range(1, 5)])
     cluster.add(
         7, elastic=elastic, on=grown(base, *parts), companions=companions(*parts),
-        record={"in_place": in_place},
+        record={"in_place": in_place, "restarts": restarts},
     )  # fmt: skip
     if others:
         cluster.add(8, on=others)
@@ -58,10 +59,26 @@ def smaller(round_job: RoundJob) -> list[dict[str, int]]:
     return [dict(place.shares) for place in in_place_places.smaller(round_job)]
 
 
+def test_companions_hold_whole_spatial_groups() -> None:
+    one = with_job({"n1": 2}, elastic="2-8,parallel=spatial")
+    assert larger(*one, 4) is None
+    pairs = with_job({"n1": 2}, elastic="2-8,parallel=spatial,unit=2")
+    grown_shares = larger(*pairs, 4)
+    assert grown_shares is not None
+    assert all(gpus % 2 == 0 for gpus in grown_shares.values())
+
+
 def test_a_job_keeps_its_gpus_and_gets_others_on_few_nodes():
     round_job, frame = with_job({"n1": 2}, others={"n1": 2})
     assert larger(round_job, frame, 4) == {"n1": 2, "n2": 2}
     assert larger(round_job, frame, 5) == {"n1": 2, "n2": 3}
+
+
+def test_a_program_that_is_started_again_gets_gpus_of_other_nodes_only():
+    round_job, frame = with_job({"n1": 1}, in_place=False, restarts=True)
+    assert larger(round_job, frame, 4) == {"n1": 1, "n2": 3}
+    round_job, frame = with_job({"n1": 2}, ("n2", 1), in_place=False, restarts=True)
+    assert larger(round_job, frame, 7) == {"n1": 2, "n2": 1, "n3": 4}
 
 
 def test_uneven_shares_are_taken_where_no_even_ones_are_free():

@@ -116,11 +116,17 @@ def test_a_job_that_waits_has_no_companions():
 
 def test_where_only_ranks_restart_the_new_gpus_are_there_at_once():
     costs = ResizeCosts(cheapest=ResizeKind.RESTART)
-    one = trained(100.0, (0.0, t4(2)), (100.0, t4(4)), costs=costs)
-    assert (one.shape, one.restarts, one.restart_left_s) == ((4,), 1, 16.5)
-    one.hold(t4(4, 4))
-    assert [c.allocation for c in one.companions] == [t4(2), t4(0, 4)]
+    one = trained(100.0, (0.0, t4(2)), (100.0, t4(2, 4)), costs=costs)
+    assert (one.shape, one.restarts, one.restart_left_s) == ((2, 4), 1, 16.5)
+    one.hold(t4(2, 4, 1))
+    assert [c.allocation for c in one.companions] == [t4(0, 4), t4(0, 0, 1)]
     assert len({c.job_id for c in one.companions}) == 2
+
+
+def test_where_only_ranks_restart_growth_within_a_node_is_a_requeue():
+    costs = ResizeCosts(cheapest=ResizeKind.RESTART)
+    one = trained(100.0, (0.0, t4(2)), (100.0, t4(4)), costs=costs)
+    assert (one.restarts, one.restart_left_s, one.companions) == (1, 20.0, ())
 
 
 def test_a_job_may_end_before_new_ranks_are_ready():

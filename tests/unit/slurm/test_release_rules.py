@@ -58,6 +58,7 @@ def test_faults_end_with_the_patch_level_that_mends_them():
 
 
 def test_a_requeued_job_waits_before_25_11_only():
-    assert Release(25, 5, 8).wait_after_requeue_s == 2.0
+    assert Release(23, 11, 11).wait_after_requeue_s == Release(25, 5, 8).wait_after_requeue_s == 2.0
+    assert Release(24, 11, 5).wait_after_requeue_s == 1.1
     assert Release(25, 11).wait_after_requeue_s == 0.0
     assert Release(26, 5, 3).wait_after_requeue_s == 0.0

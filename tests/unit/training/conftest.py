@@ -18,7 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.torch)
-            item.add_marker(pytest.mark.timeout(120))
 
 
 @pytest.fixture(scope="session", autouse=True)

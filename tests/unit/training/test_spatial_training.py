@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trainings.training_runs import EPOCHS, PATIENCE_S, SAMPLES, STEPS, TrainingRuns
+from tests.support.patience import PATIENCE_S
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
 
 #: Ranks, directive, and the layout that follows.
 WALK = [

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import emulate  # noqa: E402
 
 from slurm_elastic.core.directive import Directive  # noqa: E402
 from tests.support.trainings.forked_scripts import run_forked  # noqa: E402
+from tests.support.trainings.training_runs import unused_port  # noqa: E402
 
 SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
 
@@ -174,6 +176,21 @@ def test_an_emulated_step_takes_its_time(tmp_path: Path) -> None:
     assert time.monotonic() - begun > 8 * 0.11
     lines = (tmp_path / "out" / "losses.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 8
+
+
+@pytest.mark.parametrize("network", ["cosmoflow", "unet"])
+def test_ranks_that_share_each_volume_have_the_losses_of_one(tmp_path: Path, network: str) -> None:
+    small = ("--network", network, "--width", "16", "--filters", "4", "--samples", "8")
+    small += ("--epochs", "2", "--out")
+    run("train_volumes.py", *small, str(tmp_path / "one"))
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "WORLD_SIZE": "2"}
+    with ThreadPoolExecutor(2) as ranks:
+        words = (*small, str(tmp_path / "two"), "--group", "2")
+        done = [ranks.submit(run, "train_volumes.py", *words, RANK=r, **group) for r in "01"]
+        assert [one.exception() for one in done] == [None, None]
+    one, two = check_run.losses(tmp_path / "one"), check_run.losses(tmp_path / "two")
+    assert len(one) == 4
+    assert two == pytest.approx(one, abs=1e-5)
 
 
 def test_a_gan_continues_in_its_own_loop(tmp_path: Path) -> None:

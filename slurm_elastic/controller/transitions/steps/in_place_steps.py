@@ -149,7 +149,7 @@ class InPlaceSteps(StateSteps):
     def _pin(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         wrong = []
         for join in t.joins:
-            companion = site.companions.get(join.job_id)
+            companion = _companion(t, site, join.job_id)
             if companion is None or companion.state is not JobState.PENDING:
                 return self._given_up(t, Reason("companion-ended", job=str(join.job_id)))
             if text := _difference(t, join, companion):
@@ -168,7 +168,7 @@ class InPlaceSteps(StateSteps):
         return None
 
     def _start(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
-        companions = [(j, site.companions.get(j.job_id)) for j in t.joins]
+        companions = [(j, _companion(t, site, j.job_id)) for j in t.joins]
         waiting = list[tuple[PlannedCompanion, Job]]()
         for join, companion in companions:
             if companion is None or companion.state not in (JobState.PENDING, JobState.RUNNING):
@@ -247,7 +247,7 @@ class InPlaceSteps(StateSteps):
         if report is not None and state == "failed":
             late = Reason("companions-not-joined", reason=report.change_reason)
             return self._given_up(t, late)
-        companions = [site.companions.get(j.job_id) for j in t.joins]
+        companions = [_companion(t, site, j.job_id) for j in t.joins]
         if all((c.state if c else None) in _OVER for c in companions):
             t.entered.setdefault("over", time.time())
             if t.waited(time.time(), "over") > _REPORT_S:
@@ -281,7 +281,7 @@ class InPlaceSteps(StateSteps):
     def _leave(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
         self._order(t, leave=True)
         self._note_switch(t, _answer(t, site))
-        running = [i for i in t.leaves if _state(site, i) is JobState.RUNNING]
+        running = [i for i in t.leaves if _state(t, site, i) is JobState.RUNNING]
         if not running:
             return TransitionState.FREE
         report = _answer(t, site)
@@ -295,7 +295,7 @@ class InPlaceSteps(StateSteps):
     def _free(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
         self._note_switch(t, _answer(t, site))
         waited = t.waited(time.time())
-        states = {i: _state(site, i) for i in t.leaves}
+        states = {i: _state(t, site, i) for i in t.leaves}
         if all(state in _OVER for state in states.values()) or waited > _EPILOG_S:
             t.entered.setdefault("switched", time.time())
             return _end(t)
@@ -311,12 +311,12 @@ class InPlaceSteps(StateSteps):
         """Cancel the companions of a change that is given up; esrun gets a moment before."""
         self._order(t, cancel=True)
         waited = t.waited(time.time())
-        alive = [i for i in self._of_change(t, site) if _state(site, i) not in _OVER]
+        alive = [i for i in self._of_change(t, site) if _state(t, site, i) not in _OVER]
         if not alive or waited > _EPILOG_S:
             t.joins = []
             return TransitionState.UNDONE
-        pending = [i for i in alive if _state(site, i) is JobState.PENDING]
-        running = [i for i in alive if _state(site, i) is JobState.RUNNING]
+        pending = [i for i in alive if _state(t, site, i) is JobState.PENDING]
+        running = [i for i in alive if _state(t, site, i) is JobState.RUNNING]
         if waited < _PASSES_S and not t.tries:
             running = []
         if (pending or running) and (not t.tries or waited > _AGAIN_S * t.tries):
@@ -335,7 +335,7 @@ class InPlaceSteps(StateSteps):
 
     def _scancel(self, t: Transition, job_ids: list[int], site: StepInputs) -> None:
         for job_id in job_ids:
-            companion = site.companions.get(job_id)
+            companion = _companion(t, site, job_id)
             if companion is not None and companion.state not in (
                 JobState.ENDED,
                 JobState.COMPLETING,
@@ -402,8 +402,21 @@ def _place(t: Transition, join: PlannedCompanion) -> Allocation:
     return Allocation.of(t.target.gpu_type if t.target else "", {join.node: join.gpus})
 
 
-def _state(site: StepInputs, job_id: int) -> JobState | None:
+def _companion(t: Transition, site: StepInputs, job_id: int) -> Job | None:
+    """Return a companion of a transition's job; None if it is gone, or its id is another's now.
+
+    A slurmctld that is killed forgets jobs of the last seconds, and gives their ids to others.
+    """
     companion = site.companions.get(job_id)
+    mark = companion.companion if companion is not None else None
+    if companion is None or mark is None:
+        return None
+    own = (mark.base, mark.run, companion.uid) == (t.job_id, t.run, t.uid)
+    return companion if own else None
+
+
+def _state(t: Transition, site: StepInputs, job_id: int) -> JobState | None:
+    companion = _companion(t, site, job_id)
     return companion.state if companion is not None else None
 
 

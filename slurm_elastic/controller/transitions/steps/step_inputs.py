@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
 from slurm_elastic.controller.transitions import exchange_partners, handovers
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
+from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 
 
@@ -33,6 +35,7 @@ class StepInputs:
         companions: jobs that are companions, as Slurm shows them; in `jobs` they are a part of
             their bases.
         report: returns the last report of a job.
+        answering_s: for how long slurmctld has answered since it last did not.
     """
 
     jobs: Mapping[int, Job]
@@ -47,6 +50,7 @@ class StepInputs:
     hopeless: frozenset[int] = frozenset()
     companions: Mapping[int, Job] = field(default_factory=dict)
     report: Callable[[int], Report | None] = lambda _: None
+    answering_s: float = math.inf
 
     def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
@@ -113,8 +117,42 @@ class StepInputs:
 
 
 def present_job(transition: Transition, jobs: Mapping[int, Job]) -> Job | None:
-    """Return the job of a transition; None when it has ended or another has its id."""
+    """Return the job of a transition; None when it has ended or another has its id.
+
+    A job that a requeue of the transition has ended has not.
+    """
     job = jobs.get(transition.job_id)
-    if job is None or job.key != transition.key or job.state is JobState.ENDED:
+    if job is None or job.key != transition.key:
+        return None
+    if job.state is JobState.ENDED and not ended_by_requeue(transition, job):
         return None
     return job
+
+
+def ended_by_requeue(transition: Transition, job: Job) -> bool:
+    """Return whether an attempt has ended by the requeue of a transition that is under way.
+
+    slurmctld may be killed before it has saved the requeue. It then takes the attempt, whose
+    processes that requeue has ended, for one that has failed, or that has completed if its script
+    answers SIGTERM with exit code 0.
+
+    Args:
+        transition: under way.
+        job: its job, as Slurm shows it.
+    """
+    if transition.state not in UPROOTED or not is_requeued_attempt(transition, job):
+        return False
+    if job.end_state == "COMPLETED":  # before the requeue: Slurm then ignores that
+        return (job.end_time or 0.0) > transition.entered.get(TransitionState.DRAIN.value, math.inf)
+    is_sent = transition.state is not TransitionState.REQUEUE or transition.tries > 0
+    return job.end_state == "FAILED" and is_sent
+
+
+def is_requeued_attempt(transition: Transition, job: Job) -> bool:
+    """Return whether a job shows the very attempt that a transition was to end by a requeue."""
+    return (
+        transition.kind is ResizeKind.REQUEUE
+        and transition.old is not None
+        and TransitionState.REQUEUE.value in transition.entered
+        and job.run == transition.run
+    )

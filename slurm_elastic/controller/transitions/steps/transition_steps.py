@@ -18,7 +18,10 @@ from slurm_elastic.controller.transitions.steps.state_steps import (
     StateSteps,
     runs_elsewhere,
 )
-from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
+from slurm_elastic.controller.transitions.steps.step_inputs import (
+    StepInputs,
+    is_requeued_attempt,
+)
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
@@ -32,6 +35,11 @@ WAIT_S = 120
 _MOST_CLEARS = 20
 #: Slurm itself holds a job that it could not launch.
 LAUNCH_FAILED = "launch_failed_requeued_held"
+#: States after DRAIN, in which the attempt that was requeued is over.
+_DRAINED = (
+    *(TransitionState.RESHAPE, TransitionState.COOL),
+    *(TransitionState.RELEASE, TransitionState.VERIFY),
+)
 
 
 class TransitionSteps(StateSteps):
@@ -52,6 +60,15 @@ class TransitionSteps(StateSteps):
             TransitionState.VERIFY: self._verify,
             TransitionState.CLEAR: self._clear,
         }
+
+    def _interrupted(self, t: Transition, job: Job) -> TransitionState | None:
+        if t.state not in _DRAINED or job.state is JobState.PENDING:
+            return None
+        if not is_requeued_attempt(t, job):
+            return None
+        self._log.warning(f"{t} Run={job.run} Requeue=forgotten")
+        is_over = job.state is JobState.ENDED
+        return TransitionState.DRAIN if is_over else TransitionState.REQUEUE
 
     def _reserve(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
@@ -107,6 +124,12 @@ class TransitionSteps(StateSteps):
             if t.exchange and not t.given_up:
                 return self._drained_in_exchange(t, job, site)
             return TransitionState.RESHAPE
+        if job.state is JobState.ENDED:
+            self._log.warning(
+                f"{t} Run={job.run} Requeue=forgotten ExitCode={job.exit_code} Action=requeue"
+            )
+            self._scontrol.requeue_ended(job)
+            return None
         if job.state is JobState.RUNNING:
             if job.run > t.run:
                 return self._left(t, Reason("started-by-others"), TransitionState.CLEAR)
@@ -162,8 +185,7 @@ class TransitionSteps(StateSteps):
         if t.target is None:
             return TransitionState.RESHAPE
         now = time.time()
-        # Slurm compares the times of credentials in whole seconds.
-        cooled = t.waited_from_second(now, "drained") >= site.wait_after_requeue_s
+        cooled = t.waited(now, "drained") >= site.wait_after_requeue_s
         if not cooled or t.waited(now) < 0.05:
             return None
         wrong = shape.difference(job, t.target)
@@ -190,10 +212,7 @@ class TransitionSteps(StateSteps):
 
     def _verify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.state is JobState.RUNNING:
-            t.entered.setdefault("running", time.time())
-            if t.target is not None and job.allocation != t.target:
-                t.problem = t.problem or runs_elsewhere(job.allocation)
-            return TransitionState.CLEAR
+            return self._started(t, job)
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
             return TransitionState.RESHAPE  # a new priority would lift the hold
@@ -202,7 +221,10 @@ class TransitionSteps(StateSteps):
             return self._fall_back(t, job, site, Reason("launch-failed"))
         if job.state is JobState.PENDING and (obstacle := site.obstacle(job, t.target)):
             return self._fall_back(t, job, site, obstacle)
-        if job.state is not JobState.PENDING or waited < PATIENCE_S:
+        # slurmctld may have been killed before it saved that the job had started: the job's node is
+        # about to say so, and for a second after that it refuses another start.
+        settled = min(waited, site.answering_s) >= PATIENCE_S
+        if job.state is not JobState.PENDING or not settled:
             return None
         if t.target is not None and not site.free(t, t.target):
             return self._fall_back(t, job, site, Reason("gpus-taken"))
@@ -213,6 +235,24 @@ class TransitionSteps(StateSteps):
             if t.target is not None:
                 self._scontrol.update(job, shape.pinned(t.target, reservation=t.reservation))
         return None
+
+    def _started(self, t: Transition, job: Job) -> TransitionState:
+        """Compare the job's GPUs with the plan; requeue it if Slurm started it without any.
+
+        Seen on Slurm 23.11 after a restart of slurmctld. The second time it goes into the queue.
+        """
+        if t.target is not None and job.allocation is None:
+            self._log.warning(f"{t} Run={job.run} Problem={Reason('no-gpus-held')}")
+            if "no_gpus" in t.entered:
+                t.problem = t.problem or Reason("no-gpus-held")
+                t.target = None
+            t.entered["no_gpus"] = time.time()
+            t.run = job.run
+            return TransitionState.REQUEUE
+        t.entered.setdefault("running", time.time())
+        if t.target is not None and job.allocation != t.target:
+            t.problem = t.problem or runs_elsewhere(job.allocation)
+        return TransitionState.CLEAR
 
     def _clear(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
         """Restore reservation, priority and nice value.
@@ -249,6 +289,9 @@ class TransitionSteps(StateSteps):
         self, t: Transition, job: Job, site: StepInputs, error: ScontrolError
     ) -> TransitionState:
         reason = Reason("slurm-refused", error=str(error))
+        if job.state is JobState.ENDED:
+            self._log.warning(f"{t} Problem={error}")
+            return self._left(t, reason, TransitionState.ENDED)
         if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
             return self._left(t, reason)  # in the queue Slurm starts it as it is

@@ -16,6 +16,7 @@ def active():
     ledger.add_transition(7, "7@1", {"reason": "grow"})
     ledger.put_job("7@1", 7, RECORD)
     ledger.put("policy_state", {"a": 1})
+    ledger.put("sleeping_nodes", {"nodes": {"g01": [1.0, None]}, "cycles": {}})
     ledger.put_application("alice", "gpt", "", {"fit": 1})
     ledger.begin_segment(SEGMENT)
     return ledger
@@ -32,6 +33,7 @@ def test_orders_history_and_segments_are_copied_and_then_only_news(active):
     since = copy(active, other)
     assert other.get_job("7@1") == RECORD
     assert other.get("policy_state") == {"a": 1}
+    assert other.get("sleeping_nodes")["nodes"] == {"g01": [1.0, None]}
     assert list(other.open_segments()) == ["7@1"]
     assert other.applications("alice", "gpt") == {"": {"fit": 1}}
     assert other.since() == pytest.approx(active.since())

@@ -15,6 +15,7 @@ from slurm_elastic.controller.queries.durations_answer import durations
 from slurm_elastic.models.durations.duration_predictor import DurationPredictor
 from slurm_elastic.models.durations.finished_job import FinishedJob, JobRequest
 from tests.support.decisions.synthetic_clusters import Cluster, node
+from tests.support.patience import PATIENCE_S
 
 #: Prints eight ended jobs of one name for the first day that is asked for.
 SACCT = f"""#!{sys.executable}
@@ -69,7 +70,7 @@ def learned(seconds=600.0, jobs=8, at=1.0):
 
 def after_training(predictions):
     predictions.tick()
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_S
     while predictions._thread.is_alive() and time.monotonic() < until:
         time.sleep(0.005)
     return predictions
@@ -170,3 +171,24 @@ def test_names_of_others_stay_private():
 
 def test_short_runs_teach_nothing():
     assert training_process.finished([]) == []
+
+
+def test_starts_of_pending_jobs_are_estimated_where_predictions_are_on():
+    cluster = Cluster([node("g1")])
+    cluster.add(1, on={"g1": 4}, start_time=cluster.time)
+    cluster.add(3, elastic="2-4", gpus=2)
+    snapshot = cluster.snapshot()
+    predictions = LengthPredictions(config(), Log(), train=lambda **_: learned())
+    assert not predictions.starts
+    after_training(predictions)
+    predictions.attached(cluster.records, snapshot)
+    assert 0 < predictions.starts[3].median - cluster.time <= 1300
+    old = predictions.starts[3]
+    predictions.attached(cluster.records, snapshot)
+    assert predictions.starts[3] is old  # not anew in each round
+    cluster.add(5, elastic="1-4", gpus=1)
+    predictions.attached(cluster.records, cluster.snapshot())
+    assert set(predictions.starts) == {3, 5}
+    predictions.config = Config()
+    predictions.attached(cluster.records, snapshot)
+    assert not predictions.starts

@@ -16,15 +16,6 @@ def test_seconds_are_told_as_far_as_they_are_known():
     assert (told["startup"], told["restore"], told["total"]) == (2.5, 1.5, 8.0)
 
 
-def test_a_wait_in_whole_seconds_begins_with_the_second_of_its_mark():
-    t = transition({"n2": 4}, {"n1": 1}, TransitionState.COOL)
-    t.entered = {"drained": 1000.75}
-    assert t.waited_from_second(1001.75, "drained") == 1.75
-    assert t.waited_from_second(1002.0, "drained") == 2.0
-    t.entered = {"drained": 2000.5}
-    assert t.waited_from_second(1000.25, "drained") == 0.25  # the clock was set back
-
-
 def test_a_notice_alone_moves_nothing():
     t = transition({"n2": 4}, {"n1": 1}, TransitionState.NOTIFY)
     assert not t.moved

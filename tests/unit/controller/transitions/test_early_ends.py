@@ -1,11 +1,11 @@
-"""A batch script that fails before it reaches esrun, after a change: the job goes back."""
+"""Jobs that end by a change: their batch script fails at once, or a requeue is forgotten."""
 
 import pytest
 
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.controller.simulated_script import SimulatedScript
-from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
+from tests.support.controller.simulated_slurm import SimulatedSite, SimulatedSlurm, short_trials
 from tests.unit.controller.transitions.test_failed_changes import (
     outcomes,
     play,
@@ -156,3 +156,122 @@ def test_slurm_may_refuse_it(site, monkeypatch):
     play(site, [SimulatedScript(site, 7, {4: "early"})], 100)
     assert site.slurm.listed[7].state is JobState.ENDED
     assert len([x for x in site.log.lines if "presently disabled" in x]) == 1
+
+
+# --- slurmctld is killed and has forgotten a requeue, which has ended the attempt ---
+
+
+def forgets(site, monkeypatch, *, ends_after=0.0, dies=False):
+    """Let slurmctld forget the first requeue, which ends the attempt with 143 some seconds later.
+
+    Args:
+        dies: the controller is killed before it has written that the requeue was sent.
+    """
+    forgotten = []
+
+    def requeue(slurm, job):
+        if forgotten:
+            SimulatedSlurm.requeue(slurm, job)
+            return
+        forgotten.append(slurm.now + ends_after)
+        if dies:
+            raise KeyboardInterrupt
+        end_if_due()
+
+    def end_if_due():
+        if forgotten and site.slurm.now >= forgotten[0]:
+            forgotten[0] = float("inf")
+            job = site.slurm.listed[7]
+            if (job.state, job.run) == (JobState.RUNNING, 0):
+                site.slurm.end(7, 143)
+
+    monkeypatch.setattr(site.slurm, "requeue", lambda job: requeue(site.slurm, job))
+    return end_if_due
+
+
+def completes(site, script):
+    """Play to the end: the job has all its checkpoints and never ends otherwise."""
+    play(site, [script], 900)
+    assert script.saved == 60
+    assert site.slurm.listed[7].end_state == "COMPLETED"
+
+
+@pytest.mark.parametrize("ends_after", [0.0, 3.0])
+def test_the_change_goes_on(site, monkeypatch, ends_after):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    end_if_due = forgets(site, monkeypatch, ends_after=ends_after)
+    for _ in range(400):
+        play(site, [script], 0.5)
+        end_if_due()
+        if len(site.slurm.starts) == 2:
+            break
+    assert sizes(site) == [1, 4]
+    assert [code for _, _, code in site.slurm.ends] == [143]
+    completes(site, script)
+    assert [code for _, _, code in site.slurm.ends] == [143, 0]
+    assert ("grow", "4", "done") in outcomes(site)
+
+
+@pytest.mark.parametrize("ends_after", [0.0, 5.0, 30.0])
+def test_the_controller_is_killed_with_it(site, monkeypatch, ends_after):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    end_if_due = forgets(site, monkeypatch, ends_after=ends_after, dies=True)
+    with pytest.raises(KeyboardInterrupt):
+        play(site, [script], 200)
+    end_if_due()
+    site.restart()
+    for _ in range(100):
+        play(site, [], 0.5)
+        end_if_due()
+    assert [code for _, _, code in site.slurm.ends] == [143]
+    assert site.slurm.listed[7].state is not JobState.ENDED
+    completes(site, script)
+
+
+def test_the_controller_is_killed_while_it_waits(site, monkeypatch):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    end_if_due = forgets(site, monkeypatch, ends_after=2.0)
+    for _ in range(400):
+        play(site, [script], 0.5)
+        if any("State=DRAIN" in str(line) for line in site.log.lines):
+            break
+    site.restart()
+    for _ in range(10):
+        play(site, [], 0.5)
+        end_if_due()
+    completes(site, script)
+    assert sizes(site)[:2] == [1, 4], "the change goes on"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_change_that_is_over_is_forgotten(site, restarts):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    while sizes(site) != [1, 4]:
+        play(site, [script], 0.5)
+    play(site, [script], 3)
+    assert not site.controller.engine.live
+    job = site.slurm.listed[7]
+    assert job.run == 1
+    site.slurm._set(job, run=0, allocation=site.slurm.starts[0][3], start_time=job.start_time)
+    site.slurm.end(7, 143)
+    if restarts:
+        site.restart()
+    completes(site, script)
+
+
+def test_a_job_that_fails_by_itself_later_is_not_sent_back(site, monkeypatch):
+    """The controller died before it could send the requeue, and the job was told to go on."""
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    end_if_due = forgets(site, monkeypatch, ends_after=130.0, dies=True)
+    with pytest.raises(KeyboardInterrupt):
+        play(site, [script], 200)
+    site.restart()
+    for _ in range(280):
+        play(site, [], 0.5)
+        end_if_due()
+    assert site.slurm.listed[7].state is JobState.ENDED

@@ -9,15 +9,15 @@ from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.shape import FIRST
-from tests.support.controller.job_records import FakeScontrol, Log, job, transition
+from tests.support.controller.job_records import FakeScontrol, Log, changed, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
 
 
-def updates(store, *seen):
+def updates(store, *seen, now=0.0):
     scontrol = FakeScontrol()
     cleanup = OrphanCleanup(scontrol, Config(), store, Log())
-    cleanup.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
+    cleanup.sweep(Snapshot(time=now, nodes=(), jobs=seen), {}, per_node=PER_NODE)
     return [c[2] for c in scontrol.calls if c[0] == "update"]
 
 
@@ -75,3 +75,43 @@ def test_a_nice_value_that_only_a_lost_ledger_knew_is_that_of_the_submission():
     assert updates(young, job({"n3": 1}, nice=9, **first)) == []
     assert updates(young, job({"n3": 1}, priority=10, shape={"nice": 7})) == []
     assert updates(young, job({"n3": 1}, priority=int(FIRST))) == []
+
+
+def given_back(store, nice=7):
+    """Let a change of job 7 end at 100 s, with its nice value given back and read back."""
+    t = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE, id=1, nice=nice)
+    t.entered |= {"REQUEUE": 90.0, "CLEAR": 99.0}
+    store.changed(t, job({"n1": 4}, run=1, nice=nice), 100.0)
+
+
+def test_a_nice_value_that_slurmctld_forgets_after_the_change_is_given_back_again():
+    ledger = Ledger(":memory:")
+    store = JobStore(ledger)
+    runs = job({"n1": 4}, run=1)
+    given_back(store)
+    assert updates(store, changed(runs, nice=7), now=102.0) == []
+    assert updates(store, runs, now=104.0) == [{"Nice": "7"}]
+    store.observe(Snapshot(time=104.0, nodes=(), jobs=(runs,)))
+    store = JobStore(ledger)  # another controller
+    assert updates(store, changed(runs, nice=7), now=108.0) == []
+    assert updates(store, runs, now=109.0) == [{"Nice": "7"}], "slurmctld was killed once more"
+    assert updates(store, changed(runs, nice=7), now=120.0) == [], "saved"
+    assert updates(store, runs, now=121.0) == [], "its owner's"
+
+
+def test_the_forgotten_nice_value_is_that_of_the_change_not_of_the_submission():
+    store = JobStore(Ledger(":memory:"))
+    given_back(store, nice=9)
+    runs = job({"n1": 4}, run=1, priority=int(FIRST), shape={"nice": 7})
+    assert updates(store, runs, now=104.0) == [{"Nice": "9"}]
+
+
+def test_another_nice_value_of_its_owner_stays_and_one_that_slurm_ignores_is_left():
+    store = JobStore(Ledger(":memory:"))
+    runs = job({"n1": 4}, run=1)
+    given_back(store)
+    assert updates(store, changed(runs, nice=3), now=101.0) == []
+    assert updates(store, runs, now=102.0) == []
+    store = JobStore(Ledger(":memory:"))
+    given_back(store)
+    assert sum(len(updates(store, runs, now=101.0 + i)) for i in range(9)) == 3

@@ -112,6 +112,16 @@ def test_it_grows_and_shrinks_without_a_requeue(site):
     assert kinds(site) == rows
 
 
+def test_within_its_node_it_grows_by_a_requeue(monkeypatch):
+    """Base and companion on one node would have two ranks with LOCAL_RANK=0 there."""
+    site = SimulatedSite(monkeypatch, {"n1": 4}, AUTO)
+    program = started(site)
+    grown(site, program)
+    assert kinds(site)[-1] == ("requeue", "grow", "DONE")
+    assert not running_companions(site)
+    site.close()
+
+
 def test_what_it_costs_is_measured(site):
     program = started(site)
     grown(site, program)

@@ -21,6 +21,7 @@ from slurm_elastic.job.companions.companion_submission import CompanionShape, Co
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
 from tests.support.job.companion_slurm import CompanionSlurm, eventually
+from tests.support.patience import PATIENCE_S
 
 #: Tests run side by side, and a companion kills all processes with its mark.
 MARK = f"test-{os.getpid()}.0.1+5001"
@@ -104,7 +105,7 @@ def test_a_companion_runs_until_it_is_told_to_end(
     own, foreign = rank(MARK), rank("test-4712.0.1+5001")
     assert server.end(5001)
     assert slurm.ended(5001) == 0
-    assert own.wait(30) == -signal.SIGKILL
+    assert own.wait(PATIENCE_S) == -signal.SIGKILL
     assert foreign.poll() is None, "it belongs to another companion"
     assert server.wait_until_ended(30)
     eventually(lambda: news.of("disconnected"))
@@ -122,7 +123,7 @@ def test_a_companion_ends_with_its_base(
     own = rank(MARK)
     server.close()
     assert slurm.ended(5001) == 1
-    assert own.wait(30) == -signal.SIGKILL
+    assert own.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_rank_that_has_joined_may_save_when_its_base_ends(
@@ -138,7 +139,7 @@ def test_a_rank_that_has_joined_may_save_when_its_base_ends(
         server.close()
         eventually(lambda: news.of("disconnected"))
         saved.touch()
-        assert rank.wait(30) == 0
+        assert rank.wait(PATIENCE_S) == 0
     assert slurm.ended(5001) == 1
 
 

@@ -182,7 +182,7 @@ def test_the_same_order_is_carried_out_once(base: Base, slurm: CompanionSlurm) -
     base.order(3, 1, cancel=True)
     base.until("failed")
     assert slurm.submitted() == [5001]
-    assert slurm.cancelled() == ["--quiet 5001"]
+    assert slurm.cancelled() == ["--quiet --name=train+1 5001"]
     assert base.report.change == 3
     assert base.report.change_reason == Reason("companion-cancelled", job="5001")
 
@@ -208,7 +208,7 @@ def test_a_refusal_takes_the_others_back(base: Base, slurm: CompanionSlurm) -> N
     base.order(2, 1, 1, leave=(job_id,))
     base.until("failed")
     assert base.report.change_reason == Reason("sbatch-failed", error="Access/permission denied")
-    assert slurm.cancelled() == ["--quiet 5002"]
+    assert slurm.cancelled() == ["--quiet --name=train+1 5002"]
     assert base.states == {job_id: "joined"}, "nothing has changed"
 
 
@@ -223,7 +223,7 @@ def test_those_that_are_late_are_given_up(base: Base, slurm: CompanionSlurm) -> 
     base.until("done")
     assert base.states == {5001: "joined", 5002: "ended"}
     assert base.report.change_reason == Reason("companion-late", job="5002")
-    assert slurm.cancelled() == ["--quiet 5002"]
+    assert slurm.cancelled() == ["--quiet --name=train+1 5002"]
 
 
 def test_newcomers_that_never_join_are_ended(base: Base, slurm: CompanionSlurm) -> None:
@@ -284,8 +284,8 @@ def test_a_script_that_dies_takes_its_companion_along(base: Base, slurm: Compani
     slurm.running[job_id].kill()
     eventually(lambda: base.states[job_id] == "ended")
     eventually(lambda: base.desired[-1] == {})
-    eventually(lambda: f"--quiet {job_id}" in slurm.cancelled())
-    assert f"--quiet --signal=KILL {job_id}.0" in slurm.cancelled()
+    eventually(lambda: f"--quiet --name=train+1 {job_id}" in slurm.cancelled())
+    assert f"--quiet --name=train+1 --signal=KILL {job_id}.0" in slurm.cancelled()
     base.exit(job_id, 0)  # of a real Slurm's KILL
 
 
@@ -327,7 +327,7 @@ def test_companions_end_with_the_program(base: Base, slurm: CompanionSlurm) -> N
     base.until("submitted")
     base.companions.end_attempt(failed=True)
     assert slurm.ended(joined) == 0
-    assert slurm.cancelled() == ["--quiet 5002"]
+    assert slurm.cancelled() == ["--quiet --name=train+1 5002"]
     report = base.report
     assert (report.change_state, report.gpus, report.in_place) == ("failed", 2, None)
     assert base.desired[-1] == {}
@@ -351,7 +351,7 @@ def test_a_script_that_does_not_end_is_cancelled(
     monkeypatch.setattr(companion_set, "_GONE_S", 0.2)
     os.kill(slurm.running[job_id].pid, signal.SIGSTOP)
     base.order(2, leave=(job_id,), deadline_s=0.1)
-    eventually(lambda: f"--quiet {job_id}" in slurm.cancelled(), "scancel")
+    eventually(lambda: f"--quiet --name=train+1 {job_id}" in slurm.cancelled(), "scancel")
     os.kill(slurm.running[job_id].pid, signal.SIGCONT)
     slurm.ended(job_id)
     base.exit(job_id, 0)

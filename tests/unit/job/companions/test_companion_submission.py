@@ -11,7 +11,6 @@ from slurm_elastic.job.companions.companion_submission import (
     CompanionRefusedError,
     CompanionShape,
     CompanionSubmission,
-    cancel,
     minutes_left,
     own_hosts,
     refusal,
@@ -155,11 +154,55 @@ def test_the_hosts_to_try() -> None:
     assert len(own_hosts({})) == 1
 
 
-def test_cancelling_none_calls_nothing(
+@pytest.mark.parametrize("name", ["train", "a b", "x,y", "*", "--all", 'it\'s "quoted" $HOME'])
+def test_a_companion_is_cancelled_by_id_and_name(slurm: CompanionSlurm, name: str) -> None:
+    companions = submission(slurm, SLURM_JOB_NAME=name)
+    companions.submit(7, 1, "")
+    companions.cancel(5001, 7)
+    companions.cancel(5001, 7, kill_ranks=True)
+    assert slurm.cancelled() == [
+        f"--quiet --name={name}+1 5001",
+        f"--quiet --name={name}+1 --signal=KILL 5001.0",
+        f"--quiet --name={name}+1 5001",
+    ]
+
+
+def test_a_companion_that_its_owner_has_renamed_is_cancelled(slurm: CompanionSlurm) -> None:
+    companions = submission(slurm)
+    companions.submit(7, 1, "")
+    options = slurm.folder / "5001" / "options"
+    options.write_text(options.read_text().replace("train+1", "other"))
+    companions.cancel(5001, 7)
+    assert slurm.cancelled() == ["--quiet --name=other 5001"]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "",
+        "selastic:companion:4711:2:70",
+        "selastic:companion:4711:2:6",
+        "selastic:companion:4711:3:7",
+        "selastic:companion:4712:2:7",
+        "x selastic:companion:4711:2:7",
+    ],
+)
+def test_another_job_that_has_got_the_id_is_let_alone(slurm: CompanionSlurm, comment: str) -> None:
+    companions = submission(slurm)
+    companions.submit(7, 1, "")
+    (slurm.folder / "5001" / "options").write_text(f"--comment={comment}\n--job-name=train+1\n")
+    companions.cancel(5001, 7, kill_ranks=True)
+    companions.cancel(5002, 7)  # Slurm has no job of that id
+    assert slurm.cancelled() == []
+
+
+def test_without_an_answer_nothing_is_cancelled(
     slurm: CompanionSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PATH", "HOME"):
-        monkeypatch.setenv(name, slurm.env[name])
-    cancel([])
-    cancel([5001, 5002])
-    assert slurm.cancelled() == ["--quiet 5001 5002"]
+    monkeypatch.setattr(companion_submission, "_TIMEOUT_S", 0.2)
+    companions = submission(slurm)
+    (slurm.folder / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    companions.cancel(5001, 7)
+    (slurm.folder / "bin" / "squeue").unlink()
+    companions.cancel(5001, 7)
+    assert slurm.cancelled() == []

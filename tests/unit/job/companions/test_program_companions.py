@@ -1,7 +1,7 @@
 """Programs that are started again on a base and its companions; commands of Slurm are stand-ins."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,15 @@ from slurm_elastic.job.esrun_options import parse
 from slurm_elastic.job.launch import RankLaunch
 from slurm_elastic.job.report_state import ReportState
 from tests.support.job.companion_slurm import CompanionSlurm, eventually
+from tests.support.patience import PATIENCE_S
 
 
 class Program:
     """A job whose program the test starts and ends; the test is the controller, too."""
 
-    def __init__(self, slurm: CompanionSlurm, *options: str) -> None:
+    def __init__(
+        self, slurm: CompanionSlurm, *options: str, may_repeat: Callable[[], bool] = lambda: True
+    ) -> None:
         self.slurm = slurm
         self.launch = RankLaunch(parse([*(options or ("--checkpoint=x",)), "train.sh"]), slurm.env)
         self.launch.settle()
@@ -29,7 +32,11 @@ class Program:
         #: Change whose notice is over, at each end.
         self.served: list[int | None] = []
         self.companions = ProgramCompanions(
-            self.launch, self.state, lambda _: None, end_ranks=self.ended.set
+            self.launch,
+            self.state,
+            lambda _: None,
+            end_ranks=self.ended.set,
+            may_repeat=may_repeat,
         )
 
     @property
@@ -80,7 +87,7 @@ class Program:
         eventually(lambda: {r[2] for r in self.report.companions if r[0] in new} == {"running"})
         assert not self.ended.is_set(), f"the program trains meanwhile: {rows}"
         self.order(change, *gpus, leave=leave, restart="now")
-        assert self.ended.wait(10)
+        assert self.ended.wait(PATIENCE_S)
         assert self.ends()
         self.until("done")
         return new
@@ -111,7 +118,7 @@ def test_a_program_is_started_again_on_more_and_fewer_gpus(program: Program) -> 
     assert (program.report.gpus, program.report.in_place) == (5, False)
     program.order(2)
     program.order(2, leave=(first,), restart="now")
-    assert program.ended.wait(10)
+    assert program.ended.wait(PATIENCE_S)
     assert program.ends()
     program.until("done")
     assert program.parts == [second]
@@ -148,7 +155,7 @@ def test_a_lost_companion_is_left_out(program: Program) -> None:
     first, second = program.grows(1, 1, 1)
     program.ended.clear()
     program.slurm.running[first].kill()
-    assert program.ended.wait(30)
+    assert program.ended.wait(PATIENCE_S)
     assert program.ends()
     assert program.parts == [second]
     assert program.report.gpus == 3
@@ -162,7 +169,7 @@ def test_a_loss_while_a_change_is_prepared_does_not_carry_it_out(program: Progra
     program.until("submitted")
     program.ended.clear()
     program.slurm.running[part].kill()
-    assert program.ended.wait(30)
+    assert program.ended.wait(PATIENCE_S)
     assert program.ends()
     assert program.served == [1, None]
     assert program.parts == []
@@ -179,6 +186,14 @@ def test_ranks_that_were_killed_are_a_loss_once_the_shape_has_worked(program: Pr
 def test_options_for_srun_forbid_it(tmp_path: Path) -> None:
     slurm = CompanionSlurm(tmp_path)
     program = Program(slurm, "--checkpoint=x", "--srun-args=-w g01")
+    program.companions.start()
+    assert not program.report.restarts
+    slurm.close()
+
+
+def test_arguments_that_may_name_an_old_checkpoint_forbid_it(tmp_path: Path) -> None:
+    slurm = CompanionSlurm(tmp_path)
+    program = Program(slurm, may_repeat=lambda: False)
     program.companions.start()
     assert not program.report.restarts
     slurm.close()

@@ -13,6 +13,7 @@ from slurm_elastic.job.launchers import lone_ranks
 from slurm_elastic.job.launchers.lone_ranks import trains_alone
 from slurm_elastic.job.launchers.nested_launch import RankProcess, step_processes
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
+from tests.support.patience import PATIENCE_S
 
 BYTES = 100_000
 #: Writes so many bytes; listens if there is a second argument.
@@ -46,7 +47,7 @@ def ranks(*words: str) -> Iterator[dict[int, RankProcess]]:
         yield processes
     finally:
         for rank in started:
-            rank.communicate(timeout=20)
+            rank.communicate(timeout=PATIENCE_S)
 
 
 def test_ranks_that_write_the_same_train_alone() -> None:
@@ -56,8 +57,13 @@ def test_ranks_that_write_the_same_train_alone() -> None:
         assert not trains_alone(processes, 100), "too small to tell"
 
 
+def test_one_rank_shows_it_where_the_others_run_on_other_hosts() -> None:
+    with ranks(str(BYTES)) as processes:
+        assert trains_alone(processes, BYTES)
+
+
 @pytest.mark.parametrize(
-    "words", [(f"{BYTES}", "1"), (f"{BYTES} listen", f"{BYTES}"), (f"{BYTES}",)]
+    "words", [(f"{BYTES}", "1"), (f"{BYTES} listen", f"{BYTES}"), (f"{BYTES} listen",)]
 )
 def test_others_do_not(words: tuple[str, ...]) -> None:
     with ranks(*words) as processes:

@@ -15,6 +15,7 @@ from slurm_elastic.job.launchers.nested_launch import (
     ranks_only,
     step_processes,
 )
+from tests.support.patience import PATIENCE_S
 
 ESRUN = Path(__file__).resolve().parents[4] / "wrappers" / "esrun"
 #: Chains of processes from a task downwards.
@@ -158,11 +159,11 @@ def test_a_launcher_that_shows_only_after_a_change_does_not_end_the_job(tmp_path
     with log.open("w") as errors:
         process = subprocess.Popen([str(ESRUN), "run.sh"], env=env, stderr=errors)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while "waiting for the controller" not in log.read_text():
             assert time.monotonic() < end, log.read_text()
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
     finally:
         process.terminate()
-        assert process.wait(20) == 2
+        assert process.wait(PATIENCE_S) == 2

@@ -14,6 +14,7 @@ from slurm_elastic.job import srun
 from slurm_elastic.job.launch import RankLaunch
 from slurm_elastic.job.signals import rank_signals
 from slurm_elastic.job.signals.rank_signals import RankSignals
+from tests.support.patience import PATIENCE_S
 
 MARK = f"guards.{os.getpid()}"
 
@@ -54,7 +55,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankSignals]:
 
 
 def wait_for_state(process: subprocess.Popen[bytes], state: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while True:
         with open(f"/proc/{process.pid}/status", encoding="utf-8") as file:  # noqa: PTH123
             if f"State:\t{state}" in file.read():
@@ -98,7 +99,7 @@ def test_armed_guards_kill_frozen_ranks_at_sigterm(
     time.sleep(0.3)
     guard._srun.send_signal(signal.SIGCONT)
     guard._srun.send_signal(signal.SIGTERM)
-    assert rank.wait(20) == -signal.SIGKILL
+    assert rank.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_without_a_guard_nothing_is_frozen(

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_elastic.job.signals import signal_scripts
 from tests.support.needs import needs
+from tests.support.patience import PATIENCE_S
 
 #: Of this run of the tests: others may run on the same machine.
 MARK = f"test.{os.getpid()}"
@@ -65,14 +66,14 @@ def task(
         env=env | ({"RANK": rank} if rank else {}),
     )
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while not all((tmp_path / name).exists() for name in files):
             assert time.monotonic() < end
             time.sleep(0.02)
         yield stepd
     finally:
         send("KILL")
-        stepd.wait(30)
+        stepd.wait(PATIENCE_S)
 
 
 def send(name: str, mark: str = MARK) -> int:
@@ -83,7 +84,7 @@ def send(name: str, mark: str = MARK) -> int:
 
 
 def received(path: Path, expected: str) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while path.read_text().strip() != expected:
         assert time.monotonic() < end, path.read_text()
         time.sleep(0.02)
@@ -130,7 +131,7 @@ def test_a_shell_with_a_trap_gets_the_signal_itself(tmp_path: Path) -> None:
     script = "trap 'echo shell >got' USR2; touch up; while :; do sleep 0.1; done"
     with task(tmp_path, "bash", "-c", script, files=("up",)):
         assert send("USR2") == 0
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE_S
         while not (tmp_path / "got").exists():
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -141,7 +142,7 @@ def test_a_shell_that_runs_nothing_ends_at_term_only(tmp_path: Path) -> None:
         assert send("USR2") == 1
         assert step.poll() is None
         assert send("TERM") == 0
-        assert step.wait(10) == 256 - signal.SIGTERM
+        assert step.wait(PATIENCE_S) == 256 - signal.SIGTERM
 
 
 def test_the_ranks_below_a_launcher_get_the_signal(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_the_ranks_below_a_launcher_get_the_signal(tmp_path: Path) -> None:
         assert send("TERM") == 0
         for name in files:
             received(tmp_path / name, "SIGUSR2 SIGTERM")
-        assert stepd.wait(10) == 0
+        assert stepd.wait(PATIENCE_S) == 0
 
 
 def test_the_ranks_of_the_real_torchrun(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_the_ranks_of_the_real_torchrun(tmp_path: Path) -> None:
         assert send("TERM") == 0
         for name in files:
             received(tmp_path / name, "SIGUSR2 SIGTERM")
-        stepd.wait(30)
+        stepd.wait(PATIENCE_S)
 
 
 def test_kill_ends_all_processes(tmp_path: Path) -> None:
@@ -181,8 +182,8 @@ def test_kill_ends_all_processes(tmp_path: Path) -> None:
         (rank,) = children_of(shell)
         pids = [shell, rank, *children_of(rank)]
         assert send("KILL") == 0
-        stepd.wait(10)
-        end = time.monotonic() + 10
+        stepd.wait(PATIENCE_S)
+        end = time.monotonic() + PATIENCE_S
         while any(Path(f"/proc/{pid}/cmdline").exists() and is_alive(pid) for pid in pids):
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -205,7 +206,7 @@ def test_kill_spares_the_steps_own_srun(tmp_path: Path) -> None:
                 time.sleep(0.01)
             with task(tmp_path, "bash", "-c", "touch up; exec sleep 60", files=("up",)) as step:
                 assert send("KILL") == 0
-                step.wait(10)
+                step.wait(PATIENCE_S)
             assert process.poll() is None
         finally:
             process.kill()
@@ -213,7 +214,7 @@ def test_kill_spares_the_steps_own_srun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("signals", "calls"),
-    [("TERM", ""), ("USR2 USR2 TERM", "KILL m.1"), ("USR2 USR2 USR1", ""), ("USR1", "")],
+    [("TERM", ""), ("USR2 USR2 TERM", "KILL m.1"), ("USR2 USR2 USR1", "THAW m.1"), ("USR1", "")],
 )
 def test_a_guard_acts_at_sigterm_once_armed(signals: str, calls: str) -> None:
     function = 'signal_tasks() { echo "$@"; }\narmed=\n'
@@ -235,9 +236,9 @@ def test_a_guard_acts_at_sigterm_once_armed(signals: str, calls: str) -> None:
 
 
 @contextmanager
-def guard(mark: str = MARK) -> Iterator[subprocess.Popen[str]]:
+def guard(shell: str = "sh") -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        ["sh", "-c", signal_scripts.GUARD_SCRIPT, "esrun", "KILL", mark],
+        [shell, "-c", signal_scripts.GUARD_SCRIPT, "esrun", "KILL", MARK],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -257,7 +258,7 @@ def step_pids() -> list[int]:
     pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"SLURM_ELASTIC_STEP={MARK}\0" in environ.read_text():
+            if f"SLURM_ELASTIC_STEP={MARK}\0" in environ.read_text(errors="replace"):
                 pids.append(int(environ.parent.name))
         except OSError:
             continue
@@ -276,7 +277,7 @@ def states() -> str:
 
 
 def until(wanted: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE_S
     while (found := states().replace("R", "S")) != wanted:
         assert time.monotonic() < end, found
         time.sleep(0.02)
@@ -289,8 +290,25 @@ def test_frozen_ranks_stand_until_they_are_let_go(tmp_path: Path) -> None:
         assert process.stdout.readline() == "frozen\n"
         until("T")
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         until("S")
+
+
+def test_the_end_of_a_job_reaches_a_guard_that_bash_runs(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to(shutil.which("bash") or "")
+    with (
+        task(tmp_path, sys.executable, "-c", RANK, "rank") as stepd,
+        guard(str(tmp_path / "sh")) as process,
+    ):
+        assert process.stdout is not None
+        process.send_signal(signal.SIGUSR2)
+        assert process.stdout.readline() == "frozen\n"
+        process.send_signal(signal.SIGUSR2)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        assert stepd.wait(PATIENCE_S) in (-9, 247)
 
 
 def test_slurms_sigcont_does_not_let_frozen_ranks_save_again(tmp_path: Path) -> None:
@@ -303,8 +321,8 @@ def test_slurms_sigcont_does_not_let_frozen_ranks_save_again(tmp_path: Path) -> 
         process.send_signal(signal.SIGCONT)
         until("T")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert stepd.wait(20) in (-9, 247)
+        assert process.wait(PATIENCE_S) == 0
+        assert stepd.wait(PATIENCE_S) in (-9, 247)
         assert (tmp_path / "rank").read_text() == ""
 
 
@@ -337,7 +355,7 @@ def armed_guard(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def appended(results: Path, sign: str) -> None:
     """Wait until the saver's newest result is this one."""
-    size, end = results.stat().st_size, time.monotonic() + 20
+    size, end = results.stat().st_size, time.monotonic() + PATIENCE_S
     while not results.read_text()[size:].endswith(sign):
         assert time.monotonic() < end, results.read_text()[-20:]
         time.sleep(0.02)
@@ -353,7 +371,7 @@ def limits(pid: int) -> str:
 def test_ranks_that_run_after_an_answer_overwrite_no_checkpoint(tmp_path: Path, ends: bool) -> None:
     with armed_guard(tmp_path) as (process, results):
         (rank,) = step_pids()
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE_S
         while limits(rank) != "0":
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -372,6 +390,33 @@ def test_ranks_that_run_after_an_answer_overwrite_no_checkpoint(tmp_path: Path, 
         appended(results, "+")
 
 
+#: A command that sends USR1 to the guard and its commands, as srun does, at one of its calls.
+INTERRUPTED = """#!/bin/sh
+trap '' USR1
+{program} "$@"
+code=$?
+echo >>{calls}
+[ "$(wc -l <{calls})" != {call} ] || kill -s USR1 0
+exit $code
+"""
+
+
+@needs("prlimit")
+@pytest.mark.parametrize(("name", "call"), [("grep", 2), ("prlimit", 1)])
+def test_a_notice_withdrawn_in_the_middle_of_a_freeze_lets_ranks_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    command = tmp_path / "bin" / name
+    command.parent.mkdir()
+    text = INTERRUPTED.format(program=shutil.which(name), calls=tmp_path / "calls", call=call)
+    command.write_text(text)
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    with armed_guard(tmp_path) as (process, results):
+        assert process.wait(PATIENCE_S) == 0
+        appended(results, "+")
+
+
 def test_frozen_ranks_get_the_end_of_a_job_that_comes_before_the_answer(tmp_path: Path) -> None:
     with task(tmp_path, sys.executable, "-c", RANK, "rank") as stepd, guard() as process:
         assert process.stdout is not None
@@ -379,7 +424,7 @@ def test_frozen_ranks_get_the_end_of_a_job_that_comes_before_the_answer(tmp_path
         assert process.stdout.readline() == "frozen\n"
         send("TERM")
         process.send_signal(signal.SIGTERM)
-        stepd.wait(20)
+        stepd.wait(PATIENCE_S)
         assert (tmp_path / "rank").read_text() == "SIGTERM "
 
 

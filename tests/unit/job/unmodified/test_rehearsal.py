@@ -106,6 +106,24 @@ def test_a_script_that_starts_anew_loses_nothing(
     assert "option to resume" in lines[0]
 
 
+def test_an_answer_that_the_controller_does_not_use_is_given_again_for_the_next_save(
+    tmp_path: Path,
+) -> None:
+    job = ScriptJob(tmp_path)
+    save(job, by_rename, "old")
+    job.order("notice", 5, rehearsal=True)
+    assert job.finish_copies().phase == "saved"
+    job.now += 120
+    job.order("notice", 5, rehearsal=True)  # the controller still answers
+    for _ in range(3):
+        job.watch.check()
+        assert job.finish_copies().phase == "saving"
+        assert not job.guard.is_frozen
+        job.now += 1
+    assert save(job, by_rename, "new").phase == "saved"
+    assert content(tmp_path / KEPT / "ckpt.pt") == "new"
+
+
 def test_a_save_in_place_that_pauses_is_no_read(tmp_path: Path) -> None:
     rehearsed(tmp_path, in_place)
     second = ScriptJob(tmp_path, run=1)

@@ -208,12 +208,24 @@ def test_an_answer_that_the_controller_does_not_use_is_taken_back(
     job.watch.check()
     assert job.guard.is_frozen
     job.now += 1
+    job.order("notice", 5)  # the controller still answers
     job.watch.check()
     assert not job.guard.is_frozen
     assert job.state.report().phase == "saving"
     assert capfd.readouterr().err.count("no requeue within 120 s") == 1
     assert job.save().phase == "saved", "the next checkpoint answers again"
     assert job.guard.is_frozen
+
+
+def test_an_answer_that_a_silent_controller_does_not_use_ends_the_notice(job: Job) -> None:
+    """Else the script would stand still after each of its saves."""
+    job.order("notice", 5)
+    assert job.save().phase == "saved"
+    job.now += 120
+    job.watch.check()
+    assert job.state.orders().action == "resume"
+    assert job.save().phase == "training"
+    assert not job.guard.is_frozen
 
 
 def test_a_script_whose_saves_have_no_visible_end_gets_the_remedy(

@@ -17,6 +17,7 @@ from slurm_elastic.core.application import (
     Observation,
     TypeProfile,
 )
+from slurm_elastic.core.cluster import Allocation, Companion
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.baselines import shockwave
 from slurm_elastic.policies.baselines.finish_time import account
@@ -131,6 +132,27 @@ def test_pollux_moves_no_young_job_for_a_small_gain():
     assert ask(Pollux(Config()), c)[0][1].gpus == 4
 
 
+def test_pollux_changes_in_place_what_is_not_worth_a_requeue():
+    shapes = [("a100", g) for g in (1, 2, 3)]
+    record = adaptive(*shapes) | {"restart_s": 60.0, "checkpoint_s": 0.0, "pause_s": 0.1}
+    record |= {"resizes": 3}
+    part = Companion(9, Allocation.of("a100", {"a0": 1}))
+
+    def proposed(age, **more):
+        c = one_type(nodes=1)
+        c.add(1, elastic="1-4", on={"a0": 3}, submit_time=NOW - age, companions=(part,),
+              record=record | more)  # fmt: skip
+        (proposal,), _ = Pollux(Config()).decide(question(c), {})
+        return [(a.gpus, a.in_place) for a in proposal.alternatives if a.gpus]
+
+    assert proposed(200) == [(3, False)]
+    assert proposed(200, in_place=True) == [(4, True), (3, False)]
+    # Where a requeue pays, too, it is the second choice; past changes count with their own seconds.
+    both = [(4, True), (4, False), (3, False)]
+    assert proposed(90_000, in_place=True) == both
+    assert proposed(200, in_place=True, resizes_in_place=3) == both
+
+
 def test_pollux_knows_no_types_and_keeps_one_of_a_mixed_allocation():
     c = Cluster([node("a0", 2, "a100"), node("v0", 4, "v100")])
     shapes = [("a100", 1), ("v100", 2), ("v100", 4)]
@@ -213,6 +235,19 @@ def test_themis_prefers_the_job_that_is_further_from_its_fair_finish():
     firsts, _ = ask(Themis(Config()), c, state)
     assert (firsts[1].gpus, firsts[2].gpus) == (0, 4)
     assert words(firsts[2].reason).startswith("won the auction; its finish-time fairness is ")
+
+
+def test_themis_bids_with_the_cost_of_a_change_in_place():
+    def won(**more):
+        c = Cluster([node("a0", 4, "a100"), node("v0", 4, "v100")])
+        known = rigid(4, a100=0.9, v100=1.0) | {"progress": 0.5, "restart_s": 300.0} | more
+        c.add(1, elastic="2-4", on={"a0": 2}, submit_time=NOW - 1000, record=known)
+        state = {"time": NOW, "jobs": {"1@0": [500.0, 0.0, 0.0]}}
+        firsts, _ = ask(Themis(Config()), c, state)
+        return firsts[1].gpu_type, firsts[1].gpus
+
+    assert won() == ("v100", 4)
+    assert won(in_place=True, pause_s=0.1) == ("a100", 4)
 
 
 def test_themis_leaves_no_gpus_idle():

@@ -259,6 +259,19 @@ def test_an_elastic_gang_starts_smaller_and_grows_when_gpus_are_idle():
     assert "that it asked for" in words(plan.decision[3].reason)
 
 
+def test_a_gang_grows_in_place_where_a_requeue_would_not_pay():
+    c = cluster(4)
+    running(c, 1, "1", {"g0": 1}, ran=1000)
+    waiting(c, 2, "1-4", 4, limit=1_000_000)
+    plan, state = decide(c)
+    c.carry_out(plan)
+    c.jobs = [j for j in c.jobs if j.job_id != 1]
+    c.time += 100_000
+    for in_place, after in ((False, {}), (True, {2: {"g0": 4}})):
+        c.records[2] = dataclasses.replace(c.records[2], in_place=in_place, checkpoint_s=4000.0)
+        assert targets(decide(c, state=state)[0]) == after
+
+
 @pytest.mark.parametrize(("elastic", "after"), [("1-2", {1: {"g0": 2}}), ("8", {})])
 def test_a_changed_directive_is_followed_where_that_can_be(elastic, after):
     c = cluster(4)

@@ -82,7 +82,8 @@ def question(made, seed=0, **changes):
 
 def first(policy, asked, state=None):
     proposals, after = policy.decide(asked, state or {})
-    return {p.job_id: p.alternatives[0] for p in proposals}, after
+    chosen = {p.job_id: p.alternatives[0] for p in proposals}
+    return dict(sorted(chosen.items())), after
 
 
 def test_equal_jobs_share_the_gpus():
@@ -160,13 +161,25 @@ def test_a_change_must_pay_back_within_the_time_that_is_left():
     assert "are left on these GPUs" in words(long.reason)
 
 
-def test_an_old_job_of_unknown_length_does_not_move_for_what_pays_back_late():
-    """By its age alone a change of 1,000 s would cost a job of two days next to nothing."""
-    for restart_s, gpus in ((30.0, 8), (1000.0, 4)):
-        made = cluster(({"n1": 4}, {"restart_s": restart_s}))
-        made.jobs = [dataclasses.replace(job, submit_time=NOW - 2 * 86_400) for job in made.jobs]
-        chosen, _ = first(MarginalValue(config()), question(made))
-        assert chosen[1].gpus == gpus
+def aged(age_s, restart_s, **settings):
+    """Return the policy and a question about a job of unknown length on four of eight GPUs."""
+    made = cluster(({"n1": 4}, {"restart_s": restart_s}))
+    made.jobs = [dataclasses.replace(job, submit_time=NOW - age_s) for job in made.jobs]
+    return MarginalValue(config(**settings)), question(made)
+
+
+def test_a_change_at_unknown_length_costs_the_gpus_that_stand_idle_meanwhile():
+    policy, asked = aged(3600.0, 600.0, price=0.5, hysteresis=0.0)
+    weighed = policy.weigh(asked)
+    eight = weighed.table.configurations.gpus == 8
+    left = weighed.scaled[0, eight] / weighed.gain[0, eight]
+    assert left == pytest.approx(3600 / (3600 + 600 * (1 + 0.5 * 8)))
+
+
+@pytest.mark.parametrize(("age_s", "gpus"), [(900.0, 4), (2 * 86_400.0, 8)])
+def test_a_change_at_unknown_length_is_worth_more_the_older_the_job(age_s, gpus):
+    policy, asked = aged(age_s, 1000.0)
+    assert first(policy, asked)[0][1].gpus == gpus
 
 
 def test_lengths_count_less_where_there_are_many_gpus_per_job():

@@ -14,6 +14,7 @@ import pytest
 from slurm_elastic.training.checkpoint import dcp_files
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.sampler import Cursor
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.checkpoint_ranks import (
     NAMES,
     CheckpointRanks,
@@ -250,6 +251,6 @@ def _leave_alone(root: Path) -> None:
 def test_a_thread_that_waits_for_a_dead_writer_ends_with_the_script(tmp_path: Path) -> None:
     process = PROCESSES.Process(target=_leave_alone, args=(tmp_path,))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 3
     assert [p.name for p in tmp_path.glob("step_*")] == ["step_00000001"]

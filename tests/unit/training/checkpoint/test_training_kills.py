@@ -20,10 +20,10 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     open_checkpoint,
 )
 from slurm_elastic.training.signals import STOPPED, exit_now
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.kill_points import KillPoint
 from tests.support.trainings.training_runs import (
     BATCH,
-    PATIENCE_S,
     PROCESSES,
     SAMPLES,
     FakeLauncher,
@@ -36,7 +36,7 @@ EPOCHS = 5
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 #: A save is up to 30 operations on the directory, a start 450 lines of the library, a step with
 #: its save 1,700. A count beyond that is reached a step later.
-OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 30, 450, 1700
+OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 35, 450, 1700
 KILL_WAIT_S = 2.0
 #: Ten kills in each of these.
 TRAININGS: list[dict[str, Any]] = [
@@ -46,6 +46,7 @@ TRAININGS: list[dict[str, Any]] = [
     {"optimizer": "adamw", "directive": "1-8,parallel=pipeline"},
     {"optimizer": "sgd", "directive": "1-8,parallel=pipeline", "background": True},
     {"optimizer": "adamw", "shard": True},
+    {"optimizer": "sgd", "model": "cosmology", "directive": "1-8,parallel=spatial"},
 ]
 #: Exit codes of ranks that are not killed: lost connection, SIGTERM, SIGTERM before `init`.
 ENDED = (1, STOPPED, -signal.SIGTERM)
@@ -231,19 +232,20 @@ def same(runs: TrainingRuns, plain: TrainingRuns, history: KillHistory) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingRuns]:
-    """Return runs of one rank without kills, by optimizer."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], TrainingRuns]:
+    """Return runs of one rank without kills, by model and optimizer."""
     runs = {}
-    for optimizer in ("adamw", "sgd"):
-        runs[optimizer] = TrainingRuns(tmp_path_factory.mktemp(optimizer))
-        runs[optimizer].run(1, optimizer=optimizer, epochs=EPOCHS, padding_kb=1)
+    for model, optimizer in (("plain", "adamw"), ("plain", "sgd"), ("cosmology", "sgd")):
+        alone = TrainingRuns(tmp_path_factory.mktemp(f"{model}-{optimizer}"))
+        alone.run(1, model=model, optimizer=optimizer, epochs=EPOCHS, padding_kb=1)
+        runs[model, optimizer] = alone
     return runs
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(len(TRAININGS)))
 def test_a_training_with_ten_kills_equals_an_undisturbed_one(
-    runs: TrainingRuns, undisturbed: dict[str, TrainingRuns], seed: int
+    runs: TrainingRuns, undisturbed: dict[tuple[str, str], TrainingRuns], seed: int
 ) -> None:
     history = KillHistory(runs, [f"seed {seed}"])
     options = TRAININGS[seed % len(TRAININGS)] | {"epochs": EPOCHS, "padding_kb": 1024}
@@ -254,14 +256,14 @@ def test_a_training_with_ten_kills_equals_an_undisturbed_one(
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
     assert f"resumed from step {history.published} with 2 rank(s)" in runs.log()
-    same(runs, undisturbed[options["optimizer"]], history)
+    same(runs, undisturbed[options.get("model", "plain"), options["optimizer"]], history)
     left = [path for path in (runs.out / "ckpt").iterdir() if path.name != "latest"]
     # Two stay, and a third if the last kill came between a save and its end.
     assert len([open_checkpoint(path) for path in left]) <= 3, str(history)
 
 
 def test_a_training_with_five_kills_at_its_end_equals_an_undisturbed_one(
-    runs: TrainingRuns, undisturbed: dict[str, TrainingRuns]
+    runs: TrainingRuns, undisturbed: dict[tuple[str, str], TrainingRuns]
 ) -> None:
     history = KillHistory(runs, [])
     options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1024}
@@ -275,11 +277,11 @@ def test_a_training_with_five_kills_at_its_end_equals_an_undisturbed_one(
         attempt(runs, kill, history, **options)
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
-    same(runs, undisturbed["adamw"], history)
+    same(runs, undisturbed["plain", "adamw"], history)
 
 
 def test_kills_of_ranks_that_wait_at_their_checkpoint(
-    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[str, TrainingRuns]
+    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[tuple[str, str], TrainingRuns]
 ) -> None:
     history = KillHistory(runs, [])
     options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1}
@@ -300,11 +302,11 @@ def test_kills_of_ranks_that_wait_at_their_checkpoint(
         assert history.published == saved == max(runs.losses())
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
-    same(runs, undisturbed["adamw"], history)
+    same(runs, undisturbed["plain", "adamw"], history)
 
 
 def test_kills_while_ranks_save_to_change_their_layout(
-    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[str, TrainingRuns]
+    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[tuple[str, str], TrainingRuns]
 ) -> None:
     history = KillHistory(runs, [])
     options: dict[str, Any] = {"optimizer": "sgd", "epochs": EPOCHS, "padding_kb": 1}
@@ -327,7 +329,7 @@ def test_kills_while_ranks_save_to_change_their_layout(
     launcher.set_orders(layout=now)
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
-    same(runs, undisturbed["sgd"], history)
+    same(runs, undisturbed["plain", "sgd"], history)
 
 
 def leave_with_children() -> None:

@@ -16,6 +16,7 @@ from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.ranks.process_group import RankGroup
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.small_buckets import SmallBuckets
 from tests.support.trainings.training_runs import PROCESSES, unused_port
 
@@ -131,7 +132,7 @@ def outcomes(out: Path, size: int, *arguments: Any) -> list[dict[str, Any]]:
     for process in running:
         process.start()
     for process in running:
-        process.join(60)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in running] == [0] * size
     return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.fixed_criterion import FixedCriterion
 from tests.support.trainings.training_runs import PROCESSES, unused_port
 
@@ -72,7 +73,7 @@ def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in ranks] == [0] * size
     logs = [(out / f"rank{rank}.jsonl").read_text().splitlines() for rank in range(size)]
     return [[json.loads(line) for line in log] for log in logs]

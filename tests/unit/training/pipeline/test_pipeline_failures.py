@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from slurm_elastic.training.pipeline import StageLayout, cut
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.pipeline_ranks import (
     LENGTHS,
-    PATIENCE_S,
     data,
     engine,
     errors,

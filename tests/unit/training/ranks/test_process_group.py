@@ -9,6 +9,7 @@ import torch
 
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.ranks.process_group import RankGroup
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 BATCH = 5
@@ -71,7 +72,7 @@ def test_gradients_of_uneven_shares_are_those_of_the_whole_batch(tmp_path: Path)
             running.append(PROCESSES.Process(target=rank_main, args=arguments))
             running[-1].start()
     for process in running:
-        process.join(60)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in running] == [0] * 6
     alone, control = torch.load(tmp_path / "1-0.pt")
     assert len(control) == CONTROL

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.container_cluster.light_trainings import PROGRAM, expected_steps
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.member_faults import MemberFault
 from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns, unused_port
 
@@ -140,7 +141,7 @@ def newcomer_dies(runs: TrainingRuns, launcher: FakeLauncher, function: str) -> 
     faults = [MemberFault(rank=47110, function=function)]
     (rank,) = runs.start_companion(4711, 1, port=port, faults=faults, **OPTIONS)
     launcher.set_companions({"4711": 1})
-    rank.join(60)
+    rank.join(PATIENCE_S)
     step = max(runs.losses(), default=0)
     runs.wait_for_step(step + 3)
     launcher.set_companions({})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.member_faults import MemberFault
 from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
@@ -77,7 +78,7 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
     disturbed.begin(2)
     ranks = disturbed.add(4711, 2, [MemberFault(rank=47110, function=LIBRARY + function)])
     for rank in ranks:
-        rank.join(30)
+        rank.join(PATIENCE_S)
     assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 1]
     disturbed.remove(4711)
     disturbed.add(4712)
@@ -151,7 +152,7 @@ def test_ranks_of_another_training_cannot_join(
     port = int(launcher.wait_for_group(can=True)["port"])
     (rank,) = runs.start_companion(4711, 1, port=port, model="narrow", **OPTIONS)
     launcher.set_companions({"4711": 1})
-    rank.join(30)
+    rank.join(PATIENCE_S)
     assert rank.exitcode == 1
     assert "it runs another training than rank 0" in runs.log()
     disturbed.end([0, 1], undisturbed)

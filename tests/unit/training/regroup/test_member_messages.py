@@ -10,8 +10,7 @@ import pytest
 
 from slurm_elastic.training.regroup.member_link import MemberLink
 from slurm_elastic.training.regroup.member_server import MemberServer
-
-PATIENCE_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 class Events:

@@ -11,6 +11,7 @@ from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLa
 def begin(runs: TrainingRuns, launcher: FakeLauncher, size: int, **options: object) -> int:
     """Start a training that companions can join; return the port for them."""
     launcher.set_companions({})
+    launcher.first_message_after_s = 1.0  # after the first step
     runs.start(size, launcher=launcher, **options)
     return int(launcher.wait_for_group(can=True)["port"])
 

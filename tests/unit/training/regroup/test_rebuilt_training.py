@@ -8,13 +8,16 @@ import pytest
 
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.parallel.fsdp import unsupported
+from tests.support.patience import PATIENCE_S
 from tests.support.trainings.member_faults import MemberFault
-from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import SAMPLES, STEPS, FakeLauncher, TrainingRuns
 from tests.unit.training.regroup.test_members_change import begin
 
 needs_fsdp = pytest.mark.skipif(bool(unsupported()), reason=unsupported())
 PIPELINE = {"directive": "1-8,parallel=pipeline"}
 LIBRARY = "slurm_elastic.training."
+#: Epochs of a training that does not end before the changes of a test.
+LONG = 20
 HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
 
 
@@ -45,8 +48,8 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     alone = {k: v for k, v in options.items() if k not in ("shard", "directive")}
-    plain.run(1, **alone)
-    options = options | {"step_s": 0.05}
+    plain.run(1, epochs=LONG, **alone)
+    options = options | {"step_s": 0.05, "epochs": LONG}
     port = begin(runs, launcher, sizes[0], **options)
     joining = sizes[1] - sizes[0]
     runs.start_companion(4711, joining, port=port, **options)
@@ -58,11 +61,12 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     left = launcher.wait_for_group(generation=2)
     assert left["companions"] == {}
     assert not left["lost"]
+    runs.hurry()
     assert runs.join() == [0] * sizes[1], runs.log()
     assert runs.sizes() == sizes
     assert runs.layouts() == layouts
-    assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
-    assert sorted(runs.losses()) == list(range(1, STEPS + 1))
+    assert runs.samples() == [Counter(range(SAMPLES))] * LONG
+    assert sorted(runs.losses()) == list(range(1, 6 * LONG + 1))
     assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
@@ -84,7 +88,7 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
     fault = MemberFault(rank=47110, function=f"{LIBRARY}regroup.{function}")
     (rank,) = runs.start_companion(4711, 1, port=port, faults=[fault], **options)
     launcher.set_companions({"4711": 1})
-    rank.join(30)
+    rank.join(PATIENCE_S)
     runs.start_companion(4712, 1, port=port, **options)
     launcher.set_companions({"4712": 1})
     launcher.wait_for_group(companions={"4712": 1})
@@ -134,16 +138,18 @@ def test_a_checkpoint_that_fails_postpones_the_change(
 def test_another_layout_is_taken_without_the_end_of_the_companions(
     launcher: FakeLauncher, runs: TrainingRuns
 ) -> None:
-    options = PIPELINE | {"step_s": 0.05}
+    options = PIPELINE | {"step_s": 0.05, "epochs": LONG}
     port = begin(runs, launcher, 2, **options)
     runs.start_companion(4711, 2, port=port, **options)
     launcher.set_companions({"4711": 2})
     joined = launcher.wait_for_group(companions={"4711": 2})
     runs.wait_for_step(joined["step"] + 1)
     launcher.set_orders(layout="2x2")
+    launcher.wait_for("training", layout="2x2")
+    runs.hurry()
     assert runs.join() == [0] * 4, runs.log()
     assert runs.layouts() == ["1x2", "1x4", "2x2"]
-    assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
+    assert runs.samples() == [Counter(range(SAMPLES))] * LONG
 
 
 @needs_fsdp

@@ -24,6 +24,7 @@ class Growth:
         self.t.kind, self.t.joins = ResizeKind.IN_PLACE, [PlannedCompanion("n1", 2, 20)]
         self.t.tries = int(released)
         self.t.entered["START"] = 1000.0
+        self.mark = CompanionComment(base=7, run=self.t.run, change=self.t.id)
         steps = "slurm_elastic.controller.transitions.steps.in_place_steps.time.time"
         monkeypatch.setattr(steps, lambda: 1000.0 + elapsed_s)
 
@@ -36,7 +37,7 @@ class Growth:
             required_nodes=("n1",),
             state=companion_state,
             reason="JobHeldAdmin" if not self.t.tries else "Resources",
-            companion=CompanionComment(base=7, run=self.t.run, change=self.t.id),
+            companion=self.mark,
         )
         site = StepInputs(
             jobs={j.job_id: j for j in (BASE, *others)},
@@ -65,6 +66,31 @@ def test_no_companion_is_promised_gpus_that_another_job_has_got(monkeypatch, rel
     assert growth.advance(other) is TransitionState.CANCEL
     assert growth.t.problem.code == "gpus-taken"
     assert growth.scontrol.calls == []
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        CompanionComment(base=9, run=0, change=2),
+        CompanionComment(base=7, run=1, change=1),
+        None,
+    ],
+)
+def test_another_job_that_has_got_the_id_is_let_alone(monkeypatch, mark):
+    """slurmctld forgets young companions when it is killed, and gives their ids to other jobs."""
+    growth = Growth(released=True, elapsed_s=1.0, monkeypatch=monkeypatch)
+    growth.mark = mark
+    assert growth.advance(companion_state=JobState.RUNNING) is TransitionState.CANCEL
+    growth.t.entered["CANCEL"] = 900.0
+    assert growth.advance(companion_state=JobState.RUNNING) is TransitionState.UNDONE
+    assert growth.scontrol.calls == []
+
+
+def test_companions_of_a_change_that_is_given_up_are_cancelled(monkeypatch):
+    growth = Growth(released=True, elapsed_s=11.0, monkeypatch=monkeypatch)
+    growth.t.state, growth.t.entered["CANCEL"] = TransitionState.CANCEL, 1000.0
+    assert growth.advance(companion_state=JobState.RUNNING) is TransitionState.CANCEL
+    assert growth.scontrol.calls == [("cancel", "20")]
 
 
 def test_a_companion_with_free_gpus_is_released(monkeypatch):

@@ -1,5 +1,6 @@
 """What is done to a job in each state, and who wins when somebody interferes."""
 
+import math
 import time
 
 import pytest
@@ -24,6 +25,7 @@ class Stage:
         self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
         self.steps = TransitionSteps(self.scontrol, self.log)
         self.opened, self.down, self.beside = [], frozenset(down), ()
+        self.answering_s = math.inf
 
     def advance(self, seen, admitted=(1,)):
         """Look at the job once; the state afterwards."""
@@ -37,6 +39,7 @@ class Stage:
             open=self.opened.append,
             per_node={"gpu": {"a100": 4}},
             lease_s=300,
+            answering_s=self.answering_s,
         )
         self.steps.advance(self.t, present_job(self.t, site.jobs), site, self.enter)
         return self.t.state
@@ -74,6 +77,25 @@ def test_the_whole_way():
     assert stage.advance(job({"n2": 4}, run=1)) is TransitionState.CLEAR
     assert stage.advance(job({"n2": 4}, run=1, reservation="selastic_1")) is TransitionState.DONE
     assert stage.scontrol.calls[-2:] == [("release", "7"), ("update", "7", {"ReservationName": ""})]
+
+
+def test_a_job_that_starts_without_gpus_is_requeued_and_then_queued():
+    stage = moving(TransitionState.VERIFY)
+    gpuless = job(state=JobState.RUNNING, run=1)
+    assert stage.advance(gpuless) is TransitionState.REQUEUE
+    assert stage.advance(gpuless) is TransitionState.DRAIN
+    assert stage.scontrol.calls == [("requeue", "7")]
+    assert stage.advance(job(run=2)) is TransitionState.RESHAPE
+    assert stage.advance(job(run=2)) is TransitionState.COOL
+    stage.enter(stage.t, TransitionState.VERIFY)
+    again = job(state=JobState.RUNNING, run=2)
+    assert stage.advance(again) is TransitionState.REQUEUE
+    assert stage.advance(again) is TransitionState.DRAIN
+    assert stage.advance(job(run=3)) is TransitionState.RESHAPE
+    assert stage.advance(job(run=3)) is TransitionState.UNDONE
+    assert stage.t.problem == Reason("no-gpus-held")
+    assert stage.scontrol.fields()["StartTime"] == "now"
+    assert stage.scontrol.fields()["ReqNodeList"] == ""
 
 
 @pytest.mark.parametrize(
@@ -259,6 +281,91 @@ def test_gpus_that_are_taken_after_all_are_not_waited_for():
     stage.t.entered["VERIFY"] = time.time() - 7
     assert stage.advance(job(**PENDING)) is TransitionState.RESHAPE
     assert stage.t.target == stage.t.old
+
+
+def test_a_start_that_a_killed_slurmctld_may_have_forgotten_is_not_repeated_at_once():
+    """The job's node runs it, ends it when slurmctld asks, and refuses another start just then."""
+    stage = moving(TransitionState.VERIFY)
+    stage.t.entered["VERIFY"], stage.answering_s = time.time() - 9, 1.0
+    assert stage.advance(job(**PENDING)) is TransitionState.VERIFY
+    assert not stage.scontrol.calls
+    stage.answering_s = 7.0
+    assert stage.advance(job(**PENDING)) is TransitionState.VERIFY
+    assert stage.scontrol.fields()["StartTime"] == "now"
+
+
+def requeued(state, **fields):
+    """Return a stage whose job was requeued, which slurmctld then forgets."""
+    return moving(state, entered={"REQUEUE": 0.0, "DRAIN": 0.1, state.value: 0.2}, **fields)
+
+
+def ended(end_state="FAILED", *, run=0, at=2.0, **fields):
+    end = {"end_state": end_state, "end_time": at, "exit_code": 143}
+    return job(state=JobState.ENDED, run=run, **end, **fields)
+
+
+@pytest.mark.parametrize("end_state", ["FAILED", "COMPLETED"])
+@pytest.mark.parametrize("state", ["DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY"])
+def test_a_job_that_a_forgotten_requeue_has_ended_is_sent_back(state, end_state):
+    stage = requeued(TransitionState(state))
+    if state != "DRAIN":
+        assert stage.advance(ended(end_state)) is TransitionState.DRAIN
+    assert stage.advance(ended(end_state)) is TransitionState.DRAIN
+    assert stage.scontrol.calls == [("requeue_ended", "7")]
+    assert stage.advance(job(run=1, gpus=1)) is TransitionState.RESHAPE, "the change goes on"
+
+
+@pytest.mark.parametrize("state", ["RESHAPE", "COOL", "RELEASE", "VERIFY"])
+def test_a_forgotten_requeue_is_sent_again(state):
+    stage = requeued(TransitionState(state))
+    assert stage.advance(job({"n1": 1})) is TransitionState.REQUEUE
+    assert stage.advance(job({"n1": 1})) is TransitionState.DRAIN
+    assert stage.scontrol.calls == [("requeue", "7")]
+
+
+@pytest.mark.parametrize(
+    ("state", "tries", "end"),
+    [
+        ("NOTIFY", 0, ended()),
+        ("REQUEUE", 0, ended()),
+        ("REQUEUE", 1, ended("COMPLETED")),
+        ("DRAIN", 0, ended("COMPLETED", at=0.0)),
+        ("DRAIN", 0, ended("CANCELLED")),
+        ("DRAIN", 0, ended("TIMEOUT")),
+        ("DRAIN", 0, ended(run=1)),
+        ("VERIFY", 0, ended(run=1)),
+        ("CLEAR", 0, ended()),
+    ],
+)
+def test_any_other_end_is_the_end(state, tries, end):
+    stage = requeued(TransitionState(state), tries=tries)
+    if state in ("NOTIFY", "REQUEUE"):
+        del stage.t.entered["DRAIN"]
+    if state == "NOTIFY":
+        del stage.t.entered["REQUEUE"]
+    assert stage.advance(end) is TransitionState.ENDED
+    assert stage.scontrol.calls == []
+
+
+def test_a_requeue_without_an_answer_may_have_been_carried_out_and_forgotten():
+    stage = requeued(TransitionState.REQUEUE, tries=1)
+    assert stage.advance(ended()) is TransitionState.DRAIN
+    assert stage.advance(ended()) is TransitionState.DRAIN
+    assert stage.scontrol.calls == [("requeue_ended", "7")]
+
+
+def test_an_end_that_slurm_does_not_take_back_is_the_end():
+    stage = requeued(TransitionState.DRAIN)
+    stage.scontrol.refuse = "Requested operation is presently disabled"
+    for _ in range(4):
+        with pytest.raises(ScontrolError):
+            stage.advance(ended())
+    assert stage.advance(ended()) is TransitionState.ENDED
+
+
+def test_a_job_that_was_waiting_is_not_taken_for_a_requeued_one():
+    stage = Stage(transition({"n2": 4}, None, TransitionState.VERIFY))
+    assert stage.advance(ended()) is TransitionState.ENDED
 
 
 def test_a_shrunk_job_gets_a_longer_limit_and_a_limit_set_by_hand_stays(monkeypatch):

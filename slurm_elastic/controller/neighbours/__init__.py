@@ -1,0 +1,1 @@
+"""How jobs on one node slow each other down."""

@@ -1,0 +1,182 @@
+"""`[neighbours]`: learns from reports how jobs on one node slow each other down.
+
+Reports come from other threads; everything else happens in rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.report import LEAST_STEPS, Report
+from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
+from slurm_elastic.models.colocation.node_sharing import (
+    SharingLearner,
+    StepTime,
+    application_of,
+    tenants,
+)
+from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
+from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
+
+_NAME = "neighbour_speeds"
+#: Seconds between two writes to the ledger.
+_WRITE_S = 300.0
+#: Longer than this between two reports, and the time of the steps between them is not known.
+_MOST_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A job on the nodes of another one.
+
+    Attributes:
+        job_id: of the neighbour.
+        nodes: that both stand on.
+        speed: of the job beside it, on the node where that is slowest.
+        other: speed of the neighbour beside the job, on that node.
+    """
+
+    job_id: int
+    nodes: tuple[str, ...]
+    speed: NeighbourSpeed
+    other: NeighbourSpeed
+
+
+class NeighbourLearning:
+    """Knowledge of one controller about the speeds of neighbours.
+
+    Args:
+        config: of the site; set anew at a reconfiguration.
+        ledger: keeps what is learned.
+    """
+
+    def __init__(self, config: Config, ledger: Ledger) -> None:
+        self.config = config
+        self._ledger = ledger
+        self._learner: SharingLearner | None = None
+        #: Time of the newest report of each job with a step time, and the application it states.
+        self._last: dict[int, tuple[int, float]] = {}
+        self._stated: dict[int, str] = {}
+        self._written = (0.0, 0)
+
+    @property
+    def learner(self) -> SharingLearner:
+        """The learner, read from the ledger at first."""
+        if self._learner is None:
+            self._learner = SharingLearner(SharedSpeeds.of_json(self._ledger.get(_NAME)))
+        return self._learner
+
+    def report(self, report: Report, job: Job, now: float) -> None:
+        """Keep the step time of a report, if it is one of the job's present shape."""
+        if self.config.neighbours.mode == "off" or report.run != job.run:
+            return
+        if report.application:
+            self._stated[job.job_id] = application_of(job, report.application)
+        held = job.allocation
+        if (
+            not held
+            or held.gpus != report.gpus
+            or not report.step_time_s
+            or not report.global_batch
+            or report.steps_measured < LEAST_STEPS
+        ):
+            return
+        run, since = self._last.get(job.job_id, (-1, 0.0))
+        self._last[job.job_id] = (report.run, now)
+        learner = self._learner
+        if learner is None or run != report.run or now - since > _MOST_S:
+            return
+        learner.note(
+            StepTime(
+                key=job.key,
+                run=report.run,
+                begin=since,
+                end=now,
+                step_s=report.step_time_s,
+                setting=_setting(report, len(held.nodes)),
+                cpus=report.busy_cpus,
+            )
+        )
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Learn from the reports before a snapshot, and write what is learned now and then.
+
+        Raises:
+            LedgerError: it could not be written; the next round tries again.
+        """
+        if self.config.neighbours.mode == "off":
+            return
+        learner = self.learner
+        learner.follow(snapshot, self._stated)
+        alive = snapshot.job.keys()
+        self._last = {k: v for k, v in list(self._last.items()) if k in alive}
+        self._stated = {k: v for k, v in list(self._stated.items()) if k in alive}
+        at, changes = self._written
+        if learner.speeds.changes != changes and snapshot.time - at >= _WRITE_S:
+            self._ledger.put(_NAME, learner.speeds.to_json())
+            self._written = (snapshot.time, learner.speeds.changes)
+
+    def table(self, snapshot: Snapshot) -> NeighbourTable | None:
+        """Return what placement is to count; None: nothing."""
+        learner = self._learner
+        if self.config.neighbours.mode != "act" or not learner or not learner.speeds.measured:
+            return None
+        return self._table(snapshot, learner)
+
+    def neighbours(self, snapshot: Snapshot) -> dict[int, tuple[Neighbour, ...]]:
+        """Return the neighbours of each running elastic job, for answers."""
+        if self.config.neighbours.mode == "off" or self._learner is None:
+            return {}
+        table, on_node = self._table(snapshot, self._learner), tenants(snapshot)
+        return {
+            job.job_id: rows
+            for job in snapshot.jobs
+            if job.elastic
+            and job.state is JobState.RUNNING
+            and (rows := _neighbours(job, snapshot, on_node, table))
+        }
+
+    def _table(self, snapshot: Snapshot, learner: SharingLearner) -> NeighbourTable:
+        return NeighbourTable(snapshot, learner.speeds, self._stated, self.config.neighbours)
+
+
+def _neighbours(
+    job: Job, snapshot: Snapshot, on_node: Mapping[str, Any], table: NeighbourTable
+) -> tuple[Neighbour, ...]:
+    """Return the neighbours of a job, the one that slows it most first."""
+    pairs: dict[int, list[tuple[str, NeighbourSpeed, NeighbourSpeed]]] = {}
+    for name, gpus in job.allocation.shares if job.allocation else ():
+        for other, other_gpus in on_node.get(name, ()) if name in snapshot.node else ():
+            if other.job_id != job.job_id:
+                own, beside = (job.job_id, gpus), (other.job_id, other_gpus)
+                pairs.setdefault(other.job_id, []).append(
+                    (name, table.speed(name, own, beside), table.speed(name, beside, own))
+                )
+    rows = []
+    for other_id, found in pairs.items():
+        _, speed, other_speed = min(found, key=lambda row: row[1].speed)
+        nodes = tuple(name for name, _, _ in found)
+        rows.append(Neighbour(job_id=other_id, nodes=nodes, speed=speed, other=other_speed))
+    return tuple(sorted(rows, key=lambda row: (row.speed.speed, row.job_id)))
+
+
+def _setting(report: Report, nodes: int) -> str:
+    """Return what sets the step time of a job, besides its neighbours."""
+    parts = (
+        report.gpu_type,
+        report.gpus,
+        nodes,
+        report.global_batch,
+        report.micro_batch,
+        report.accumulation,
+        report.micro_batches,
+        report.plan or report.layout,
+        report.exchange,
+        report.frozen or 0,
+    )
+    return "|".join("" if p is None else str(p) for p in parts)

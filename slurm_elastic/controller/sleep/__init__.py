@@ -1,0 +1,1 @@
+"""Idle nodes that could sleep."""

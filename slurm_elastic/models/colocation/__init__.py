@@ -1,0 +1,1 @@
+"""Slowdown of jobs that share a GPU or a node."""

@@ -1,0 +1,198 @@
+"""Which jobs stand on one node, and what is learned from the step times of such jobs.
+
+A step time counts if the same jobs held the same GPUs of the job's nodes while it was measured, and
+the GPUs and CPUs in use there are those of known jobs. Without another job it is a measurement of
+the job alone; beside others on one of its nodes, of these pairs (`SharedSpeeds.record_shared`).
+Rigid jobs are neighbours, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.core.cluster import Job, JobState, Node, Snapshot
+from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+
+#: States in which a job uses its node.
+_USING = (JobState.RUNNING, JobState.COMPLETING)
+#: Seconds of step times that make one measurement.
+MEASURED_S = 30.0
+#: Part of a node's CPUs that jobs may use that are not known.
+_UNKNOWN_CPUS = 0.25
+#: Most step times that wait for the next snapshot.
+_WAITING = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Median time of a job's steps between two times (epoch s).
+
+    Attributes:
+        key, run: of the job's attempt.
+        setting: everything else that sets the step time: GPUs, batch, layout.
+        cpus: CPUs that the job kept busy for each of its GPUs; None: not measured.
+    """
+
+    key: str
+    run: int
+    begin: float
+    end: float
+    step_s: float
+    setting: str
+    cpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """Jobs on the nodes of one job: (node, own GPUs), and (node, job id, key, GPUs) of others."""
+
+    run: int
+    own: tuple[tuple[str, int], ...]
+    others: frozenset[tuple[str, int, str, int]]
+
+
+def node_type(node: Node) -> str:
+    """Return the name by which nodes with the same hardware share measurements."""
+    return f"{node.gpu_type or 'gpu'}*{node.gpus}/{node.cpus}"
+
+
+def application_of(job: Job, stated: str = "") -> str:
+    """Return the name of a job's training: of its user, as stated or by the job's name."""
+    return f"{job.user}/{stated or job.name}"
+
+
+def tenants(snapshot: Snapshot) -> dict[str, list[tuple[Job, int]]]:
+    """Return the jobs on each node in use, and how many of its GPUs they hold."""
+    on_node: dict[str, list[tuple[Job, int]]] = {}
+    for job in snapshot.jobs:
+        if job.state in _USING and job.allocation is not None:
+            for name, gpus in job.allocation.shares:
+                on_node.setdefault(name, []).append((job, gpus))
+    return on_node
+
+
+class SharingLearner:
+    """Assigns step times to pairs of jobs; not for several threads, but for `note`.
+
+    Args:
+        speeds: what is learned.
+    """
+
+    def __init__(self, speeds: SharedSpeeds) -> None:
+        self.speeds = speeds
+        self._noted: deque[StepTime] = deque(maxlen=_WAITING)
+        self._companies: dict[str, tuple[_Company, float]] = {}
+        self._collected: dict[str, list[StepTime]] = {}
+
+    def note(self, step_time: StepTime) -> None:
+        """Keep a step time until the next snapshot shows that nothing has changed meanwhile."""
+        self._noted.append(step_time)
+
+    def follow(self, snapshot: Snapshot, applications: Mapping[int, str]) -> None:
+        """Learn from the step times noted before a snapshot.
+
+        Args:
+            snapshot: the cluster.
+            applications: of the jobs that state one, by id.
+        """
+        on_node = tenants(snapshot)
+        unknown = {name for name in on_node if _has_unknown_jobs(snapshot.node.get(name), on_node)}
+        companies: dict[str, tuple[_Company, float]] = {}
+        unchanged: dict[str, tuple[Job, _Company, float]] = {}
+        for job in snapshot.jobs:
+            held = job.allocation
+            if job.submission is None or job.state is not JobState.RUNNING or not held:
+                continue
+            if not unknown.isdisjoint(held.nodes):
+                continue
+            company = _Company(job.run, held.shares, _others(job, on_node))
+            old, since = self._companies.get(job.key, (None, snapshot.time))
+            companies[job.key] = (company, since if old == company else snapshot.time)
+            if old == company:
+                unchanged[job.key] = (job, company, since)
+        self._companies = companies
+        self._collected = {k: v for k, v in self._collected.items() if k in unchanged}
+        waiting = [self._noted.popleft() for _ in range(len(self._noted))]
+        for step_time in waiting:
+            if step_time.end > snapshot.time:
+                self._noted.append(step_time)
+                continue
+            present = unchanged.get(step_time.key)
+            if present is None:
+                continue
+            job, company, since = present
+            if step_time.begin >= since and step_time.run == job.run:
+                self._collect(job, company, step_time, snapshot, applications)
+
+    def _collect(
+        self,
+        job: Job,
+        company: _Company,
+        step_time: StepTime,
+        snapshot: Snapshot,
+        applications: Mapping[int, str],
+    ) -> None:
+        collected = self._collected.setdefault(job.key, [])
+        if collected and collected[-1].setting != step_time.setting:
+            collected.clear()
+        collected.append(step_time)
+        if sum(s.end - s.begin for s in collected) < MEASURED_S:
+            return
+        del self._collected[job.key]
+        step_s = statistics.median(s.step_s for s in collected)
+        cpus = [s.cpus for s in collected if s.cpus is not None]
+        application = applications.get(job.job_id) or application_of(job)
+        neighbours = {job_id for _, job_id, _, _ in company.others}
+        if cpus:
+            use = statistics.median(cpus)
+            self.speeds.record_use(application, use, alone=not neighbours)
+        if not neighbours:
+            self.speeds.record_alone(application, step_time.setting, step_s)
+        elif len(neighbours) == 1 or len({name for name, _, _, _ in company.others}) == 1:
+            # A neighbour on several nodes counts where it has most GPUs.
+            name = max(company.others, key=lambda o: (o[3], o[0]))[0]
+            node = snapshot.node[name]
+            others = sorted(o for o in company.others if o[0] == name)
+            self.speeds.record_shared(
+                PartOfNode(
+                    application=application, gpus=dict(company.own)[name], node_cpus=node.cpus
+                ),
+                [
+                    PartOfNode(
+                        application=applications.get(other_id)
+                        or application_of(snapshot.job[other_id]),
+                        gpus=gpus,
+                        node_cpus=node.cpus,
+                    )
+                    for _, other_id, _, gpus in others
+                ],
+                node_type=node_type(node),
+                setting=step_time.setting,
+                step_s=step_s,
+            )
+
+
+def _others(
+    job: Job, on_node: Mapping[str, list[tuple[Job, int]]]
+) -> frozenset[tuple[str, int, str, int]]:
+    return frozenset(
+        (name, other.job_id, other.key, gpus)
+        for name in (job.allocation.nodes if job.allocation else ())
+        for other, gpus in on_node.get(name, ())
+        if other.job_id != job.job_id
+    )
+
+
+def _has_unknown_jobs(node: Node | None, on_node: Mapping[str, list[tuple[Job, int]]]) -> bool:
+    """Return whether GPUs or many CPUs of a node are in use by jobs that are not known here."""
+    if node is None:
+        return True
+    present = on_node[node.name]
+    cpus = sum(max(1.0, job.cpus_per_gpu) * gpus for job, gpus in present)
+    return (
+        node.used_gpus > sum(gpus for _, gpus in present)
+        or node.used_cpus - cpus > _UNKNOWN_CPUS * node.cpus
+    )

@@ -1,0 +1,228 @@
+"""What a cluster has learned of jobs that stand on one node: speed alone, use, and slowdown.
+
+Step times are compared only between equal settings of one application (`setting`): the time alone
+over the time beside another job is its speed there. An application is a training of one user.
+
+>>> speeds = SharedSpeeds()
+>>> speeds.record_alone("ann/bert", "4 GPUs", 0.9)
+>>> job = PartOfNode(application="ann/bert", gpus=4, node_cpus=32)
+>>> other = PartOfNode(application="bob/gpt", gpus=4, node_cpus=32)
+>>> speeds.record_shared(job, [other], node_type="a100", setting="4 GPUs", step_s=1.0)
+0.9
+>>> speeds.of("a100", job, other).measured
+1
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed, NeighbourSpeeds
+from slurm_elastic.models.colocation.slowdown_model import AloneLoad, SharedRun
+
+#: Latest times alone that are kept of a setting.
+_TIMES = 9
+#: Most settings, applications, and measurements of a node type that are kept.
+_SETTINGS, _APPLICATIONS, _RUNS = 2_000, 2_000, 1_000
+#: Weight of the newest measurement of what an application uses.
+_NEWEST = 0.2
+#: Measurements of a pair that count for decisions.
+ENOUGH = 2
+#: A job is not slowed at this part of its speed alone.
+_UNSLOWED = 0.97
+#: Speeds outside are no effect of a neighbour.
+_LEAST_SPEED, _MOST_SPEED = 0.05, 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOfNode:
+    """A job's part of one node; `gpus` and `node_cpus` of the node."""
+
+    application: str
+    gpus: int
+    node_cpus: int = 0
+
+
+class SharedSpeeds:
+    """Learned data of all node types; not for several threads."""
+
+    def __init__(self) -> None:
+        self._speeds = NeighbourSpeeds(boosted=False, neutral=True, keep=_RUNS)
+        #: Latest step times alone, by (application, setting); the least recently used first.
+        self._alone: dict[tuple[str, str], deque[float]] = {}
+        #: CPUs in use per GPU, by application, and whether that was measured alone.
+        self._use: dict[str, tuple[float, bool]] = {}
+        self.changes = 0
+
+    def record_use(self, application: str, cpus_per_gpu: float, *, alone: bool) -> None:
+        """Record the CPUs that an application keeps busy; those alone outweigh the others."""
+        old = self._use.pop(application, None)
+        if old is not None and old[1] == alone:
+            cpus_per_gpu = old[0] + _NEWEST * (cpus_per_gpu - old[0])
+        elif old is not None and old[1]:
+            cpus_per_gpu, alone = old
+        self._use[application] = (cpus_per_gpu, alone)
+        _drop_oldest(self._use, _APPLICATIONS)
+        self.changes += 1
+
+    def record_alone(self, application: str, setting: str, step_s: float) -> None:
+        """Record a step time of an application without a neighbour."""
+        times = self._alone.pop((application, setting), None) or deque(maxlen=_TIMES)
+        times.append(step_s)
+        self._alone[application, setting] = times
+        _drop_oldest(self._alone, _SETTINGS)
+        self.changes += 1
+
+    def record_shared(
+        self,
+        job: PartOfNode,
+        others: Sequence[PartOfNode],
+        *,
+        node_type: str,
+        setting: str,
+        step_s: float,
+    ) -> float | None:
+        """Record a step time beside other jobs on one node.
+
+        Beside several, the speeds of the pairs multiply. If one pair is not known yet, it accounts
+        for what the others leave over; if all are known, they share the difference. If several are
+        not known, nothing is learned of a slow job, and of one that is not slowed, that none slows
+        it.
+
+        Returns:
+            The speed relative to that alone; None: nothing was learned, as the application was
+            never alone in this setting, or the time has another cause.
+        """
+        times = self._alone.get((job.application, setting))
+        if not times or step_s <= 0 or not others:
+            return None
+        speed = statistics.median(times) / step_s
+        if not _LEAST_SPEED <= speed <= _MOST_SPEED:
+            return None
+        shares = self._attributed(node_type, job, others, min(speed, 1.0))
+        load = self.load(job)
+        self._speeds.add(
+            node_type,
+            [SharedRun(job=load, other=self.load(o), speed=s) for o, s in shares],
+        )
+        self.changes += bool(shares)
+        return speed
+
+    def _attributed(
+        self, node_type: str, job: PartOfNode, others: Sequence[PartOfNode], speed: float
+    ) -> list[tuple[PartOfNode, float]]:
+        """Return the speed of a job beside each of several others by its speed beside all."""
+        if len(others) == 1:
+            return [(others[0], speed)]
+        load = self.load(job)
+        measured = [self._speeds.measured(node_type, load, self.load(o)) for o in others]
+        means = {
+            i: statistics.fmean(speeds)
+            for i, speeds in enumerate(measured)
+            if len(speeds) >= ENOUGH
+        }
+        rest = speed / math.prod(means.values())
+        if len(means) == len(others):
+            correction = rest ** (1 / len(others))
+            return [(others[i], min(1.0, mean * correction)) for i, mean in means.items()]
+        unknown = [other for i, other in enumerate(others) if i not in means]
+        if len(unknown) > 1 and rest < _UNSLOWED:
+            return []
+        return [(other, min(1.0, rest) ** (1 / len(unknown))) for other in unknown]
+
+    def of(self, node_type: str, job: PartOfNode, other: PartOfNode) -> NeighbourSpeed:
+        """Return the predicted speed of a job beside another one; 1 where nothing is known."""
+        return self._speeds.of(node_type, self.load(job), self.load(other))
+
+    def load(self, part: PartOfNode) -> AloneLoad:
+        """Return what an application uses of a node."""
+        use = self._use.get(part.application)
+        known = use is not None and part.node_cpus > 0
+        compute = use[0] * part.gpus / part.node_cpus if use is not None and known else 0.0
+        return AloneLoad(
+            application=part.application,
+            gpus=part.gpus,
+            compute=min(1.0, compute),
+            memory_bus=0.0,
+            known=known,
+        )
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything is known of any pair."""
+        return bool(self._speeds.node_types)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all as JSON, as the ledger keeps it."""
+        return {
+            "alone": [[a, s, [_six(t) for t in times]] for (a, s), times in self._alone.items()],
+            "use": [[a, _six(cpus), alone] for a, (cpus, alone) in self._use.items()],
+            "runs": [
+                [node_type, *_row(run.job), *_row(run.other), _six(run.speed)]
+                for node_type in self._speeds.node_types
+                for run in self._speeds.runs(node_type)
+            ],
+        }
+
+    @classmethod
+    def of_json(cls, value: Any) -> SharedSpeeds:
+        """Return what `to_json` wrote; what cannot be read is left out."""
+        speeds = cls()
+        value = value if isinstance(value, dict) else {}
+        for row in _rows(value.get("alone"), 3):
+            times = [float(t) for t in row[2] if _is_number(t)] if type(row[2]) is list else []
+            if times and isinstance(row[0], str) and isinstance(row[1], str):
+                speeds._alone[row[0], row[1]] = deque(times, maxlen=_TIMES)
+        for application, cpus, alone in _rows(value.get("use"), 3):
+            if isinstance(application, str) and _is_number(cpus):
+                speeds._use[application] = (float(cpus), bool(alone))
+        of_types: dict[str, list[SharedRun]] = {}
+        for node_type, *row in _rows(value.get("runs"), 10):
+            job, other, speed = _load(row[:4]), _load(row[4:8]), row[8]
+            if isinstance(node_type, str) and job and other and _is_number(speed):
+                of_types.setdefault(node_type, []).append(
+                    SharedRun(job=job, other=other, speed=float(speed))
+                )
+        for node_type, runs in of_types.items():
+            speeds._speeds.add(node_type, runs)
+        return speeds
+
+
+def _row(load: AloneLoad) -> list[Any]:
+    return [load.application, load.gpus, _six(load.compute), load.known]
+
+
+def _load(row: list[Any]) -> AloneLoad | None:
+    application, gpus, compute, known = row
+    if not (isinstance(application, str) and type(gpus) is int and _is_number(compute)):
+        return None
+    return AloneLoad(
+        application=application,
+        gpus=gpus,
+        compute=float(compute),
+        memory_bus=0.0,
+        known=bool(known),
+    )
+
+
+def _rows(value: Any, length: int) -> list[list[Any]]:
+    rows = value if isinstance(value, list) else []
+    return [row for row in rows if isinstance(row, list) and len(row) == length]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e12
+
+
+def _six(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _drop_oldest(values: dict[Any, Any], most: int) -> None:
+    while len(values) > most:
+        del values[next(iter(values))]

@@ -1,0 +1,1 @@
+"""Nodes in use, seen from the past: series and forecasts."""

@@ -1,0 +1,1 @@
+"""Which jobs stand beside each other."""

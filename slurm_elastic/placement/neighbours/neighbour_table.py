@@ -1,0 +1,87 @@
+"""Predicted slowdown of jobs on one node, as one round uses it.
+
+A pair hurts if the speed of either job beside the other is predicted below the gate. Nothing is
+predicted, and no place is avoided, before a pair was measured twice or the model of its node type
+has enough measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.config.schema import NeighbourSettings
+from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
+from slurm_elastic.models.colocation.node_sharing import application_of, node_type
+from slurm_elastic.models.colocation.shared_speeds import ENOUGH, PartOfNode, SharedSpeeds
+
+#: A job on a node, and the GPUs that it holds there.
+Tenant = tuple[int, int]
+
+
+class NeighbourTable:
+    """Speeds of the jobs of one snapshot beside each other.
+
+    Args:
+        snapshot: the cluster.
+        speeds: what is known.
+        applications: of the jobs that state one, by id.
+        settings: `[neighbours]`.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        speeds: SharedSpeeds,
+        applications: Mapping[int, str],
+        settings: NeighbourSettings,
+    ) -> None:
+        self.gate, self.measurements = settings.gate, settings.measurements
+        self._speeds, self._nodes = speeds, snapshot.node
+        self._jobs, self._applications = snapshot.job, applications
+        self._types = {node.name: node_type(node) for node in snapshot.nodes}
+        self._known: dict[tuple[str, int, str, int, str], NeighbourSpeed] = {}
+
+    def speed(self, node: str, job: Tenant, other: Tenant) -> NeighbourSpeed:
+        """Return the speed of a job beside another one on a node."""
+        name, other_name = self._application(job[0]), self._application(other[0])
+        key = (self._types[node], job[1], name, other[1], other_name)
+        known = self._known.get(key)
+        if known is None:
+            cpus = self._nodes[node].cpus
+            known = self._speeds.of(
+                self._types[node],
+                PartOfNode(application=name, gpus=job[1], node_cpus=cpus),
+                PartOfNode(application=other_name, gpus=other[1], node_cpus=cpus),
+            )
+            self._known[key] = known
+        return known
+
+    def slowed(self, node: str, job: Tenant, others: Iterable[Tenant]) -> float:
+        """Return the predicted speed of a job beside all others on a node; 1: not slowed."""
+        product = 1.0
+        for other in others:
+            known = self.speed(node, job, other)
+            if counts(known):
+                product *= min(1.0, known.speed)
+        return product
+
+    def hurts(self, node: str, job: Tenant, others: Iterable[Tenant]) -> bool:
+        """Return whether a job on a node and any of the others hurt each other there."""
+        return any(
+            counts(known) and known.speed < self.gate
+            for other in others
+            for known in (self.speed(node, job, other), self.speed(node, other, job))
+        )
+
+    def _application(self, job_id: int) -> str:
+        stated = self._applications.get(job_id)
+        if stated:
+            return stated
+        job: Job | None = self._jobs.get(job_id)
+        return application_of(job) if job else ""
+
+
+def counts(speed: NeighbourSpeed) -> bool:
+    """Return whether enough is known for decisions."""
+    return speed.modelled or speed.measured >= ENOUGH

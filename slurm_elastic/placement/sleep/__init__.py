@@ -1,0 +1,1 @@
+"""How many nodes shall be awake, and which may sleep; pure."""

@@ -1,0 +1,1 @@
+"""When pending jobs will probably start."""

@@ -1,0 +1,1 @@
+"""Policy `ones`: an evolving population of schedules (ONES, SC'21)."""

@@ -1,0 +1,16 @@
+"""Shell commands that let slurmctld forget its last seconds, as one does that is killed.
+
+It saves its jobs every 5 s. Here it falls back to a copy that the test has made itself, so that the
+moment does not matter.
+"""
+
+_STATE = "/var/lib/slurm/ctld"
+
+#: Keep the jobs that slurmctld has saved.
+KEEP = f"cp -a {_STATE}/job_state /tmp/kept_job_state"
+#: Kill slurmctld, and start it again with the jobs that were kept.
+FORGET = (
+    "pkill -9 -x slurmctld; while pgrep -x slurmctld >/dev/null; do sleep 0.05; done; "
+    f"for file in job_state job_state.old; do cp -a /tmp/kept_job_state {_STATE}/$file; done; "
+    "cluster-start slurmctld"
+)

@@ -1,0 +1,73 @@
+"""CPUs that ranks keep busy."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.job.launchers.processor_use import ProcessorUse
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def use(tmp_path):
+    return Use(tmp_path)
+
+
+class Use:
+    """Two GPUs, and processes whose CPU seconds a test sets."""
+
+    def __init__(self, proc):
+        self.proc, self.now, self.seconds = proc, 0.0, {}
+        self.measured = ProcessorUse(
+            lambda: [7, 8, 9], lambda: 2, clock=lambda: self.now, proc=proc
+        )
+
+    def after(self, seconds, **used_s):
+        self.now += seconds
+        for pid, used in used_s.items():
+            folder = self.proc / pid[1:]
+            folder.mkdir(exist_ok=True)
+            ticks = int(used * TICKS / 2)
+            fields = ["S", *["0"] * 10, str(ticks), str(ticks), *["0"] * 20]
+            (folder / "stat").write_text(f"{pid[1:]} (a) b) {' '.join(fields)}")
+        return self.measured.busy_cpus()
+
+
+def test_the_busy_cpus_of_all_processes_are_divided_by_the_gpus(use):
+    assert use.after(0, p7=100, p8=50) is None
+    assert use.after(10, p7=130, p8=60, p9=20) == pytest.approx((30 + 10 + 20) / 10 / 2)
+
+
+def test_two_looks_close_together_are_none(use):
+    use.after(0, p7=100)
+    assert use.after(3, p7=103) is None
+    assert use.after(7, p7=110) == pytest.approx(0.5)
+
+
+def test_a_program_that_has_started_anew_begins_a_measurement(use):
+    use.after(0, p7=100)
+    (use.proc / "7" / "stat").unlink()
+    assert use.after(10, p8=100) is None
+    assert use.after(10, p8=120) == pytest.approx(1.0)
+
+
+def test_a_busy_process_is_seen():
+    now = iter((0.0, 10.0))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        use = ProcessorUse(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
+        try:
+            assert use.busy_cpus() is None
+            deadline = time.monotonic() + 60
+            stat = Path(f"/proc/{process.pid}/stat")
+            while time.monotonic() < deadline:
+                if int(stat.read_text().rpartition(")")[2].split()[11]) > 10:
+                    break
+                time.sleep(0.05)
+            assert use.busy_cpus() > 0
+        finally:
+            process.kill()

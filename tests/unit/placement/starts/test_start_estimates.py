@@ -1,0 +1,105 @@
+"""Probable starts of pending jobs."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
+from slurm_elastic.placement.starts.start_estimates import start_estimates
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
+
+HOUR = 3600.0
+
+
+def around(seconds):
+    """Return the estimate of jobs that run between half and twice this long."""
+    return DurationEstimate.of_sample([seconds * 2 ** (i / 10 - 1) for i in range(21)])
+
+
+def full(**fields):
+    """Return a full node, whose job started a moment ago, and a pending elastic job."""
+    cluster = Cluster([node("g1")])
+    cluster.add(1, on={"g1": 4}, start_time=NOW, **fields)
+    cluster.add(2, elastic="2-4", gpus=2)
+    return cluster
+
+
+def starts(cluster, lengths, **more):
+    snapshot = cluster.snapshot()
+    return start_estimates(snapshot, lengths, budget_s=60.0, **more)
+
+
+def test_a_job_starts_when_the_one_before_it_ends():
+    estimate = starts(full(), {1: around(HOUR), 2: around(HOUR)})[2]
+    assert estimate.median - NOW == pytest.approx(HOUR, rel=0.25)
+    assert 1.3 * HOUR < estimate.p90 - NOW <= 2 * HOUR
+
+
+def test_what_a_job_has_run_already_counts():
+    cluster = full()
+    cluster.time = NOW + HOUR
+    estimate = starts(cluster, {1: around(HOUR)})[2]
+    assert 0 < estimate.median - cluster.time < HOUR
+    late = start_estimates(
+        Cluster(cluster.nodes, cluster.jobs, time=NOW + 10 * HOUR).snapshot(), {1: around(HOUR)}
+    )
+    assert late[2].median >= NOW + 10 * HOUR
+
+
+def test_reported_progress_counts_before_a_prediction():
+    cluster = full()
+    cluster.time = NOW + HOUR
+    estimate = starts(cluster, {1: around(100 * HOUR)}, progress={1: 0.5})[2]
+    assert estimate.median - cluster.time == pytest.approx(HOUR, rel=0.1)
+
+
+def test_a_time_limit_ends_a_job_of_which_nothing_is_known():
+    assert starts(full(time_limit_s=600), {})[2].median == NOW + 600
+    assert not starts(full(time_limit_s=None), {})
+    limited = starts(full(time_limit_s=600), {1: around(HOUR)})[2]
+    assert limited.p90 <= NOW + 600
+
+
+def test_jobs_before_it_start_first():
+    cluster = full()
+    cluster.add(3, gpus=4, priority=10)
+    cluster.add(4, gpus=4, partition="other", priority=20)  # its queue is another one
+    lengths = {1: around(HOUR), 2: around(HOUR), 3: around(HOUR)}
+    assert starts(cluster, lengths)[2].median - NOW == pytest.approx(2 * HOUR, rel=0.3)
+
+
+def test_jobs_that_wait_for_another_reason_are_left_out():
+    cluster = full()
+    cluster.add(3, elastic="1-2", gpus=1, reason="Dependency")
+    cluster.add(4, elastic="1-2", gpus=1, reason="BeginTime", begin_time=NOW + 300)
+    assert set(starts(cluster, {1: around(HOUR)})) == {2}
+    assert set(starts(cluster, {1: around(HOUR), 2: around(HOUR)}, leased={4})) == {2, 4}
+
+
+def test_without_time_there_is_no_estimate():
+    assert not start_estimates(full().snapshot(), {1: around(HOUR)}, budget_s=0.0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    running=st.lists(st.tuples(st.integers(1, 4), st.floats(60, 1e5)), max_size=4),
+    pending=st.lists(st.tuples(st.integers(1, 8), st.floats(60, 1e5), st.booleans()), max_size=6),
+)
+def test_estimates_are_in_order_and_repeat(running, pending):
+    cluster = Cluster([node(f"g{i}") for i in range(1, 5)])
+    lengths = {}
+    for i, (gpus, seconds) in enumerate(running, start=1):
+        cluster.add(i, on={f"g{i}": gpus}, start_time=NOW)
+        lengths[i] = around(seconds)
+    for i, (gpus, seconds, elastic) in enumerate(pending, start=10):
+        cluster.add(i, elastic=f"{gpus}-8" if elastic else "", gpus=gpus)
+        lengths[i] = around(seconds)
+    found = starts(cluster, lengths, draws=15)
+    assert found == starts(cluster, lengths, draws=15)
+    assert set(found) <= {i for i, (_, _, e) in enumerate(pending, start=10) if e}
+    order = [found[i] for i in sorted(found)]
+    for estimate, later in itertools.pairwise(order):
+        assert NOW <= estimate.median <= estimate.p90
+        assert estimate.median <= later.median  # one queue: no job overtakes another
