@@ -49,13 +49,13 @@ NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 8
+CLUSTERS = 6
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
 YIELDING = ("nice", "-n", "10")
 #: Before computations beside tests that measure times: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
-SECOND_TRIES = 3
+SECOND_TRIES = 12
 SLOWEST = 10
 #: Exit codes of pytest.
 SOME_FAILED, NOTHING_SELECTED = 1, 5
