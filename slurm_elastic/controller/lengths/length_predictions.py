@@ -20,8 +20,8 @@ from slurm_elastic.placement.starts.start_estimates import StartEstimate, start_
 
 #: Time for new predictions in one round; jobs beyond it get theirs in the next.
 _ROUND_S = 0.2
-#: Starts are estimated anew no sooner, unless a job was submitted.
-_STARTS_S = 20.0
+#: Starts are estimated anew no sooner, unless a job was submitted; and their time in one round.
+_STARTS_S, _ESTIMATE_S = 20.0, 0.25
 #: After a failure it is tried again no sooner.
 _RETRY_S = 600.0
 
@@ -134,11 +134,13 @@ class LengthPredictions:
             and job.state in (JobState.PENDING, JobState.RUNNING)
             and (estimate := self._of(job, until)) is not None
         }
+        end = time.monotonic() + _ESTIMATE_S
         self.starts = start_estimates(
             snapshot,
             lengths,
             progress={i: r.progress for i, r in records.items() if r.progress},
             leased={i for i, r in records.items() if r.leased},
+            goes_on=lambda: time.monotonic() < end,
         )
 
     def _of(self, job: Job, until: float) -> DurationEstimate | None:

@@ -7,15 +7,14 @@ jobs are not backfilled, running elastic jobs keep what they hold, and no furthe
 so a job may start sooner because others give way, and later because others come before it.
 
 Draws are the same in every call: estimates change only with the cluster, and with the number of
-draws for which the budget lasts.
+draws that are allowed.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +30,6 @@ from slurm_elastic.placement.pending_claims import WAITS_FOR_ROOM
 DRAWS, _FEWEST = 40, 15
 #: Pending jobs of Slurm's order that are considered.
 _MOST_PENDING = 100
-#: Seconds of the controller for one set of estimates.
-_BUDGET_S = 0.25
 #: A job that is late by its prediction ends within so much of its present age.
 _LATE = 0.1
 
@@ -52,7 +49,7 @@ def start_estimates(
     progress: Mapping[int, float] | None = None,
     leased: Collection[int] = (),
     draws: int = DRAWS,
-    budget_s: float = _BUDGET_S,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> dict[int, StartEstimate]:
     """Return the estimate of each pending elastic job; those that nothing is known of are left out.
 
@@ -62,17 +59,17 @@ def start_estimates(
         progress: fraction done of running jobs that report it; it counts before a prediction.
         leased: elastic jobs that the controller starts, and that Slurm shows as waiting for a time.
         draws: how many.
-        budget_s: seconds after which no further draw is begun.
+        goes_on: asked before each further draw, so that the caller may bound their time.
     """
     frame = NodeArrays(snapshot)
     waiting = _waiting(snapshot, leased)
     if not any(job.submission for job in waiting):
         return {}
-    rng, end = random.Random(0), time.monotonic() + budget_s  # noqa: S311 - no secret
+    rng = random.Random(0)  # noqa: S311 - no secret
     started: dict[int, list[float]] = {}
     count = 0
     for _ in range(draws):
-        if count and time.monotonic() > end:
+        if count and not goes_on():
             break
         count += 1
         draw = _Draw(frame, waiting, lengths, progress or {}, rng)

@@ -28,7 +28,7 @@ def full(**fields):
 
 def starts(cluster, lengths, **more):
     snapshot = cluster.snapshot()
-    return start_estimates(snapshot, lengths, budget_s=60.0, **more)
+    return start_estimates(snapshot, lengths, **more)
 
 
 def test_a_job_starts_when_the_one_before_it_ends():
@@ -79,7 +79,7 @@ def test_jobs_that_wait_for_another_reason_are_left_out():
 
 
 def test_without_time_there_is_no_estimate():
-    assert not start_estimates(full().snapshot(), {1: around(HOUR)}, budget_s=0.0)
+    assert not start_estimates(full().snapshot(), {1: around(HOUR)}, goes_on=lambda: False)
 
 
 @settings(deadline=None, max_examples=40)
