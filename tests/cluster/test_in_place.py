@@ -295,10 +295,11 @@ def test_selasticd_is_killed_while_a_job_shrinks(
     daemon: Daemon, cluster: SlurmCluster, state: str
 ) -> None:
     job = submit(cluster)
-    grown(daemon, cluster, job)
+    companion = grown(daemon, cluster, job)
     rigid = "sbatch -o/dev/null -C'a100&rack2' --gres=gpu:a100:2 --wrap 'exec sleep 120'"
     daemon.when(job, state, daemon.kill_command, action="shrink", first=f'su bob -c "{rigid}"')
     daemon.start()
     until(lambda: "bob" in cluster.exec("squeue -h -t R -o %u").stdout, seconds=60)
     assert run_count(cluster, job) == 0
-    assert not companions(cluster, job)
+    # It may have grown again, onto the GPU that the other job leaves free.
+    assert companion not in companions(cluster, job)
