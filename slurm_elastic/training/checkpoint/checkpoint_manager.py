@@ -182,7 +182,8 @@ class CheckpointManager:
 
     def begin(self) -> None:
         """Start the clock of periodic saves, after the first step."""
-        if self._rank_group.rank == 0:
+        # A companion's rank may have to save within seconds (`rescue`).
+        if self._rank_group.rank == 0 or self._rank_group.companion:
             dcp_files.prepare()
         self._plan()
         if self._step is not None:  # restored
