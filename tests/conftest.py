@@ -9,10 +9,16 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.support.needs", "tests.support.outcomes"]
 
-# No test asserts a time: machines are shared and slow at times.
+# No test asserts a time: machines are shared and slow at times. The examples are the same in each
+# run; --hypothesis-profile=search looks for others.
 settings.register_profile(
-    "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "project",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=True,
 )
+settings.register_profile("search", settings.get_profile("project"), derandomize=False)
 settings.load_profile("project")
 
 

@@ -55,7 +55,9 @@ CLUSTERS = 6
 YIELDING = ("nice", "-n", "10")
 #: Before computations beside tests that measure times: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
-SECOND_TRIES = 12
+SECOND_TRIES = 8
+#: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
+YIELDING_LIMIT = "--timeout=1200"
 SLOWEST = 10
 #: Exit codes of pytest.
 SOME_FAILED, NOTHING_SELECTED = 1, 5
@@ -101,12 +103,13 @@ class Run:
         with path.open("wb") as log:
             try:
                 others = [f"--ignore={folder}" for folder in COMPUTATIONS]
-                words = ("-n", str(PROCESSES), *UNIT_TESTS, *others)
+                words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
                 self._unit_is_over.set()
             self._others_are_over.wait()
-            passed &= self._pytest("computations", "-n", "1", *COMPUTATIONS, log=log, before=LAST)
+            words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
+            passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
         return passed
 

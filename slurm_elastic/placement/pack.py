@@ -236,13 +236,13 @@ class _Packing:
         return sorted(g for _, g in target.shares) == clean
 
     def _room(self, round_job: RoundJob, resources: FreeResources) -> Ints:
+        """Return [N] the GPUs that a job may hold on each node, those that it holds included."""
         room = resources.room(round_job.need) * self._frame.of_type(self._type)
-        allowed = self._frame.allowed(round_job.job)
-        own = [i for i in self._own(round_job) if not allowed[i]]
-        own_room = room[own]
-        room = np.where(allowed, room, 0)
-        room[own] = own_room
-        return room
+        # On a node that may give it no further ones, such as a drained one, it may keep its own.
+        most = np.where(self._frame.allowed(round_job.job), room, 0)
+        for i, held in self._own(round_job).items():
+            most[i] = max(most[i], min(int(room[i]), held))
+        return most
 
     def _own(self, round_job: RoundJob) -> Mapping[int, int]:
         return self._frame.shares(round_job.current.shares) if round_job.current else {}

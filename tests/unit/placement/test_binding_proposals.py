@@ -173,6 +173,18 @@ def test_a_scattered_job_keeps_its_shape_when_others_are_placed_anew():
     assert len(plan.decision[2].target.shares) == 1
 
 
+@BOTH
+def test_a_job_grows_on_no_node_that_is_drained(at_once):
+    c = Cluster([node("g1", 8, available=False), node("g2", 3)])
+    c.add(1, elastic="1-8", on={"g1": 3})
+    policy = Told(j1=[("a100", 7), ("a100", 3)])
+    assert targets(decide(c, policy, at_once=at_once)) == {}
+    c.add(2, elastic="1-8", on={"g2": 2})
+    # It may keep its own there, when others are placed anew.
+    policy = Told(j1=[("a100", 2)], j2=[("a100", 3)])
+    assert targets(decide(c, policy, at_once=at_once)) == {1: {"g1": 2}, 2: {"g2": 3}}
+
+
 def test_the_next_alternative_when_there_are_too_few():
     c = cluster(1)
     c.add(1, elastic="1-8", on={"g1": 1})

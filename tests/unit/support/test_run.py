@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import run as module
-from tests.run import Run
+from tests.run import SECOND_TRIES, Run
 from tests.support import needs
 from tests.support.outcomes import Outcome
 
@@ -82,10 +82,11 @@ def test_a_unit_test_has_a_second_try(cluster_part):
     assert [o.result for o in run.outcomes] == ["passed"] * 3
 
 
-def test_more_than_three_fail_the_run(cluster_part):
-    passed, said, run = cluster_part(FLAKY.format(count=4, prompt=True))
+def test_too_many_second_tries_fail_the_run(cluster_part):
+    count = SECOND_TRIES + 1
+    passed, said, run = cluster_part(FLAKY.format(count=count, prompt=True))
     assert not passed
-    assert "4 failed, 1 passed" in said
+    assert f"{count} failed, 1 passed" in said
     assert not run.second_tries
 
 
