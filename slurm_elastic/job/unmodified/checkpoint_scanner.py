@@ -38,6 +38,9 @@ _MAX_FILES = 20_000
 _MAX_JUDGED = 500
 #: Only this many of the newest directories are examined again at each scan.
 _NEWEST = 4
+#: A script never writes the last file of a known format if so many saves in a row were over
+#: without it (our choice: as many as show the files of saves with counting names).
+_LACKING_SAVES = 3
 #: An original is copied within this time, 10 minutes.
 _COPIED_NS = 600 * 10**9
 
@@ -70,6 +73,7 @@ class _Tracked:
         base: the files of its last complete version, when something of it is written anew.
         whole: result of `is_whole` for versions of files.
         version: the last complete one.
+        lacks: it counted as over without the last file of its format.
     """
 
     path: str
@@ -82,6 +86,7 @@ class _Tracked:
     base: _Files = field(default_factory=dict)
     whole: dict[str, tuple[FileVersion, bool | None]] = field(default_factory=dict)
     version: ScriptCheckpoint | None = None
+    lacks: bool = False
 
     def changed(self) -> _Files:
         """Return the files that its present save has written."""
@@ -136,6 +141,8 @@ class CheckpointScanner:
         self._tracker = SaveTracker(settle or SettleTime(), trusts_evidence=marker is not None)
         self._seen: dict[str, _Tracked] = {}
         self._usual: dict[str, _UsualFiles] = {}
+        #: Name of directories without its numbers → saves in a row that lacked the last file.
+        self._lacking: Counter[str] = Counter()
         self._directory_watch = DirectoryWatch()
 
     def accept_existing(self, known: SaveFiles | None = None) -> None:
@@ -148,9 +155,12 @@ class CheckpointScanner:
         """
         self._tracker.begin_attempt(known)
         self._usual.clear()
+        self._lacking.clear()
         for slot, rows in known.contents.items() if known else ():
             names = Counter(dict(rows))
             self._usual[slot] = _UsualFiles(names, names)
+        for slot in known.lacking if known else ():
+            self._lacking[slot] = _LACKING_SAVES
         self._refresh(records=False)
         newest = sorted(self._seen.values(), key=_newest_ns, reverse=True)
         for rank, tracked in enumerate(newest):
@@ -172,7 +182,9 @@ class CheckpointScanner:
         for save in self._tracker.finished(now, self._evidence):
             for path in save.paths:
                 tracked = self._seen[path]
-                self._learn_files(tracked)
+                self._learn_files(tracked, lacks=save.lacks)
+                if save.lacks:
+                    continue
                 tracked.is_complete = True
                 tracked.version = tracked.checkpoint(save.number)
                 fresh.append(tracked.version)
@@ -206,7 +218,8 @@ class CheckpointScanner:
             for slot, usual in self._usual.items()
             if usual.always == usual.ever
         }
-        return replace(known, contents=contents)
+        lacking = [slot for slot in contents if self._lacking[slot] >= _LACKING_SAVES]
+        return replace(known, contents=contents, lacking=tuple(lacking))
 
     @property
     def is_contradicted(self) -> bool:
@@ -262,6 +275,9 @@ class CheckpointScanner:
                 kind = _kind(earlier.files, files)
                 if kind is not None:
                     changes.append((earlier, kind))
+                    if earlier.lacks:  # it was not over
+                        earlier.lacks = False
+                        self._lacking[without_numbers(path)] = 0
                     if kind is ChangeKind.REWRITTEN and earlier.is_complete:
                         earlier.base = earlier.files
                     earlier.changed_at, earlier.is_renamed = now, False
@@ -323,16 +339,24 @@ class CheckpointScanner:
         if not tracked.is_directory:
             whole = self._is_whole(tracked, "")
             return {True: Evidence.WHOLE, False: Evidence.CUT, None: Evidence.UNKNOWN}[whole]
-        evidence = directory_evidence(
+        evidence = self._by_format(tracked)
+        slot = without_numbers(tracked.path)
+        usual = self._usual.get(slot)
+        if usual is None or evidence not in (Evidence.LACKING, Evidence.UNKNOWN):
+            return evidence
+        if evidence is Evidence.LACKING:
+            is_usual = tracked.names() == usual.ever == usual.always
+            if not is_usual or self._lacking[slot] < _LACKING_SAVES:
+                return evidence
+        return self._compared(tracked, usual)
+
+    def _by_format(self, tracked: _Tracked) -> Evidence:
+        return directory_evidence(
             tracked.path,
             tracked.changed() or tracked.files,
             lambda name: self._is_whole(tracked, name),
             ranks=self.ranks,
         )
-        if evidence is not Evidence.UNKNOWN:
-            return evidence
-        usual = self._usual.get(without_numbers(tracked.path))
-        return evidence if usual is None else self._compared(tracked, usual)
 
     def _compared(self, tracked: _Tracked, usual: _UsualFiles) -> Evidence:
         """Return what a directory of no known format shows beside earlier ones."""
@@ -344,10 +368,25 @@ class CheckpointScanner:
             return Evidence.WHOLE
         return Evidence.UNKNOWN
 
-    def _learn_files(self, tracked: _Tracked) -> None:
-        """Remember the names of the files of a complete directory."""
+    def _learn_files(self, tracked: _Tracked, *, lacks: bool) -> None:
+        """Remember the names of the files of a directory that is over.
+
+        Args:
+            tracked: the directory.
+            lacks: it is not complete: the last file of its format is missing, and the next save
+                has begun.
+        """
         slot, names = without_numbers(tracked.path), tracked.names()
         usual = self._usual.get(slot)
+        if lacks:
+            if usual is not None and names != usual.ever:
+                return  # a save that has failed
+            tracked.lacks = True
+            self._lacking[slot] += 1
+        elif tracked.is_directory and self._by_format(tracked) is Evidence.LACKING:
+            self._lacking[slot] = _LACKING_SAVES  # it was quiet for long
+        else:
+            self._lacking[slot] = 0
         self._usual[slot] = (
             _UsualFiles(names, names)
             if usual is None

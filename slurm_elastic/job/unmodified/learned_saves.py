@@ -29,11 +29,13 @@ class SaveFiles:
         counting_fields: positions of the numbers in names that rise with each save; None: no save
             was told from the one before by its name.
         contents: name of a directory → files in it.
+        lacking: names of directories of a known format whose last file the script never writes.
     """
 
     shape: NameCounts
     counting_fields: frozenset[int] | None = None
     contents: Mapping[str, NameCounts] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
 
     @property
     def is_small(self) -> bool:
@@ -43,7 +45,12 @@ class SaveFiles:
     def to_body(self) -> dict[str, Any]:
         """Return its JSON object."""
         counting = None if self.counting_fields is None else sorted(self.counting_fields)
-        return {"shape": self.shape, "counting": counting, "contents": dict(self.contents)}
+        return {
+            "shape": self.shape,
+            "counting": counting,
+            "contents": dict(self.contents),
+            "lacking": self.lacking,
+        }
 
     @classmethod
     def of(cls, body: Any) -> SaveFiles:
@@ -57,6 +64,7 @@ class SaveFiles:
             shape=_counts(body["shape"]),
             counting_fields=None if counting is None else frozenset(map(_natural, counting)),
             contents={_text(name): _counts(rows) for name, rows in body["contents"].items()},
+            lacking=tuple(map(_text, body.get("lacking", ()))),
         )
 
 

@@ -73,10 +73,13 @@ class FinishedSave(NamedTuple):
     Attributes:
         paths: of its checkpoints that still exist as it wrote them.
         number: of saves; rises.
+        lacks: the next save has begun, and the last file of a known format is missing: it is not
+            shown to be complete, but tells what the script writes.
     """
 
     paths: tuple[str, ...]
     number: int
+    lacks: bool = False
 
 
 @dataclass
@@ -205,12 +208,19 @@ class SaveTracker:
             now: of this scan, as in `change`.
             evidence: of a checkpoint, as it is now.
         """
-        over = [save for save in self._overtaken if _weakest(save) >= Evidence.UNKNOWN]
+        over = []
+        lacking = []
+        for overtaken in self._overtaken:
+            if _weakest(overtaken) is Evidence.LACKING:  # it may have been completed since
+                _judge(overtaken, evidence)
+            if _weakest(overtaken) >= Evidence.UNKNOWN:
+                over.append(overtaken)
+            elif _weakest(overtaken) is Evidence.LACKING:
+                lacking.append(overtaken.finished()._replace(lacks=True))
         self._overtaken = []
         save = self._open
         if save is not None:
-            for path, member in save.members.items():
-                member.evidence = evidence(path)
+            _judge(save, evidence)
             self._drop_abandoned(save, now)
             if not save.members:
                 self._open = None
@@ -226,7 +236,7 @@ class SaveTracker:
                 self._weigh(save, _SETTLED)
                 self._is_inherited, self._unconfirmed_at = False, None
                 over.append(self._close(save))
-        return [save.finished() for save in over if save.members]
+        return [*lacking, *(save.finished() for save in over if save.members)]
 
     def _marked(self, save: _Save) -> list[_Save]:
         """Take the complete checkpoints out of a save."""
@@ -256,7 +266,7 @@ class SaveTracker:
         """Return whether a change belongs to the next save: it repeats what this one has done."""
         member = save.members.get(path)
         if member is None:
-            counts = kind is ChangeKind.NEW and _weakest(save) >= Evidence.UNKNOWN
+            counts = kind is ChangeKind.NEW and _weakest(save) >= Evidence.LACKING
             return counts and any(self._counts_on(other, path) for other in save.members)
         if kind is not ChangeKind.REWRITTEN and (
             member.is_directory or member.evidence is not Evidence.WHOLE
@@ -362,6 +372,11 @@ class SaveTracker:
 
 def _shape(paths: Iterable[str]) -> _Shape:
     return tuple(sorted(Counter(map(without_numbers, paths)).items()))
+
+
+def _judge(save: _Save, evidence: Callable[[str], Evidence]) -> None:
+    for path, member in save.members.items():
+        member.evidence = evidence(path)
 
 
 def _weakest(save: _Save) -> Evidence:

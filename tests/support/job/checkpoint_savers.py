@@ -114,6 +114,11 @@ def accelerate(step: int, ranks: int) -> Phases:
     return [[first, *[random_states(rank) for rank in range(1, ranks)]]]
 
 
+def accelerate_alone(step: int, ranks: int) -> Phases:
+    """Accelerator.save_state, which a script calls in its main process only."""
+    return accelerate(step, min(ranks, 1))
+
+
 def generic(step: int, ranks: int) -> Phases:
     """A directory of files of no known format, one per rank and a last one."""
     folder = f"step_{step:06d}"

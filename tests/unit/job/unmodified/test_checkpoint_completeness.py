@@ -194,6 +194,68 @@ def test_a_script_that_saves_all_the_time(tmp_path: Path, name: str) -> None:
         trial.pause(0.75)
 
 
+@pytest.mark.parametrize("scans", [True, False])
+def test_a_script_whose_main_process_alone_saves(tmp_path: Path, scans: bool) -> None:
+    """The files of the other ranks never come: after three saves that shows."""
+    trial = Trial(tmp_path, "checkpoint_*")
+    for step in range(3):
+        trial.save(in_order(savers.accelerate_alone(step, RANKS), []), [0.05], scans=scans)
+        assert [*trial.scanner.scan(), *trial.pause(20)] == []
+        assert trial.scanner.unsettled
+    for step in range(3, 8):
+        assert trial.save(in_order(savers.accelerate_alone(step, RANKS), []), [4.0]) == []
+        assert trial.scanner.unsettled
+        assert [Path(c.path).name for c in trial.scanner.scan()] == [f"checkpoint_{step}"]
+        assert not trial.scanner.unsettled
+        trial.pause(20)
+    known = trial.scanner.known_files
+    again = Trial(tmp_path, "checkpoint_*")
+    again.scanner.accept_existing(known)
+    assert again.save(in_order(savers.accelerate_alone(8, RANKS), []), [1.0]) == []
+    assert len(again.scanner.scan()) == 1
+
+
+def test_after_a_long_quiet_the_last_file_is_not_waited_for_any_more(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "checkpoint_*")
+    trial.save(in_order(savers.accelerate_alone(0, RANKS), []), [0.5])
+    assert trial.pause(LACKING_S - 4) == []
+    assert len(trial.pause(8)) == 1
+    assert trial.save(in_order(savers.accelerate_alone(1, RANKS), []), [0.5]) == []
+    assert len(trial.scanner.scan()) == 1
+
+
+def test_files_of_other_ranks_that_come_after_all_are_waited_for(tmp_path: Path) -> None:
+    """They are written in the background: each save ends after the next one has begun."""
+    trial = Trial(tmp_path, "checkpoint_*")
+    late: list[Write] = []
+    for step in range(8):
+        save = in_order(savers.accelerate_alone(step, RANKS), [])
+        rest = [w for w in in_order(savers.accelerate(step, RANKS), []) if w not in save]
+        assert trial.save([*save[:1], *late, *save[1:]], [1.0]) == []
+        assert trial.pause(20) == []
+        late = rest
+
+
+def test_saves_of_all_ranks_that_follow_each_other_closely(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "checkpoint_*")
+    for step in range(12):
+        writes = in_order(savers.accelerate(step, RANKS), [2, 0, 1, 2])
+        early = trial.save(writes, [2.0], scans=step % 3 > 0)
+        assert f"checkpoint_{step}" not in {Path(c.path).name for c in early}
+        trial.pause(4)
+    assert len(trial.scanner.complete) >= 8
+
+
+def test_a_failed_save_does_not_show_what_a_script_writes(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "checkpoint_*")
+    for step in range(3):
+        trial.save(in_order(savers.accelerate(step, RANKS), []), [0.5])
+        trial.pause(FIRST_S + 2)
+    for step in range(3, 9):
+        trial.save(in_order(savers.accelerate_alone(step, RANKS), []), [0.5])
+        assert trial.pause(20) == []
+
+
 def test_shards_in_files_of_their_own_are_one_save(tmp_path: Path) -> None:
     def shards(step: int) -> list[Write]:
         return [
