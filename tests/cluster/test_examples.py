@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.support.container_cluster.selasticd import Daemon, eager_config
-from tests.support.container_cluster.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster
 from tests.support.container_cluster.staged_jobs import StagedJobs
 
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"
 STAGE = "/shared/scratch/examples"
 PACED = Path(__file__).parent / "drivers" / "paced.py"
-PATIENCE_S = 270.0
+PATIENCE_S = 200.0
 
 GPT = "--samples 160 --epochs 10 --global-batch 16 --blocks 2 --tied"
 VOLUMES = "--width 16 --filters 4 --samples 32 --epochs 5"
@@ -88,7 +88,7 @@ class Examples(StagedJobs):
 
     def watch(self) -> None:
         """Wait until the last job has ended; order stages for the GPT once it has two GPUs."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
         ordered = False
         while running := self.running():
             assert time.monotonic() < end, f"{running}\n{self.daemon.log()}"

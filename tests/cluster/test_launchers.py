@@ -90,7 +90,7 @@ def test_a_script_that_starts_torchrun_in_each_rank(cluster: SlurmCluster, folde
 RESIZED = "/shared/scratch/resized-launchers"
 ACTIVATE = "source /opt/frameworks/bin/activate"
 SAVE_EVERY = 4
-RESIZED_S = 120.0
+RESIZED_S = 200.0
 #: Trains, in ranks that a launcher starts, until the file `stop` exists: counts the ranks in each
 #: step. Rank 0 saves each few steps and at the end; with the argument `signal` also at SIGUSR2.
 COUNT_RANKS = f"""
