@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.drivers.pipeline import Bench, report
+from benchmarks.drivers.pipeline import Bench, rank_parser, report
 
 if TYPE_CHECKING:
     from slurm_elastic.models.pipedream.partitioner import PipelinePartition
@@ -22,10 +22,7 @@ _BLOCK = 12
 
 def main() -> None:
     """Join the network, then the process group, and run."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--bits", type=float, required=True)
+    parser = rank_parser()
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--loss", type=float, required=True)
     parser.add_argument("--most", type=int, required=True)

@@ -42,10 +42,7 @@ _REPEAT = 5
 
 def main() -> None:
     """Join the network, then the process group, and run."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--bits", type=float, required=True)
+    parser = rank_parser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--shrink", type=float, required=True)
     parser.add_argument("--slow", type=float, required=True)
@@ -53,6 +50,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     args = parser.parse_args()
     report(args, lambda: Bench(args).run())
+
+
+def rank_parser() -> argparse.ArgumentParser:
+    """Return a parser of the options of every rank."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--bits", type=float, required=True)
+    return parser
 
 
 def report(args: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> None:

@@ -239,10 +239,10 @@ class _Packing:
         """Return [N] the GPUs that a job may hold on each node, those that it holds included."""
         room = resources.room(round_job.need) * self._frame.of_type(self._type)
         # On a node that may give it no further ones, such as a drained one, it may keep its own.
-        most = np.where(self._frame.allowed(round_job.job), room, 0)
+        usable = np.where(self._frame.allowed(round_job.job), room, 0)
         for i, held in self._own(round_job).items():
-            most[i] = max(most[i], min(int(room[i]), held))
-        return most
+            usable[i] = max(usable[i], min(int(room[i]), held))
+        return usable
 
     def _own(self, round_job: RoundJob) -> Mapping[int, int]:
         return self._frame.shares(round_job.current.shares) if round_job.current else {}

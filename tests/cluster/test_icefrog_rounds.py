@@ -1,8 +1,8 @@
 """Policy icefrog on a real cluster: GPUs that a frozen job no longer needs go to another job.
 
 Two pairs of equal jobs side by side, one on v100, one on a100, which are equally fast here. In each
-A holds 8 GPUs and B 4. In the first A freezes twelve of its fifteen layers, after which 8 GPUs
-gain it next to nothing over 4; the second, with nothing frozen, shows what happens without.
+A holds 8 GPUs and B 4. In the first A freezes up to twelve of its fifteen layers, after which 8
+GPUs gain it next to nothing over 4; the second, with nothing frozen, shows what happens without.
 """
 
 import json
@@ -168,7 +168,9 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     # B of the second pair may grow when its A has ended, not before.
     assert seen["A", "a100"] == [8]
     assert all(MIN <= n <= MAX for counts in seen.values() for n in counts)
-    assert any("layers 1-12 of 15 frozen" in line for line in said)
+    # From measured times and penalties: the last of the twelve may save less than they cost.
+    frozen_layers = [int(n) for n in re.findall(r"layers 1-(\d+) of 15 frozen", "\n".join(said))]
+    assert 10 <= max(frozen_layers, default=0) <= 12
     log = daemon.log()
     assert re.search(rf"JobId={frozen} .*Reason=layers-frozen .* jobs={other}\b", log), log
 

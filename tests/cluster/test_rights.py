@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.container_cluster.added_settings import added_settings
 from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
@@ -70,14 +71,9 @@ def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: SlurmC
 @pytest.fixture
 def private(cluster: SlurmCluster) -> Iterator[None]:
     """Set PrivateData=jobs,usage,nodes during the context."""
-    shows = "for _ in $(seq 100); do scontrol show config | grep -q '{}' && break; sleep 0.2; done"
-    cluster.exec(f"cp {CONF} {CONF}.kept && echo PrivateData=jobs,usage,nodes >>{CONF}")
-    try:
-        cluster.exec("scontrol reconfigure; " + shows.format("PrivateData *= .*jobs"), timeout=180)
+    lines = "PrivateData=jobs,usage,nodes\n"
+    with added_settings(cluster, lines, shown="PrivateData *= .*jobs"):
         yield
-    finally:
-        cluster.exec(f"cp {CONF}.kept {CONF}; scontrol reconfigure", timeout=180)
-        cluster.exec(shows.format("PrivateData *= none"))
 
 
 @pytest.mark.usefixtures("private")

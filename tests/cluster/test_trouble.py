@@ -144,18 +144,25 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
 ) -> None:
     """It is killed while the script ends; the new one takes the job for a failed one.
 
-    Unless it is back so soon that the change repeats its requeue before Slurm knows of the end.
+    selasticd is stopped until then: else the change might repeat its requeue before.
     """
-    script = "trap 'sleep 3; exit 143' TERM; sleep 600 & wait"
+    told = "/shared/scratch/told"
+    cluster.exec(["rm", "-f", told])
+    script = f"trap 'touch {told}; sleep 3; exit 143' TERM; sleep 600 & wait"
     options = ("--elastic=1-4", "-o/dev/null", "-Ca100&rack2", "-Jraw", "--nice=7")
     job = cluster.sbatch(script, *options)
     cluster.wait(job, "RUNNING")
     time.sleep(6)  # slurmctld forgets what is younger
     begun = len(daemon.log())
     first = f"{forgotten_seconds.KEEP}; scontrol update jobid={job} JobName=now"
-    daemon.when(job, "DRAIN", forgotten_seconds.FORGET, first=first)
-    requeue = rf"JobId={job} .*(Requeue=forgotten .*Action=requeue|State=DONE Action=grow)"
-    daemon.wait_for(requeue, after=begun)
+    failed = f"scontrol show job {job} | grep -q JobState=FAILED"
+    within = "for _ in $(seq 300); do {} && break; sleep 0.2; done"
+    forget = (
+        f"{within.format(f'[ -e {told} ]')}; kill -STOP {daemon.pid}; {forgotten_seconds.FORGET}; "
+        f"{within.format(failed)}; kill -CONT {daemon.pid}"
+    )
+    daemon.when(job, "DRAIN", forget, first=first)
+    daemon.wait_for(f"JobId={job} .*Requeue=forgotten .*Action=requeue", after=begun)
     until(lambda: gpus(cluster, job) == 4, seconds=60, what=daemon.log)
     until(lambda: shown(cluster, job)["nice"] == 7, seconds=60, what=daemon.log)
     assert shown(cluster, job)["restart_cnt"] == 1

@@ -46,7 +46,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Company:
+class _Colocation:
     """Jobs on the nodes of one job: (node, own GPUs), and (node, job id, key, GPUs) of others."""
 
     run: int
@@ -84,7 +84,7 @@ class SharingLearner:
     def __init__(self, speeds: SharedSpeeds) -> None:
         self.speeds = speeds
         self._noted: deque[StepTime] = deque(maxlen=_WAITING)
-        self._companies: dict[str, tuple[_Company, float]] = {}
+        self._colocations: dict[str, tuple[_Colocation, float]] = {}
         self._collected: dict[str, list[StepTime]] = {}
 
     def note(self, step_time: StepTime) -> None:
@@ -100,20 +100,20 @@ class SharingLearner:
         """
         on_node = tenants(snapshot)
         unknown = {name for name in on_node if _has_unknown_jobs(snapshot.node.get(name), on_node)}
-        companies: dict[str, tuple[_Company, float]] = {}
-        unchanged: dict[str, tuple[Job, _Company, float]] = {}
+        colocations: dict[str, tuple[_Colocation, float]] = {}
+        unchanged: dict[str, tuple[Job, _Colocation, float]] = {}
         for job in snapshot.jobs:
             held = job.allocation
             if job.submission is None or job.state is not JobState.RUNNING or not held:
                 continue
             if not unknown.isdisjoint(held.nodes):
                 continue
-            company = _Company(job.run, held.shares, _others(job, on_node))
-            old, since = self._companies.get(job.key, (None, snapshot.time))
-            companies[job.key] = (company, since if old == company else snapshot.time)
-            if old == company:
-                unchanged[job.key] = (job, company, since)
-        self._companies = companies
+            colocation = _Colocation(job.run, held.shares, _others(job, on_node))
+            old, since = self._colocations.get(job.key, (None, snapshot.time))
+            colocations[job.key] = (colocation, since if old == colocation else snapshot.time)
+            if old == colocation:
+                unchanged[job.key] = (job, colocation, since)
+        self._colocations = colocations
         self._collected = {k: v for k, v in self._collected.items() if k in unchanged}
         waiting = [self._noted.popleft() for _ in range(len(self._noted))]
         for step_time in waiting:
@@ -123,14 +123,14 @@ class SharingLearner:
             present = unchanged.get(step_time.key)
             if present is None:
                 continue
-            job, company, since = present
+            job, colocation, since = present
             if step_time.begin >= since and step_time.run == job.run:
-                self._collect(job, company, step_time, snapshot, applications)
+                self._collect(job, colocation, step_time, snapshot, applications)
 
     def _collect(
         self,
         job: Job,
-        company: _Company,
+        colocation: _Colocation,
         step_time: StepTime,
         snapshot: Snapshot,
         applications: Mapping[int, str],
@@ -145,20 +145,20 @@ class SharingLearner:
         step_s = statistics.median(s.step_s for s in collected)
         cpus = [s.cpus for s in collected if s.cpus is not None]
         application = applications.get(job.job_id) or application_of(job)
-        neighbours = {job_id for _, job_id, _, _ in company.others}
+        neighbours = {job_id for _, job_id, _, _ in colocation.others}
         if cpus:
             use = statistics.median(cpus)
             self.speeds.record_use(application, use, alone=not neighbours)
         if not neighbours:
             self.speeds.record_alone(application, step_time.setting, step_s)
-        elif len(neighbours) == 1 or len({name for name, _, _, _ in company.others}) == 1:
+        elif len(neighbours) == 1 or len({name for name, _, _, _ in colocation.others}) == 1:
             # A neighbour on several nodes counts where it has most GPUs.
-            name = max(company.others, key=lambda o: (o[3], o[0]))[0]
+            name = max(colocation.others, key=lambda o: (o[3], o[0]))[0]
             node = snapshot.node[name]
-            others = sorted(o for o in company.others if o[0] == name)
+            others = sorted(o for o in colocation.others if o[0] == name)
             self.speeds.record_shared(
                 PartOfNode(
-                    application=application, gpus=dict(company.own)[name], node_cpus=node.cpus
+                    application=application, gpus=dict(colocation.own)[name], node_cpus=node.cpus
                 ),
                 [
                     PartOfNode(

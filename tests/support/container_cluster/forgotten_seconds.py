@@ -8,9 +8,10 @@ _STATE = "/var/lib/slurm/ctld"
 
 #: Keep the jobs that slurmctld has saved.
 KEEP = f"cp -a {_STATE}/job_state /tmp/kept_job_state"
-#: Kill slurmctld, and start it again with the jobs that were kept.
+#: Kill slurmctld, and start it again with the jobs that were kept. After a reconfiguration Debian's
+#: is named slurmctld-wlm.
 FORGET = (
-    "pkill -9 -x slurmctld; while pgrep -x slurmctld >/dev/null; do sleep 0.05; done; "
+    "pkill -9 slurmctld; while pgrep slurmctld >/dev/null; do sleep 0.05; done; "
     f"for file in job_state job_state.old; do cp -a /tmp/kept_job_state {_STATE}/$file; done; "
     "cluster-start slurmctld"
 )
