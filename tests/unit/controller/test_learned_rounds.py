@@ -1,4 +1,4 @@
-"""Policy sia with observations from reports: as tests/cluster/test_sia_rounds.py, without Slurm.
+"""Policy sia with observations from reports: as test_sia_rounds.py, without Slurm.
 
 Two applications: `typed` is twice as fast on an a100, `even` equally fast on both types.
 """

@@ -16,7 +16,7 @@ RUN = {
 }
 #: Section → number of blocks, and what is tried in their place.
 NOT_RUN = {
-    "A second controller": (2, "tests/cluster/test_standby.py: it needs a second host"),
+    "A second controller": (2, "tests/cluster/controller/test_standby.py: it needs a second host"),
     "The controller as a container": (1, "it needs a Docker of the host; by hand"),
     "Container images": (2, "they need images of a registry, and apptainer or pyxis"),
 }

@@ -21,7 +21,7 @@ from tests.support.container_cluster.staged_jobs import StagedJobs
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"
 STAGE = "/shared/scratch/examples"
-PACED = Path(__file__).parent / "drivers" / "paced.py"
+PACED = Path(__file__).parents[1] / "drivers" / "paced.py"
 PATIENCE_S = 200.0
 
 GPT = "--samples 160 --epochs 10 --global-batch 16 --blocks 2 --tied"

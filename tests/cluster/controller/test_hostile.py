@@ -17,7 +17,7 @@ import pytest
 from tests.support.container_cluster.selasticd import ADDRESS, PYTHON, Daemon, running
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "hostile.py"
 PLACE = "/shared/scratch/hostile.py"
 NODES = ("ctld", "g01", "g02", "g03", "g04", "g05", "g06")
 #: A record that only an administrator can write, hostile in every value.

@@ -14,7 +14,7 @@ import pytest
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running, total_gpus
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "slow_layers.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "slow_layers.py"
 STAGE = "/shared/home/alice/layouts"
 
 

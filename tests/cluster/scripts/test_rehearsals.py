@@ -12,7 +12,7 @@ from tests.support.container_cluster.selasticd import PYTHON, Daemon, running, s
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 SCRATCH = "/shared/scratch/rehearsal"
-FULL_DISK = Path(__file__).parent / "drivers" / "full_disk.py"
+FULL_DISK = Path(__file__).parents[1] / "drivers" / "full_disk.py"
 
 #: Trains without the library: counts, and saves each second in its own manner. Options: `resume`,
 #: `rename` (else in place), `fussy` (refuses an output folder that exists), `until=N` steps.

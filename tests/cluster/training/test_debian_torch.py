@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 FILES = ("test_layout_changes.py", "pipeline/test_weight_stashing.py")
 SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\n"
 HOME = "/tmp/debian-torch"

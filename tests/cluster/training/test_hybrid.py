@@ -11,7 +11,7 @@ from tests.support.container_cluster.selasticd import Daemon, eager_config, runn
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
-PACED = Path(__file__).parent / "drivers" / "paced.py"
+PACED = Path(__file__).parents[1] / "drivers" / "paced.py"
 #: Of each step, so that the number of steps, over which rounding adds up, does not follow the load.
 STEP_S = 0.1
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.

@@ -10,7 +10,7 @@ import pytest
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running, shown
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "failing_when_grown.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "failing_when_grown.py"
 SCRIPT = "/shared/scratch/failing_when_grown.py"
 SIZE = "--samples 1024 --epochs 40 --global-batch 32 --rate 40"
 CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")

@@ -22,7 +22,7 @@ from tests.support.container_cluster.staged_jobs import StagedJobs
 
 ENVIRONMENT = "/opt/frameworks"
 STAGE = "/shared/scratch/frameworks"
-SCRIPTS = Path(__file__).parents[1] / "integrations"
+SCRIPTS = Path(__file__).parents[2] / "integrations"
 #: 192 samples, 32 of them in a step: four micro-batches of eight.
 MICRO_BATCHES, EPOCHS, STEPS = 4, 8, 48
 #: Steps between two checkpoints.

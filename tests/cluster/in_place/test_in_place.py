@@ -1,7 +1,6 @@
 """Changes in place on a real Slurm, from the controller's side: its writes, limits, and deaths.
 
-Jobs sleep, and a stand-in says for them what esrun would; tests/cluster/test_companions.py has the
-real one.
+Jobs sleep, and a stand-in says for them what esrun would; test_companions.py has the real one.
 """
 
 import json
@@ -21,7 +20,7 @@ from tests.support.container_cluster.selasticd import (
 )
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "companion_reporter.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "companion_reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
 CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")
 #: Node with the GPUs of a test: rack 2's a100.

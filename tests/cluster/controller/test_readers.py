@@ -10,7 +10,7 @@ import pytest
 from tests.support.container_cluster.selasticd import PYTHON, Daemon, eager_config, gpus, running
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "compare_readers.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "compare_readers.py"
 PLACE = "/shared/scratch/compare_readers.py"
 #: Goes on until it is killed, after some seconds in which Slurm shows it as completing.
 SLOW = "trap 'sleep 8; exit 0' TERM\nsleep 600 & wait\n"

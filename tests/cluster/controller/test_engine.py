@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-DRIVER = Path(__file__).parent / "drivers" / "resize.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "resize.py"
 STATES = ["RESERVE", "NOTIFY", "REQUEUE", "DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY", "CLEAR"]
 
 

@@ -11,7 +11,7 @@ from tests.support.container_cluster.selasticd import Daemon, eager_config, gpus
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 CONF = "/etc/slurm/slurm.conf"
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
 def documented() -> set[str]:

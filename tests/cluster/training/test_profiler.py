@@ -8,7 +8,7 @@ import pytest
 from tests.support.container_cluster.slow_links import slow
 from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
-DRIVER = Path(__file__).parent / "drivers" / "planted.py"
+DRIVER = Path(__file__).parents[1] / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"
 pytestmark = pytest.mark.alone
 #: Milliseconds of a step.
