@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_elastic.core.report import Orders
 from slurm_elastic.job.complete_marker import CompleteMarker
@@ -27,6 +27,8 @@ from slurm_elastic.job.unmodified import learned_saves
 from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
 from slurm_elastic.job.unmodified.empty_checkpoints import remove_empty
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
+from slurm_elastic.job.unmodified.given_notice import GivenNotice
+from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
 from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
@@ -41,28 +43,9 @@ _BURST_S = 0.1
 #: The same until there is a checkpoint: its directory is not watched yet, and two saves that are
 #: found at once would be taken for one.
 _FIRST_TICK_S = 1.0
-#: Longest time for which ranks are frozen (our choice: the controller requeues the job within
-#: seconds; NCCL's watchdog ends ranks after 8 or 10 minutes).
-_FROZEN_S = 120.0
 #: Seconds without a change after which a save is taken for one that does not end: its ranks wait
 #: for others that are lost (our choice).
 _STUCK_S = 60.0
-
-
-class TerminationHandler(Protocol):
-    """Interface of `rank_signals.RankSignals`: kills ranks that ignore Slurm's SIGTERM."""
-
-    def guard(self) -> None:
-        """Prepare, after a notice."""
-
-    def freeze(self) -> bool:
-        """Stop the ranks until `unguard`; return whether they stand."""
-
-    def arm(self) -> None:
-        """Kill the ranks from now on: the notice is answered and all is saved."""
-
-    def unguard(self) -> None:
-        """Undo `guard`, `freeze` and `arm`: the notice is withdrawn."""
 
 
 class ScriptWatch:
@@ -120,6 +103,7 @@ class ScriptWatch:
         self._program_step: int | None = None
         self._send_signal = send_signal
         self._guard = guard
+        self._freeze = RankFreeze(guard, clock)
         self._clock = clock
         self._learned = learned_saves.select(self._resume.learned, pattern, complete)
         self._world_key = f"{world}x{hosts}"
@@ -136,14 +120,8 @@ class ScriptWatch:
         self._reads = ResumeDetection()
         self._scanner.before_read = self._reads.ignore
         self._lock = threading.Lock()
-        self._orders = Orders()
-        self._notice_at = 0.0
-        self._begun_before = 0
+        self._notice = GivenNotice()
         self._begun_at_start = 0
-        self._signalled_notice: int | None = None
-        self._answered_notice: int | None = None
-        self._due: ScriptCheckpoint | None = None
-        self._frozen_at: float | None = None
         self._rehearsal = Rehearsal(
             self._resume, resume_file, run_id, pattern=pattern, marker=marker, clock=clock
         )
@@ -175,9 +153,9 @@ class ScriptWatch:
             self._growth.has_failed = self._is_ended = False
             self._copy.begin_attempt()
             self._program_step = None
-            self._due = self._frozen_at = None
-            if self._orders.action == "notice":  # only this attempt can save its own steps
-                self._answered_notice = self._signalled_notice = None
+            self._freeze.forget()
+            self._notice.begin_attempt()
+            if self._notice.is_given:
                 self._guard.unguard()
             self._begun_at_start = self._scanner.begun
             self._training.begin_attempt()
@@ -235,41 +213,42 @@ class ScriptWatch:
     @property
     def has_answered_notice(self) -> bool:
         """Whether a notice has been answered; what the script does after that is lost."""
-        return self._answered_notice is not None
+        return self._notice.answered is not None
 
     def apply_orders(self, orders: Orders) -> None:
         """Act on new orders."""
         if self._is_stopped:
             return
+        notice = self._notice
         with self._lock:
-            is_new_notice = orders.action == "notice" and orders.notice != self._orders.notice
+            is_new_notice = orders.action == "notice" and orders.notice != notice.orders.notice
             if is_new_notice and self._send_signal:
                 self.count_new()
-                self._begun_before = self._scanner.begun
-            old_orders, self._orders = self._orders, orders
+                notice.saves_before = self._scanner.begun
+            old_orders, notice.orders = notice.orders, orders
             if is_new_notice:
-                self._notice_at = self._clock()
+                notice.given_at, notice.due = self._clock(), None
                 self._last_complete = None
                 self._guard.guard()
                 request = "requesting a" if self._can_signal() else "waiting for the next"
                 reason = orders.reason or "a resize"
                 log_line(f"notice {orders.notice}: {reason}; {request} checkpoint")
                 self._copy.begin_notice()
-                self._due = None
-            elif orders.action != "notice" and old_orders.action == "notice":
+            elif not notice.is_given and old_orders.action == "notice":
                 self._guard.unguard()
-                if self._answered_notice is None and self._scanner.unsettled:
+                if notice.answered is None and self._scanner.unsettled:
                     log_line(
                         f"notice {old_orders.notice}: the end of a save could not be seen in time;"
                         " name the file that the script writes last by esrun --complete"
                     )
-                self._answered_notice = self._due = self._frozen_at = None
+                notice.withdraw()
+                self._freeze.forget()
                 reason = orders.reason or "the job continues"
                 log_line(f"notice {old_orders.notice} is withdrawn: {reason}")
                 self._state.update({"phase": "training", "notice": None})
-        if orders.action == "notice" and orders.notice != self._answered_notice:
+        if notice.is_given and not notice.is_answered:
             self._state.update({"phase": "saving", "notice": orders.notice})
-            self._signal_once(orders)
+            self._signal_once()
         with self._lock:
             self._keep_if_due()
         self._scanner.wake()
@@ -282,9 +261,9 @@ class ScriptWatch:
         """Return whether the script has begun a save in this attempt."""
         return self._scanner.begun > self._begun_at_start
 
-    def _signal_once(self, orders: Orders) -> None:
-        if self._send_signal and self._can_signal() and self._signalled_notice != orders.notice:
-            self._signalled_notice = orders.notice
+    def _signal_once(self) -> None:
+        if self._send_signal and self._can_signal() and not self._notice.is_signalled:
+            self._notice.signalled = self._notice.orders.notice
             self._send_signal()
 
     def count_last(self) -> None:
@@ -309,7 +288,7 @@ class ScriptWatch:
 
     def _interval_s(self) -> float:
         """Return the seconds until the next scan if no event comes."""
-        if self._orders.action == "notice" and not self.has_answered_notice:
+        if self._notice.is_given and not self.has_answered_notice:
             return _QUICK_TICK_S
         if not self._scanner.has_found_any:
             return _FIRST_TICK_S
@@ -336,7 +315,7 @@ class ScriptWatch:
     @property
     def orders(self) -> Orders:
         """The present orders; none, once the watch has stopped."""
-        return Orders() if self._is_stopped else self._orders
+        return Orders() if self._is_stopped else self._notice.orders
 
     def count_new(self) -> bool:
         """Scan and count what has become complete; return whether no save is under way."""
@@ -353,7 +332,7 @@ class ScriptWatch:
             self._guard.guard()
             return
         self._rehearsal.observe(checkpoint)
-        if self._orders.action != "notice":
+        if not self._notice.is_given:
             self._rehearsal.withdraw()
         same_save = checkpoint.save == self._last_save != 0
         self._last_save = checkpoint.save
@@ -399,13 +378,14 @@ class ScriptWatch:
 
     def _keep_if_due(self) -> None:
         """Begin to copy the newest save, if a rehearsal is asked for."""
-        orders = self._orders
-        if orders.action != "notice" or not orders.rehearsal or self._resume.proven:
+        notice = self._notice
+        if not notice.is_given or not notice.orders.rehearsal or self._resume.proven:
             return
         is_quiet = not self._scanner.unsettled and self._scanner.is_confirmed
-        if orders.notice != self._answered_notice and is_quiet:
-            is_signalled = self._signalled_notice == orders.notice
-            self._copy.start_if_due(orders.notice, self._notice_at, is_signalled=is_signalled)
+        if not notice.is_answered and is_quiet:
+            self._copy.start_if_due(
+                notice.orders.notice, notice.given_at, is_signalled=notice.is_signalled
+            )
 
     def copy_ended(self) -> None:
         """Look whether another copy is due."""
@@ -415,37 +395,28 @@ class ScriptWatch:
 
     def _notice_fields(self, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """Return the fields of a report that a complete checkpoint changes under a notice."""
-        orders = self._orders
-        if orders.action != "notice" or orders.notice == self._copy.declined:
+        notice = self._notice
+        if not notice.is_given or notice.orders.notice == self._copy.declined:
             return {}
-        kept_first = orders.rehearsal and not self._resume.proven
-        if kept_first and self._answered_notice != orders.notice:
-            return {"phase": "saving", "notice": orders.notice}
-        signalled = self._signalled_notice == orders.notice
-        # A save that was under way when the signal was sent has an older state.
-        too_early = signalled and checkpoint.save <= self._begun_before
-        if too_early or (self._scanner.unsettled and not self.has_answered_notice):
-            return {"phase": "saving", "notice": orders.notice}
-        if self._answered_notice != orders.notice:
-            self._due = checkpoint
-            return {"phase": "saving", "notice": orders.notice}
-        return {"phase": "saved", "notice": orders.notice}
+        needs_copy = notice.orders.rehearsal and not self._resume.proven
+        return notice.fields(checkpoint, needs_copy=needs_copy, is_saving=self._scanner.unsettled)
 
     def _answer_if_due(self) -> None:
         """Answer the notice, unless the next save has begun."""
         if not self._scanner.unsettled and not self._scanner.is_confirmed:
             return  # later
-        checkpoint, self._due = self._due, None
-        asked = self._orders.action == "notice" and not self.has_answered_notice
-        if checkpoint is not None and asked and not self._scanner.unsettled and self.freeze():
+        checkpoint, self._notice.due = self._notice.due, None
+        is_asked = self._notice.is_given and not self.has_answered_notice
+        if checkpoint is not None and is_asked and not self._scanner.unsettled and self.freeze():
             self.answer(checkpoint)
 
     def answer(self, checkpoint: ScriptCheckpoint) -> None:
         """Answer the notice: all is saved, in this checkpoint."""
-        self._answered_notice, self._due = self._orders.notice, None
+        number = self._notice.orders.notice
+        self._notice.answered, self._notice.due = number, None
         self._guard.arm()
-        log_line(f"notice {self._orders.notice}: {Path(checkpoint.path).name} is complete")
-        self._state.update({"phase": "saved", "notice": self._orders.notice})
+        log_line(f"notice {number}: {Path(checkpoint.path).name} is complete")
+        self._state.update({"phase": "saved", "notice": number})
 
     def freeze(self) -> bool:
         """Freeze the ranks, so that none begins a save that the requeue would cut.
@@ -455,9 +426,7 @@ class ScriptWatch:
         Returns:
             False if a save had begun before they stood; they go on then.
         """
-        self._guard.guard()  # has begun with the notice, unless the program was started after it
-        if self._guard.freeze():
-            self._frozen_at = self._clock()
+        self._freeze.begin()
         if not self.count_new():
             self.thaw()
             return False
@@ -466,27 +435,24 @@ class ScriptWatch:
     def is_saving(self) -> bool:
         """Look whether a save is under way that goes on; not while the ranks are frozen."""
         with self._lock:
-            if self._is_stopped or self._frozen_at is not None or self.count_new():
+            if self._is_stopped or self._freeze.is_frozen or self.count_new():
                 return False
             return self._clock() - self._scanner.changed_at < _STUCK_S
 
     def thaw(self) -> None:
         """Let the ranks go on; the guards begin anew."""
-        self._frozen_at = None
-        self._guard.unguard()
-        self._guard.guard()
+        self._freeze.end()
 
     def _thaw_if_late(self) -> bool:
         """Take back the answer if the job is not requeued; return whether it was."""
-        if self._frozen_at is None or self._clock() - self._frozen_at < _FROZEN_S:
+        if not self._freeze.is_late:
             return False
         self.thaw()
-        self._answered_notice = None
+        self._notice.answered = None
         self._copy.wait_for_next()
-        log_line(
-            f"notice {self._orders.notice}: no requeue within {_FROZEN_S:.0f} s: the ranks go on"
-        )
-        self._state.update({"phase": "saving", "notice": self._orders.notice})
+        number = self._notice.orders.notice
+        log_line(f"notice {number}: no requeue within {FROZEN_S:.0f} s: the ranks go on")
+        self._state.update({"phase": "saving", "notice": number})
         return True
 
     def _record_resume(self, earlier_count: int) -> None:
