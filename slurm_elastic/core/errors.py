@@ -56,7 +56,7 @@
     ├── UsageError                      job.esrun_options
     ├── LauncherError                   job.launchers.adaptation
     ├── AllocationError                 job.slurm_env
-    ├── CopyStoppedError                job.unmodified.checkpoint_files
+    ├── CopyStoppedError                job.unmodified.checkpoints.checkpoint_files
     ├── KeepError                       job.unmodified.kept_checkpoint
     ├── ChannelError                    rpc.frames
     │   ├── ConfigurationReadError      rpc.frames

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_elastic.job.launch import log_line
-from slurm_elastic.job.unmodified.checkpoint_files import contents
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_files import contents
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
 
 

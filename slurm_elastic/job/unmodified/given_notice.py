@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_elastic.core.report import Orders
-from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
 
 
 class GivenNotice:

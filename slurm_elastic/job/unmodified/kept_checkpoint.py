@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.job.environment.state_directory import STATE_NAME, claim, is_own
-from slurm_elastic.job.unmodified.checkpoint_files import (
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_files import (
     NO_ROOM,
     Contents,
     CopyStoppedError,

@@ -17,10 +17,10 @@ from typing import Any
 from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified import kept_checkpoint
-from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint, size_text
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
-from slurm_elastic.job.unmodified.whole_files import is_whole
 
 #: Seconds after a refusal before the job offers to be rehearsed again (our choice).
 _AGAIN_S = 600.0

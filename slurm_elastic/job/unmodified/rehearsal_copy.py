@@ -14,8 +14,8 @@ from typing import Protocol
 
 from slurm_elastic.core.report import Orders
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
-from slurm_elastic.job.unmodified.inotify import ReadWatch
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.inotify import ReadWatch
 from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 

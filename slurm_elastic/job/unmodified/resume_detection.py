@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slurm_elastic.job.launch import log_line
-from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
-from slurm_elastic.job.unmodified.inotify import ReadWatch
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.inotify import ReadWatch
 
 #: A read of any checkpoint written so many seconds before the newest one is a resume.
 _SAME_READ_S = 60.0

@@ -22,8 +22,8 @@ from slurm_elastic.job.environment.state_directory import (
     write_own,
 )
 from slurm_elastic.job.launch import log_line
+from slurm_elastic.job.unmodified.checkpoints.learned_saves import LearnedSaves, learned_saves
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
-from slurm_elastic.job.unmodified.learned_saves import LearnedSaves, learned_saves
 
 
 @dataclass(kw_only=True)

@@ -23,9 +23,13 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.unmodified import learned_saves
-from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
-from slurm_elastic.job.unmodified.empty_checkpoints import remove_empty
+from slurm_elastic.job.unmodified.checkpoints import learned_saves
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
+    CheckpointScanner,
+    ScriptCheckpoint,
+)
+from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_empty
+from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
@@ -33,7 +37,6 @@ from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
 from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
-from slurm_elastic.job.unmodified.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
 
 #: Seconds between scans without events: by default, while a checkpoint is incomplete, and while the

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
-from slurm_elastic.job.unmodified.settle_time import FIRST_S
 
 
 class RecordingGuard:

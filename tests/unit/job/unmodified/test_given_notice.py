@@ -3,7 +3,7 @@
 import pytest
 
 from slurm_elastic.core.report import Orders
-from slurm_elastic.job.unmodified.checkpoint_scanner import ScriptCheckpoint
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
 
 SAVING = {"phase": "saving", "notice": 7}

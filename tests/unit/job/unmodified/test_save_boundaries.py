@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
-from slurm_elastic.job.unmodified.settle_time import FIRST_S
 from tests.support.job.script_job import ScriptJob
 
 #: Saves its step in two files; before each part of that it waits for a line.

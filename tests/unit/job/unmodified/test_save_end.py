@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import _STUCK_S
-from slurm_elastic.job.unmodified.settle_time import FIRST_S
 from tests.support.job.checkpoint_savers import (
     Phases,
     SaverScript,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.core.report import Report
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S, LEAST_S
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
-from slurm_elastic.job.unmodified.settle_time import FIRST_S, LEAST_S
 from tests.support.job.script_job import ScriptJob as Job
 
 

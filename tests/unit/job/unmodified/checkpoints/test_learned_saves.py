@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.job.unmodified.learned_saves import (
+from slurm_elastic.job.unmodified.checkpoints.learned_saves import (
     LearnedSaves,
     SaveFiles,
     learned_saves,

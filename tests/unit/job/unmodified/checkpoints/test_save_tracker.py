@@ -2,9 +2,13 @@
 
 import pytest
 
-from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
-from slurm_elastic.job.unmodified.save_tracker import ChangeKind, SaveTracker, without_numbers
-from slurm_elastic.job.unmodified.settle_time import FIRST_S, LEAST_S, SettleTime
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import Evidence
+from slurm_elastic.job.unmodified.checkpoints.save_tracker import (
+    ChangeKind,
+    SaveTracker,
+    without_numbers,
+)
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S, LEAST_S, SettleTime
 
 
 class Saves:

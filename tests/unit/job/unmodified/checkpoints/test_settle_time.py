@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified import settle_time
-from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
-from slurm_elastic.job.unmodified.settle_time import (
+from slurm_elastic.job.unmodified.checkpoints import settle_time
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import Evidence
+from slurm_elastic.job.unmodified.checkpoints.settle_time import (
     FIRST_S,
     LACKING_S,
     LEAST_NFS_S,

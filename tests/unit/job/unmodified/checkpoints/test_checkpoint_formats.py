@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.checkpoint_formats import (
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
     Evidence,
     FileVersion,
     directory_evidence,
     is_temporary,
 )
-from slurm_elastic.job.unmodified.whole_files import is_whole
+from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 
 HF = "model.safetensors training_args.bin optimizer.pt scheduler.pt"
 ZERO = "zero_pp_rank_0_mp_rank_00_optim_states.pt zero_pp_rank_1_mp_rank_00_optim_states.pt"

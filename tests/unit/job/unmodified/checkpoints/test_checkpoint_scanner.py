@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner
-from slurm_elastic.job.unmodified.settle_time import FIRST_S
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import CheckpointScanner
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S
 from tests.support.job.simulated_clock import SimulatedClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import Evidence
 
 #: Seconds while nothing is known of the script. Twice the longest pause expected of a script that
 #: gathers its state between two files (30 s), and the longest time for which an NFS client shows

@@ -20,17 +20,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_elastic.job.complete_marker import CompleteMarker
-from slurm_elastic.job.unmodified.checkpoint_formats import (
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
     Evidence,
     FileVersion,
     directory_evidence,
     is_temporary,
 )
-from slurm_elastic.job.unmodified.inotify import DirectoryWatch
-from slurm_elastic.job.unmodified.learned_saves import SaveFiles
-from slurm_elastic.job.unmodified.save_tracker import ChangeKind, SaveTracker, without_numbers
-from slurm_elastic.job.unmodified.settle_time import SettleTime
-from slurm_elastic.job.unmodified.whole_files import is_whole
+from slurm_elastic.job.unmodified.checkpoints.inotify import DirectoryWatch
+from slurm_elastic.job.unmodified.checkpoints.learned_saves import SaveFiles
+from slurm_elastic.job.unmodified.checkpoints.save_tracker import (
+    ChangeKind,
+    SaveTracker,
+    without_numbers,
+)
+from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime
+from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 
 #: At most this many files of a directory are examined.
 _MAX_FILES = 20_000

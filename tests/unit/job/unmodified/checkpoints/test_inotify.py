@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified import inotify
-from slurm_elastic.job.unmodified.inotify import DirectoryWatch, ReadWatch
+from slurm_elastic.job.unmodified.checkpoints import inotify
+from slurm_elastic.job.unmodified.checkpoints.inotify import DirectoryWatch, ReadWatch
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from enum import Enum, auto
 from itertools import pairwise
 from typing import NamedTuple
 
-from slurm_elastic.job.unmodified.checkpoint_formats import Evidence
-from slurm_elastic.job.unmodified.learned_saves import SaveFiles
-from slurm_elastic.job.unmodified.settle_time import (
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import Evidence
+from slurm_elastic.job.unmodified.checkpoints.learned_saves import SaveFiles
+from slurm_elastic.job.unmodified.checkpoints.settle_time import (
     LACKING_S,
     LEAST_S,
     LONGEST_PAUSE_S,

@@ -10,9 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.job.complete_marker import CompleteMarker
-from slurm_elastic.job.unmodified import checkpoint_scanner
-from slurm_elastic.job.unmodified.checkpoint_scanner import CheckpointScanner, ScriptCheckpoint
-from slurm_elastic.job.unmodified.settle_time import FIRST_S, LACKING_S
+from slurm_elastic.job.unmodified.checkpoints import checkpoint_scanner
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
+    CheckpointScanner,
+    ScriptCheckpoint,
+)
+from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S, LACKING_S
 from tests.support.job import checkpoint_savers as savers
 from tests.support.job.checkpoint_savers import Phases, SaverScript, Write, in_order
 from tests.support.job.simulated_clock import SimulatedClock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.whole_files import is_whole
+from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 
 
 def zipped(entries: int = 3, comment: bytes = b"") -> bytes:

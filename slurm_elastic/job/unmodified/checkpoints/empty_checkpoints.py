@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from slurm_elastic.job.launch import log_line
-from slurm_elastic.job.unmodified.checkpoint_files import exists, files_of
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_files import exists, files_of
 
 #: A directory that is younger may be one that another job with the same pattern is about to fill.
 _LEAST_AGE_S = 1.0
