@@ -33,7 +33,9 @@ def main() -> int:
     """Return 0: no rule was broken; 1: at least one; 2: wrong usage or an error of the campaign."""
     args = _arguments()
     try:
-        plan = schedule(args.seed, args.minutes, only=args.only, manners=args.manner)
+        plan = schedule(
+            args.seed, args.minutes, only=args.only, manners=args.manner, sleep=args.sleep
+        )
     except ValueError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 2
@@ -123,6 +125,9 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         help=f"mostly unmodified scripts that save so: {', '.join(MANNERS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--sleep", action="store_true", help="selasticd switches idle nodes off; fewer jobs"
     )
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON")

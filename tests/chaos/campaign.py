@@ -56,7 +56,7 @@ class Campaign:
 
     def run(self) -> dict[str, Any]:
         """Run the whole campaign and return its record for the results file."""
-        self.site = ChaosSite(self.cluster, self.plan.queue)
+        self.site = ChaosSite(self.cluster, self.plan.queue, sleep=self.plan.sleep)
         self.load = Load(self.cluster)
         gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
         self.rules = Rules(self.load.jobs, gpus, self.site.excused)
@@ -85,6 +85,7 @@ class Campaign:
             "minutes": self.plan.minutes,
             "queue": self.plan.queue,
             "abandoned": self.plan.abandoned,
+            **({"sleep": final_checks.sleep_figures(log)} if self.plan.sleep else {}),
             "seconds": round(time.time() - begun),
             "jobs": len(self.load.accepted),
             "samples": len(self.site.samples),
@@ -169,6 +170,8 @@ class Campaign:
                 self.rules.add(sample["at"], "died", f"pid {self.site.pid}", "selasticd is gone")
                 self.site.start_daemon()
                 gone = 0.0
+            for node in self.site.switch_on(sample):
+                self.say(f"{node} is switched on by hand")
             for breach in self.rules.breaches[before:]:
                 self.say(f"BROKEN {breach.rule}: {breach.who}: {breach.text}")
 

@@ -8,13 +8,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.invariants import COMPANION
+from tests.chaos.invariants import COMPANION, RESUME_TIMEOUT_S
 from tests.chaos.load import HOME, SMALL
-from tests.support.container_cluster import light_trainings
+from tests.support.container_cluster import light_trainings, power_saving
 from tests.support.container_cluster.selasticd import PYTHON, REPORTER, eager_config
 from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
@@ -39,6 +39,8 @@ UNGUARDED = (
 FAILING_S = 120.0
 #: Jobs submitted within this time before slurmctld is killed may be lost: it saves every 5 s.
 UNSAVED_S = 10.0
+#: A node is switched on by hand when Slurm has waited for it in vain for so many seconds.
+_BY_HAND_S = 20.0
 #: What slurmctld's log says when it requeues job {0} by itself.
 _REQUEUED_BY_SLURM = (
     r"requeue job JobId={0} due to failure of node"
@@ -63,8 +65,8 @@ class ChaosSite:
         unreachable: nodes that slurmctld gave up while jobs ran on them: it runs those twice.
     """
 
-    def __init__(self, cluster: SlurmCluster, queue: str) -> None:
-        self.cluster, self.queue = cluster, queue
+    def __init__(self, cluster: SlurmCluster, queue: str, *, sleep: bool = False) -> None:
+        self.cluster, self.queue, self.sleep = cluster, queue, sleep
         self.home = cluster.exec("mktemp -d /tmp/chaosd.XXXXXX", user="selastic").stdout.strip()
         self.log_path = f"{self.home}/log"
         self.samples: list[dict[str, Any]] = []
@@ -86,6 +88,8 @@ class ChaosSite:
         self._begun = 0  # how long the log was when selasticd was last started
         self._guard = threading.RLock()
         self._observer: subprocess.Popen[str] | None = None
+        self._effects = ExitStack()
+        self._dark_since: dict[str, float] = {}
 
     # --- setting up ---
 
@@ -106,6 +110,10 @@ class ChaosSite:
         run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
         for path in (REPORTER, *DRIVERS.glob("*.py")):
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
+        if self.sleep:
+            power = power_saving.power_saving(self.cluster, resume_timeout_s=RESUME_TIMEOUT_S)
+            self._effects.enter_context(power)
+            power_saving.remember_idle_day(self.cluster, f"{STATE}/ledger.sqlite")
         light_trainings.install(run, HOME)
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
@@ -118,14 +126,17 @@ class ChaosSite:
 
     def toml(self) -> str:
         """Return selasticd's configuration."""
-        text = eager_config(queue=self.queue)
+        sleep = power_saving.SLEEP.format(mode="act") if self.sleep else ""
+        text = eager_config(queue=self.queue, extra=sleep)
         return text.replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:
         """Yield samples until `close` is called."""
         words = ["docker", "exec", "-i", f"{self.cluster.name}-ctld", PYTHON]
         self._observer = subprocess.Popen(
-            [*words, f"{HOME}/observer.py", self.home], stdout=subprocess.PIPE, text=True
+            [*words, f"{HOME}/observer.py", self.home, *(["nodes"] if self.sleep else [])],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._observer.stdout is not None
         for line in self._observer.stdout:
@@ -144,6 +155,7 @@ class ChaosSite:
         if self._observer:
             self._observer.terminate()
             self._observer.wait()
+        self._effects.close()
 
     def docker(self, *words: str) -> None:
         """Run a Docker command; a failure is an error of the campaign."""
@@ -159,6 +171,31 @@ class ChaosSite:
         match = re.search(pattern, self._conf, re.MULTILINE)
         assert match, host
         return match[1]
+
+    # --- nodes ---
+
+    def after_boot(self, node: str) -> None:
+        """Start what a node needs, when its container has been started."""
+        if self.sleep:
+            power_saving.start_hardware(self.cluster, node)
+
+    def switch_on(self, sample: dict[str, Any]) -> list[str]:
+        """Switch nodes on by hand, as an administrator, for which Slurm waits in vain.
+
+        Those are nodes that did not boot in time, and nodes of which a killed slurmctld has
+        forgotten that they were switched off.
+        """
+        switched_on = []
+        for node, words in (sample["nodes"] or {}).items():
+            is_dark = {"DOWN", "UNKNOWN"} & set(words) and not self.lock(node).locked()
+            since = self._dark_since.setdefault(node, sample["at"]) if is_dark else 0.0
+            if not is_dark:
+                self._dark_since.pop(node, None)
+            elif sample["at"] - since > _BY_HAND_S:
+                power_saving.switch_on_by_hand(self.cluster, node)
+                del self._dark_since[node]
+                switched_on.append(node)
+        return switched_on
 
     # --- selasticd ---
 

@@ -273,6 +273,7 @@ class Faults:
             time.sleep(event.outage_s)
             self._docker("start", f"{self.site.cluster.name}-{node}")
             until(lambda: self._is_up(node), seconds=START_S, what=f"{node} does not start")
+            self.site.after_boot(node)
         return node
 
     def _is_up(self, node: str) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slurm_elastic.core.nodelist import expand
 from tests.chaos.chaos_site import UNGUARDED, ChaosSite, live_at
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
@@ -213,6 +214,22 @@ def in_place_transitions(log: str) -> dict[str, int]:
             known.remove((job, number))
             ends[state] += 1
     return dict(ends)
+
+
+def sleep_figures(log: str) -> dict[str, int]:
+    """Return how often nodes were switched off and on, from selasticd's log.
+
+    Returns:
+        off: by selasticd; on: by selasticd, and up again; by_slurm: up again for a job, by Slurm;
+        lost: left to the administrator.
+    """
+    off = re.findall(r"\bSleep=act\b.* ToSleep=([a-z]\S*)", log)
+    return {
+        "off": sum(len(expand(names)) for names in off),
+        "on": len(re.findall(r"\bPower=on\b", log)),
+        "by_slurm": len(re.findall(r"\bPower=up By=slurm\b", log)),
+        "lost": len(re.findall(r"\bPower=lost\b", log)),
+    }
 
 
 def _scripts(

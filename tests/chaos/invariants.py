@@ -16,6 +16,7 @@ run and answer:
 | restarted | such a job was restarted without a fault |
 | failed | an unmodified script ends as FAILED for good, and no fault has struck it |
 | vanished | a job that had not ended is not known any more |
+| asleep | a job waits for GPUs while a node that has as many is switched off and not started |
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ COMPANION_GRACE_S = 60.0
 AHEAD_S = 135.0
 #: A job that slurmctld takes for a failed one, as it has forgotten a requeue, is sent back.
 FAILED_GRACE_S = 20.0
+#: ResumeTimeout of slurm.conf where nodes may sleep.
+RESUME_TIMEOUT_S = 60
+#: A pending job waits no longer than this because of sleeping nodes: a boot, and one round.
+ASLEEP_GRACE_S = RESUME_TIMEOUT_S + 5.0
+#: Reasons of jobs for which Slurm, or selasticd, looks for nodes.
+_WAITING = ("None", "Resources", "Priority")
 HELD = ("JobHeldUser", "JobHeldAdmin")
 #: Comment of a job that the crash-loop guard holds; a user releases it.
 GUARDED = "selastic: held, "
@@ -109,6 +116,7 @@ class Rules:
             *self._nodes(held),
             *self._reservations(sample, held),
             *self._orphans(jobs, companions),
+            *self._asleep(sample, jobs),
         ]:
             wrong[rule, who] = (grace, text)
         for name, before in self._known.items():
@@ -218,6 +226,19 @@ class Rules:
             if base_of(c) not in running and "COMPLETING" not in c["flags"]
         ]
 
+    def _asleep(
+        self, sample: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]]
+    ) -> Collection[tuple[str, str, float, str]]:
+        sleeping = [n for n, words in (sample.get("nodes") or {}).items() if _is_off(words)]
+        broken = []
+        for name, job in jobs.items():
+            waits = job["state"] == "PENDING" and job["reason"] in _WAITING
+            fits = [n for n in sleeping if self.gpus[n] >= job["asked"] > 0]
+            fits = [n for n in fits if n not in job["excluded"]]
+            if waits and fits and not job["required"]:
+                broken.append(("asleep", name, ASLEEP_GRACE_S, f"{job['reason']}: {fits} sleep"))
+        return broken
+
     @staticmethod
     def _reservations(
         sample: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
@@ -234,6 +255,11 @@ class Rules:
             elif name not in named:
                 broken.append(("reservation", name, GRACE_S, "no job names it"))
         return broken
+
+
+def _is_off(words: Collection[str]) -> bool:
+    """Return whether a node of this state has no power, and nobody but its controller minds."""
+    return "POWERED_DOWN" in words and not {"POWERING_UP", "POWER_UP", "DRAIN", "DOWN"} & set(words)
 
 
 def base_of(companion: Mapping[str, Any]) -> tuple[int, int] | None:

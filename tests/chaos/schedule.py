@@ -83,6 +83,8 @@ _NICE = (0, 7)
 #: begun anew by each restart.
 _STEPS = {"rename": 200, "place": 200, "folder": 160, "anew": 120}
 _BETWEEN_S = 9.0
+#: Mean seconds between two jobs; where nodes may sleep there are fewer, so that some are idle.
+_ARRIVALS_S, _SPARSE_ARRIVALS_S = 8.0, 30.0
 _WARM_UP_S = 15.0
 
 
@@ -132,19 +134,26 @@ class Schedule:
     abandoned: bool  # the controller is killed at the end for good
     submissions: tuple[Submission, ...]
     events: tuple[Event, ...]
+    sleep: bool = False  # idle nodes are switched off
 
     def lines(self) -> list[str]:
         """Return the schedule as text."""
         head = (
             f"seed {self.seed}, {self.minutes:g} min, queue = {self.queue!r}, "
             f"{len(self.submissions)} jobs, {len(self.events)} faults"
+            + (", idle nodes sleep" if self.sleep else "")
             + (", the controller is killed at the end for good" if self.abandoned else "")
         )
         return [head, *(f"{e.at:7.1f} s  {e.kind:18} {e.outage_s:5.1f} s" for e in self.events)]
 
 
 def schedule(
-    seed: int, minutes: float, *, only: Collection[str] = (), manners: Collection[str] = ()
+    seed: int,
+    minutes: float,
+    *,
+    only: Collection[str] = (),
+    manners: Collection[str] = (),
+    sleep: bool = False,
 ) -> Schedule:
     """Draw a campaign.
 
@@ -154,6 +163,7 @@ def schedule(
         only: kinds of fault; empty: all.
         manners: of unmodified scripts, which are then four of five jobs; empty: all manners, and
             the usual shares.
+        sleep: idle nodes are switched off, and there are fewer jobs.
 
     Raises:
         ValueError: a kind or a manner is unknown.
@@ -175,8 +185,11 @@ def schedule(
         minutes=minutes,
         queue=_QUEUES[seed % 2],
         abandoned=seed % 3 == 0,
-        submissions=tuple(_load(load, end, seed, tuple(manners))),
+        submissions=tuple(
+            _load(load, end, seed, tuple(manners), _SPARSE_ARRIVALS_S if sleep else _ARRIVALS_S)
+        ),
         events=tuple(events),
+        sleep=sleep,
     )
 
 
@@ -188,7 +201,9 @@ def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
         yield from deck
 
 
-def _load(rng: random.Random, end: float, seed: int, manners: Sequence[str]) -> list[Submission]:
+def _load(
+    rng: random.Random, end: float, seed: int, manners: Sequence[str], between_s: float
+) -> list[Submission]:
     shares = {"script": 0.8, "sleep": 0.1, "rigid": 0.1} if manners else SHARES
     manners = manners or MANNERS
     submissions: list[Submission] = []
@@ -228,5 +243,5 @@ def _load(rng: random.Random, end: float, seed: int, manners: Sequence[str]) -> 
                 nice=0 if kind == "rigid" else rng.choice(_NICE),
             )
         )
-        at += rng.expovariate(1 / 8.0) if number >= len(_FIRST) - 1 else 1.0
+        at += rng.expovariate(1 / between_s) if number >= len(_FIRST) - 1 else 1.0
     return submissions

@@ -1,8 +1,9 @@
 """Prints Slurm's state, one line of JSON about every second; runs in ctld as root.
 
-    observer.py HOME
+    observer.py HOME [nodes]
 
-Asks slurmctld by its own commands alone. While it does not answer, `jobs` is null.
+Asks slurmctld by its own commands alone. While it does not answer, `jobs` is null. With `nodes`
+also for the states of nodes; otherwise they are null.
 """
 
 import json
@@ -62,6 +63,7 @@ def job(raw: dict) -> dict:
         "priority": raw["priority"].get("number") or 0,
         "nice": raw["nice"],
         "required": list(expand(raw.get("required_nodes") or "")),
+        "excluded": list(expand(raw.get("excluded_nodes") or "")),
         "reservation": raw.get("resv_name") or "",
         "restarts": raw["restart_cnt"],
         "asked": gpus(raw.get("tres_req_str") or ""),
@@ -82,12 +84,15 @@ while True:
     begun = time.time()
     jobs = ask("scontrol", "show", "job", "-d")
     found = ask("scontrol", "show", "res") if jobs else None
-    line = {"at": time.time(), "jobs": None, "reservations": None}
+    nodes = ask("scontrol", "show", "node") if jobs and "nodes" in sys.argv else None
+    line = {"at": time.time(), "jobs": None, "reservations": None, "nodes": None}
     line |= selasticd(Path(sys.argv[1]))
     if jobs is not None and found is not None:
         line["jobs"] = [job(raw) for raw in jobs["jobs"]]
         line["reservations"] = {
             r["name"]: r["end_time"]["number"] for r in found.get("reservations", [])
         }
+    if nodes is not None:
+        line["nodes"] = {n["name"]: n["state"] for n in nodes["nodes"]}
     print(json.dumps(line), flush=True)
     time.sleep(max(0.2, begun + 1 - time.time()))

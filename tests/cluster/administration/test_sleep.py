@@ -1,17 +1,18 @@
-"""Nodes that selasticd switches off and on through Slurm's power saving.
+"""Nodes that selasticd switches off and on through Slurm's power saving."""
 
-The programs of power saving write `on` or `off` to a file of each node on the shared volume; a
-process on the node, in place of its hardware, starts or stops slurmd accordingly.
-"""
-
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.container_cluster.added_settings import added_settings
+from tests.support.container_cluster.power_saving import (
+    SLEEP,
+    asleep,
+    power_saving,
+    remember_idle_day,
+    states,
+    without_power,
+)
 from tests.support.container_cluster.selasticd import (
-    PYTHON,
     Daemon,
     eager_config,
     gpus,
@@ -20,79 +21,18 @@ from tests.support.container_cluster.selasticd import (
 )
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
-POWER = "/shared/scratch/power"
-NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
-PROGRAM = f"""#!/bin/sh
-for node in $(scontrol show hostnames "$1"); do
-    echo {{power}} >{POWER}/$node.new && mv {POWER}/$node.new {POWER}/$node
-done
-"""
-SETTINGS = f"""
-SuspendProgram={POWER}/off
-ResumeProgram={POWER}/on
-SuspendTime=10000000
-SuspendTimeout=3
-ResumeTimeout=600
-"""
-#: Ends with the folder; -b tells slurmctld that the host was started.
-HARDWARE = f"""
-present=on
-while [ -d {POWER} ]; do
-    power=$(cat {POWER}/$(hostname) 2>/dev/null || echo on)
-    if [ $power != $present ]; then
-        if [ $power = off ]; then pkill -x slurmd; else slurmd -N $(hostname) -b; fi
-        present=$power
-    fi
-    sleep 0.5
-done
-"""
-#: Fills a ledger with a day in which no node was in use.
-HISTORY = """
-import sys, time
-from slurm_elastic.controller.sleep.sleep_record import BIN_S, SleepBin, SleepRecord
-from slurm_elastic.controller.state.ledger import Ledger
-ledger, last = Ledger(sys.argv[1]), int(time.time() // BIN_S)
-bins = {last - i: SleepBin() for i in range(1, 200)}
-ledger.put("sleep_bins", SleepRecord(bins).to_json())
-ledger.close()
-"""
-SLEEP = """
-[sleep]
-mode = "{mode}"
-window_s = 10
-spare = 0
-cycles_per_day = 100
-grow_boots = 1
-"""
-ADMINISTRATOR = "sacctmgr -i modify user selastic set adminlevel={}"
-
 
 @pytest.fixture(scope="module")
 def powered(cluster: SlurmCluster) -> Iterator[None]:
-    """Give the cluster power saving, and selasticd's account the right to use it."""
-    for power in ("off", "on"):
-        write = f"mkdir -pm 777 {POWER}; cat >{POWER}/{power}; chmod 755 {POWER}/{power}"
-        cluster.exec(write, stdin=PROGRAM.format(power=power))
-    for node in NODES:
-        cluster.exec(f"setsid bash -c '{HARDWARE}' </dev/null >/dev/null 2>&1 &", node=node)
-    cluster.exec(ADMINISTRATOR.format("Administrator"))
-    try:
-        with added_settings(cluster, SETTINGS, shown=f"SuspendProgram *= {POWER}"):
-            yield
-            for node in without_power(cluster):
-                cluster.exec(f"scontrol update nodename={node} state=power_up")
-            until(lambda: not asleep(cluster), what=lambda: f"{states(cluster)}")
-    finally:
-        cluster.exec(ADMINISTRATOR.format("Operator"))
-        cluster.exec(["rm", "-r", POWER])
+    with power_saving(cluster, resume_timeout_s=600):
+        yield
 
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster, powered: None) -> Iterator[Daemon]:
     """Run selasticd, which remembers a day without jobs."""
     daemon = Daemon(cluster, config("act"))
-    ledger = f"{daemon.home}/ledger.sqlite"
-    cluster.exec([PYTHON, "-", ledger], user="selastic", stdin=HISTORY)
+    remember_idle_day(cluster, f"{daemon.home}/ledger.sqlite")
     try:
         daemon.start()
         yield daemon
@@ -105,22 +45,6 @@ def daemon(cluster: SlurmCluster, powered: None) -> Iterator[Daemon]:
 
 def config(mode: str) -> str:
     return eager_config(extra=SLEEP.format(mode=mode))
-
-
-def states(cluster: SlurmCluster) -> dict[str, str]:
-    """Return Slurm's state of each node."""
-    text = cluster.exec("scontrol -o show node").stdout
-    return dict(re.findall(r"^NodeName=(\S+) .*? State=(\S+)", text, re.MULTILINE))
-
-
-def asleep(cluster: SlurmCluster) -> list[str]:
-    """Return the nodes that have no power, or lose or gain it."""
-    return sorted(name for name, state in states(cluster).items() if "POWER" in state)
-
-
-def without_power(cluster: SlurmCluster) -> list[str]:
-    found = states(cluster).items()
-    return sorted(name for name, state in found if "POWERED_DOWN" in state and "UP" not in state)
 
 
 def observe(daemon: Daemon) -> None:

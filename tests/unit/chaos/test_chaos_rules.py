@@ -6,6 +6,7 @@ import pytest
 
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import (
+    ASLEEP_GRACE_S,
     FAILED_GRACE_S,
     FIRST,
     GRACE_S,
@@ -39,6 +40,7 @@ def job(name: str, **values: Any) -> dict[str, Any]:
         "priority": 1000,
         "nice": 0,
         "required": [],
+        "excluded": [],
         "reservation": "",
         "restarts": 0,
         "asked": 1,
@@ -94,6 +96,28 @@ def test_a_companion_may_not_outlive_its_job() -> None:
     assert broken(waiting("a"), companion(flags=["COMPLETING"]), seconds=80) == []
     shared = companion() | {"held": {"g01": [0]}}
     assert broken(job("a"), shared) == ["twice"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "rules"),
+    [
+        ({}, ["IDLE", "POWERED_DOWN"], ["asleep"]),
+        ({}, ["IDLE", "POWERED_DOWN", "POWERING_UP"], []),
+        ({}, ["IDLE", "POWERED_DOWN", "DRAIN"], []),
+        ({"asked": 5}, ["IDLE", "POWERED_DOWN"], []),
+        ({"reason": "Dependency"}, ["IDLE", "POWERED_DOWN"], []),
+        ({"excluded": ["g02"]}, ["IDLE", "POWERED_DOWN"], []),
+    ],
+)
+def test_a_job_waits_for_a_sleeping_node_no_longer_than_a_boot(
+    values: dict[str, Any], words: list[str], rules: list[str]
+) -> None:
+    judge = Rules({"a": asked("a")}, GPUS)
+    for at in range(int(ASLEEP_GRACE_S) + 1):
+        sample = {"at": 1000.0 + at, "jobs": [waiting("a", **values)], "reservations": {}}
+        assert judge.breaches == []
+        judge.judge(sample | {"nodes": {"g01": ["ALLOCATED"], "g02": words}}, healthy=True)
+    assert [b.rule for b in judge.breaches] == rules
 
 
 def test_what_is_allowed_breaks_nothing() -> None:

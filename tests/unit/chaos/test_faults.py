@@ -32,6 +32,7 @@ def test_the_next_fault_on_a_killed_node_waits_until_it_has_started():
     site = SimpleNamespace(
         cluster=SimpleNamespace(exec=pgrep, name="c"), hit={}, jobs=list,
         lock=lambda _: lock, docker=lambda *_: None, disturb=lambda _: None,
+        after_boot=lambda _: None,
     )  # fmt: skip
     event = Event(at=0.0, kind="node-kill", outage_s=0.0, pick=0.0, size=1.0)
     assert Faults(site, load=None).run(event) == "g01"

@@ -1,0 +1,118 @@
+"""Slurm's power saving on the container cluster, with programs in place of the nodes' hardware.
+
+SuspendProgram and ResumeProgram write `off` or `on` to a file of each node on the shared volume; a
+process on the node stops or starts slurmd accordingly.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.container_cluster.added_settings import added_settings
+from tests.support.container_cluster.selasticd import PYTHON
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
+
+POWER = "/shared/scratch/power"
+NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
+_PROGRAM = f"""#!/bin/sh
+for node in $(scontrol show hostnames "$1"); do
+    echo {{power}} >{POWER}/$node.new && mv {POWER}/$node.new {POWER}/$node
+done
+"""
+_SETTINGS = f"""
+SuspendProgram={POWER}/off
+ResumeProgram={POWER}/on
+SuspendTime=10000000
+SuspendTimeout=3
+ResumeTimeout={{resume_timeout_s}}
+"""
+#: Ends with the folder. A host that Slurm waits for has just been started: -b tells slurmctld so.
+_HARDWARE = f"""
+before=on
+if scontrol show node $(hostname) | grep -q POWERING_UP; then pkill -x slurmd; before=off; fi
+while [ -d {POWER} ]; do
+    power=$(cat {POWER}/$(hostname) 2>/dev/null || echo on)
+    if [ $power = off ]; then pkill -x slurmd; fi
+    if [ $power$before = onoff ]; then slurmd -N $(hostname) -b; fi
+    before=$power
+    sleep 0.5
+done
+"""
+#: Fills a ledger with a day in which no node was in use.
+_HISTORY = """
+import sys, time
+from slurm_elastic.controller.sleep.sleep_record import BIN_S, SleepBin, SleepRecord
+from slurm_elastic.controller.state.ledger import Ledger
+ledger, last = Ledger(sys.argv[1]), int(time.time() // BIN_S)
+bins = {last - i: SleepBin() for i in range(1, 200)}
+ledger.put("sleep_bins", SleepRecord(bins).to_json())
+ledger.close()
+"""
+#: Section of elastic.toml with which idle nodes sleep as soon as they may.
+SLEEP = """
+[sleep]
+mode = "{mode}"
+window_s = 10
+spare = 0
+cycles_per_day = 100
+grow_boots = 1
+"""
+_ADMINISTRATOR = "sacctmgr -i modify user selastic set adminlevel={}"
+
+
+@contextmanager
+def power_saving(cluster: SlurmCluster, *, resume_timeout_s: int) -> Iterator[None]:
+    """Give a cluster power saving, and selasticd's account the right to use it.
+
+    Args:
+        cluster: all of whose nodes are up.
+        resume_timeout_s: of slurm.conf.
+    """
+    for power in ("off", "on"):
+        write = f"mkdir -pm 777 {POWER}; cat >{POWER}/{power}; chmod 755 {POWER}/{power}"
+        cluster.exec(write, stdin=_PROGRAM.format(power=power))
+    for node in NODES:
+        start_hardware(cluster, node)
+    cluster.exec(_ADMINISTRATOR.format("Administrator"))
+    settings = _SETTINGS.format(resume_timeout_s=resume_timeout_s)
+    try:
+        with added_settings(cluster, settings, shown=f"SuspendProgram *= {POWER}"):
+            yield
+            for node in without_power(cluster):
+                cluster.exec(f"scontrol update nodename={node} state=power_up")
+            until(lambda: not asleep(cluster), what=lambda: f"{states(cluster)}")
+    finally:
+        cluster.exec(_ADMINISTRATOR.format("Operator"))
+        cluster.exec(["rm", "-r", POWER])
+
+
+def start_hardware(cluster: SlurmCluster, node: str) -> None:
+    """Start the process in place of a node's hardware; it ends with the node's container."""
+    cluster.exec(f"setsid bash -c '{_HARDWARE}' </dev/null >/dev/null 2>&1 &", node=node)
+
+
+def switch_on_by_hand(cluster: SlurmCluster, node: str) -> None:
+    """Start a node as an administrator does at its switch, without Slurm."""
+    cluster.exec(["sh", f"{POWER}/on", node])
+
+
+def remember_idle_day(cluster: SlurmCluster, ledger: str) -> None:
+    """Fill a new ledger with a day without jobs: nothing sleeps in a controller's first day."""
+    cluster.exec([PYTHON, "-", ledger], user="selastic", stdin=_HISTORY)
+
+
+def states(cluster: SlurmCluster) -> dict[str, str]:
+    """Return Slurm's state of each node."""
+    text = cluster.exec("scontrol -o show node").stdout
+    return dict(re.findall(r"^NodeName=(\S+) .*? State=(\S+)", text, re.MULTILINE))
+
+
+def asleep(cluster: SlurmCluster) -> list[str]:
+    """Return the nodes that have no power, or lose or gain it."""
+    return sorted(name for name, state in states(cluster).items() if "POWER" in state)
+
+
+def without_power(cluster: SlurmCluster) -> list[str]:
+    """Return the nodes that have no power, and do not gain it."""
+    found = states(cluster).items()
+    return sorted(name for name, state in found if "POWERED_DOWN" in state and "UP" not in state)
