@@ -55,7 +55,7 @@ CLUSTERS = 6
 YIELDING = ("nice", "-n", "10")
 #: Before computations beside tests that measure times: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
-SECOND_TRIES = 8
+SECOND_TRIES = 3
 #: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
 YIELDING_LIMIT = "--timeout=1200"
 SLOWEST = 10

@@ -29,7 +29,7 @@ RELEASES = "test_releases.py"
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 LONG = (
-    *MEASURING, "test_rank_restart.py", "test_in_place_training.py", "test_failing_scripts.py",
+    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_in_place_training.py", "test_failing_scripts.py",
     "test_in_place.py", "test_demo.py", "test_frameworks.py", "test_life.py", RELEASES,
     "test_companion_faults.py", "test_launchers.py", "test_trouble.py", "test_engine.py",
     "test_many.py", "test_sia_rounds.py", "test_other_jobs.py", "test_examples.py", "test_chaos.py",
