@@ -35,6 +35,7 @@ from slurm_elastic.controller.transitions.companion_cleanup import CompanionClea
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.controller.transitions.early_ends import EarlyEnds
 from slurm_elastic.controller.transitions.failed_changes import FailedChanges
+from slurm_elastic.controller.transitions.forgotten_starts import ForgottenStarts
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
@@ -93,6 +94,7 @@ class Controller:
             self.store, self.engine, config, log, counts=self.counts
         )
         self.early_ends = EarlyEnds(scontrol, self.store, ledger, log)
+        self.forgotten_starts = ForgottenStarts(scontrol, self.store, log)
         capabilities = capabilities_of(policy)
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
@@ -312,6 +314,7 @@ class Controller:
         if self.acts and written:
             # Before others take the GPUs of their former shapes.
             self._starter.begin_ways_back(self.failed_changes, snapshot)
+            self.forgotten_starts.review(snapshot, self.engine.live)
         live = self.engine.live
         self.lengths.tick()
         records = self.lengths.attached(self.store.records(snapshot, live), snapshot)

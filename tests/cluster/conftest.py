@@ -29,14 +29,14 @@ RELEASES = "test_releases.py"
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 LONG = (
-    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_in_place_training.py", "test_failing_scripts.py",
-    "test_in_place.py", "test_demo.py", "test_frameworks.py", "test_life.py", RELEASES,
-    "test_companion_faults.py", "test_launchers.py", "test_trouble.py", "test_engine.py",
-    "test_many.py", "test_sia_rounds.py", "test_other_jobs.py", "test_examples.py", "test_chaos.py",
-    "test_standby.py", "test_in_place_trials.py", "test_people.py", "test_debian_torch.py",
-    "test_queue.py", "test_live_batches.py", "test_training.py", "test_esrun.py", "test_sizes.py",
-    "test_policies_live.py", "test_rehearsals.py", "test_companions.py",
-    "test_guard.py",
+    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_in_place_training.py",
+    "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
+    "test_life.py", RELEASES, "test_companion_faults.py", "test_launchers.py",
+    "test_trouble.py", "test_engine.py", "test_many.py", "test_sia_rounds.py",
+    "test_other_jobs.py", "test_examples.py", "test_chaos.py", "test_standby.py",
+    "test_in_place_trials.py", "test_people.py", "test_debian_torch.py", "test_queue.py",
+    "test_live_batches.py", "test_training.py", "test_esrun.py", "test_sizes.py",
+    "test_policies_live.py", "test_rehearsals.py", "test_companions.py", "test_guard.py",
 )  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
