@@ -126,7 +126,8 @@ class ChaosSite:
 
     def toml(self) -> str:
         """Return selasticd's configuration."""
-        sleep = power_saving.SLEEP.format(mode="act") if self.sleep else ""
+        # The rise of a load that begins at once would keep as many nodes awake.
+        sleep = power_saving.SLEEP.format(mode="act") + "served = 0.5\n" if self.sleep else ""
         text = eager_config(queue=self.queue, extra=sleep)
         return text.replace("{state}", STATE)
 

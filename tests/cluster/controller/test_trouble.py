@@ -4,10 +4,11 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from tests.support.container_cluster import forgotten_seconds
+from tests.support.container_cluster import forgotten_seconds, light_trainings
 from tests.support.container_cluster.selasticd import (
     PYTHON,
     Daemon,
@@ -20,6 +21,7 @@ from tests.support.container_cluster.selasticd import (
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 SHM = "/dev/shm/selastic"
+LIGHT = "/shared/home/alice/forgotten"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
 #: What a job named `late` waits for before it saves, see drivers/reporter.py.
 SAVE = "/tmp/save-{}"
@@ -166,6 +168,29 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
     until(lambda: gpus(cluster, job) == 4, seconds=60, what=daemon.log)
     until(lambda: shown(cluster, job)["nice"] == 7, seconds=60, what=daemon.log)
     assert shown(cluster, job)["restart_cnt"] == 1
+
+
+def test_slurmctld_forgets_a_whole_change(cluster: SlurmCluster, daemon: Daemon) -> None:
+    """Its job is the attempt before then, on one GPU, while another runs on the same node."""
+    cluster.exec(["rm", "-rf", LIGHT])
+    light_trainings.install(partial(cluster.exec, user="alice"), LIGHT)
+    script = (
+        f"cd {LIGHT}; until [ -e go ]; do sleep 0.1; done; export PYTHONPATH=$PWD\n"
+        f"exec esrun python3 -m {light_trainings.PROGRAM} --out $PWD/out --checkpoint-every 2"
+        " --samples 1024 --epochs 400 --global-batch 32 --rate 40"
+    )
+    options = ("--nodes=1", "--gres=gpu:1", "-Ca100&rack2", f"-o{LIGHT}/log", "--time=30")
+    job = cluster.sbatch(script, "--elastic=1-4,in-place=never", "-Jraw", *options)
+    cluster.wait(job, "RUNNING")
+    time.sleep(12)  # slurmctld saves the start
+    first = f"{forgotten_seconds.KEEP}; touch {LIGHT}/go"
+    daemon.when(job, "DONE", forgotten_seconds.FORGET, first=first)
+    until(lambda: gpus(cluster, job) == 1, seconds=30, what=daemon.log)
+    assert shown(cluster, job)["restart_cnt"] == 0
+    until(lambda: shown(cluster, job)["restart_cnt"] == 1, what=daemon.log)
+    time.sleep(5)
+    cluster.exec(["scontrol", "update", f"jobid={job}", "StartTime=now"])  # not in two minutes
+    until(lambda: gpus(cluster, job) == 4, seconds=120, what=daemon.log)
 
 
 def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:
