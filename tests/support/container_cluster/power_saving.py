@@ -27,14 +27,15 @@ SuspendTimeout=3
 ResumeTimeout={{resume_timeout_s}}
 """
 #: Ends with the folder. A host that Slurm waits for has just been started: -b tells slurmctld so.
+#: slurmd does not start without its network; then it is tried again.
 _HARDWARE = f"""
 before=on
 if scontrol show node $(hostname) | grep -q POWERING_UP; then pkill -x slurmd; before=off; fi
 while [ -d {POWER} ]; do
     power=$(cat {POWER}/$(hostname) 2>/dev/null || echo on)
-    if [ $power = off ]; then pkill -x slurmd; fi
-    if [ $power$before = onoff ]; then slurmd -N $(hostname) -b; fi
-    before=$power
+    if [ $power = off ]; then pkill -x slurmd; before=off
+    elif [ $before = off ] && slurmd -N $(hostname) -b; then before=on
+    fi
     sleep 0.5
 done
 """
