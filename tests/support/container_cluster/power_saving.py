@@ -81,7 +81,7 @@ def power_saving(cluster: SlurmCluster, *, resume_timeout_s: int) -> Iterator[No
             yield
             for node in without_power(cluster):
                 cluster.exec(f"scontrol update nodename={node} state=power_up")
-            until(lambda: not asleep(cluster), what=lambda: f"{states(cluster)}")
+            until(lambda: not _waking(cluster), what=lambda: f"{states(cluster)}")
     finally:
         cluster.exec(_ADMINISTRATOR.format("Operator"))
         cluster.exec(["rm", "-r", POWER])
@@ -111,6 +111,12 @@ def states(cluster: SlurmCluster) -> dict[str, str]:
 def asleep(cluster: SlurmCluster) -> list[str]:
     """Return the nodes that have no power, or lose or gain it."""
     return sorted(name for name, state in states(cluster).items() if "POWER" in state)
+
+
+def _waking(cluster: SlurmCluster) -> list[str]:
+    """Return the nodes that are asleep, but for those that have not booted in time."""
+    found = states(cluster)
+    return [name for name in asleep(cluster) if "DOWN" not in found[name].split("+")]
 
 
 def without_power(cluster: SlurmCluster) -> list[str]:
