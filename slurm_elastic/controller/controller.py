@@ -94,7 +94,7 @@ class Controller:
             self.store, self.engine, config, log, counts=self.counts
         )
         self.early_ends = EarlyEnds(scontrol, self.store, ledger, log)
-        self.forgotten_starts = ForgottenStarts(scontrol, self.store, log)
+        self.forgotten_starts = ForgottenStarts(scontrol, self.store, ledger, log)
         capabilities = capabilities_of(policy)
         chooser = capabilities.batch_chosen_by
         self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")

@@ -21,7 +21,8 @@ from typing import Any
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions.steps.step_inputs import is_requeued_attempt
+from slurm_elastic.controller.transitions.steps.step_inputs import is_requeued_attempt, started_run
+from slurm_elastic.controller.transitions.transition_records import last_change
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
@@ -74,21 +75,13 @@ class EarlyEnds:
         """Return whether the last change of a job had requeued the attempt that has ended now."""
         if job.end_state not in ("FAILED", "COMPLETED"):
             return False
-        last = self._last_change(job)
+        last = last_change(self._ledger, job)
         if last is None or not is_requeued_attempt(last, job):
             return False
         if "drained" in last.entered:  # the next attempt was in the queue, or has run
             return True
         waited_s = (job.end_time or 0.0) - last.entered[TransitionState.REQUEUE.value]
         return job.end_state == "FAILED" and waited_s <= _REQUEUE_S
-
-    def _last_change(self, job: Job) -> Transition | None:
-        """Return the last transition of a job; None without one."""
-        rows = self._ledger.ended_transitions(job.job_id, job.key)
-        try:
-            return Transition.from_body(rows[-1])
-        except (IndexError, ValueError):
-            return None
 
     def _beginning(self, job: Job) -> Transition | None:
         """Return the change after which a job failed at once; None: it has ended for good."""
@@ -103,12 +96,8 @@ class EarlyEnds:
             return None
         if entry.ending is not None and entry.ending.run >= job.run:
             return None  # an earlier controller has seen this end
-        last = self._last_change(job)
-        if last is None:
-            return None
-        started = TransitionState.RELEASE.value in last.entered and last.target is not None
-        run = last.run + (last.old is not None)
-        return last if started and run == job.run else None
+        last = last_change(self._ledger, job)
+        return last if last is not None and started_run(last) == job.run else None
 
     def _send_back(self, job: Job, transition: Transition, *, now: float) -> None:
         trials = self._store.entry(job).trials

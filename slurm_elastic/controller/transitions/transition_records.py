@@ -92,3 +92,12 @@ class TransitionRecords:
                 self._log.info(
                     f"{transition} Action={transition.action.value} Result={result}{why}"
                 )
+
+
+def last_change(ledger: Ledger, job: Job) -> Transition | None:
+    """Return the last transition of a job that has ended; None without one that can be read."""
+    rows = ledger.ended_transitions(job.job_id, job.key)
+    try:
+        return Transition.from_body(rows[-1])
+    except (IndexError, ValueError):
+        return None

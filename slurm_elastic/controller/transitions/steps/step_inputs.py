@@ -148,6 +148,13 @@ def ended_by_requeue(transition: Transition, job: Job) -> bool:
     return job.end_state == "FAILED" and is_sent
 
 
+def started_run(transition: Transition) -> int | None:
+    """Return the number of the attempt that a change has started; None: it has started none."""
+    if transition.target is None or TransitionState.RELEASE.value not in transition.entered:
+        return None
+    return transition.run + (transition.old is not None)
+
+
 def is_requeued_attempt(transition: Transition, job: Job) -> bool:
     """Return whether a job shows the very attempt that a transition was to end by a requeue."""
     return (

@@ -75,6 +75,13 @@ def test_a_single_report_of_a_later_attempt_changes_nothing(site):
     assert requeues(site) == []
 
 
+def test_an_attempt_that_no_change_has_started_is_none(site):
+    script = grown(site)
+    script.run_reported += 1
+    play(site, [script], 100)
+    assert requeues(site) == []
+
+
 def test_a_refusal_is_logged_once(site, monkeypatch):
     script = grown(site)
 
