@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.job.esrun_options import HELP, Options, parse
 from slurm_elastic.job.launch import RankLaunch, hold_signals, log_line
-from slurm_elastic.job.slurm_env import AllocationError
+from slurm_elastic.job.slurm_env import AllocationError, tasks_of_step
 
 #: Seconds that Slurm needs to start the ranks.
 _AHEAD_S = 0.25
@@ -33,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_job(options: Options, env: Mapping[str, str]) -> int:
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1) > 1 and "SLURM_STEP_ID" in env:
+    if tasks_of_step(env) > 1:
         raise AllocationError("srun started several tasks of esrun: expected one; omit srun")
     launch = RankLaunch(options, env)
-    launch.begin_probe()
+    launch.begin_queries()
     if options.dry_run:
         import shlex  # noqa: PLC0415 - see below
 

@@ -118,20 +118,28 @@ class RankLaunch:
         self.started_parts: list[tuple[int, SrunProcess]] = []
         self._env = clean(env)
         self._probe: tuple[int, int] | None = None
+        self._count: tuple[int, int] | None = None
         name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
         self._socket = f"@{name}"
         self.listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.listener.bind(f"\0{name}")
         self.listener.listen(16)
 
-    def begin_probe(self) -> None:
-        """Start a query of the other nodes' GPUs, if there are any; `settle` reads the answer."""
+    def begin_queries(self) -> None:
+        """Start the queries that `settle` reads: GPUs of other nodes, and the job's restarts."""
         if None in self.allocation.gpus:
             command = srun.probe_command(self.allocation, self.submitted)
             self._probe = _spawn(command, self._env, [1])
+        if self.allocation.run:
+            options = (f"--jobs={self.allocation.job_id}", "--noheader", "--Format=RestartCnt")
+            try:
+                self._count = _spawn(("squeue", *options), self._env, [1])
+            except OSError:  # there is no squeue: the number in the environment counts
+                self._count = None
 
     def settle(self) -> None:
         """Decide how many ranks each node runs."""
+        self._correct_run()
         counts = [count or 0 for count in self.allocation.gpus]
         if self._probe is not None:
             nodes = len(self.allocation.nodes)
@@ -143,6 +151,15 @@ class RankLaunch:
             counts = [counts[0]] * nodes if answer is None else list(answer)
         self.gpus = any(counts)
         self.tasks = srun.tasks_per_node(self.allocation, counts)
+
+    def _correct_run(self) -> None:
+        """Take the number of restarts from Slurm, if it answers."""
+        answer = _collect(*self._count).strip() if self._count is not None else ""
+        if answer.isdecimal() and int(answer) != self.allocation.run:
+            self.allocation.run = int(answer)
+            self._env["SLURM_RESTART_COUNT"] = answer
+            if not self.allocation.run:
+                del self._env["SLURM_RESTART_COUNT"]  # as Slurm in a first attempt
 
     def command(self) -> list[str]:
         """Return the srun command line that `start` runs; companions have their own."""
@@ -298,7 +315,7 @@ def _spawn(
 
 
 def _collect(pid: int, output: int) -> str:
-    """Return all that the probe prints within `_PROBE_S`; end it then."""
+    """Return all that a query prints within `_PROBE_S`; end it then."""
     data, end = b"", time.monotonic() + _PROBE_S
     while select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
         part = os.read(output, 65536)

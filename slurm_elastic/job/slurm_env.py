@@ -50,7 +50,8 @@ class SlurmAllocation:
 
     Attributes:
         job_id: the raw id, for array tasks too.
-        run: how often Slurm has restarted the job.
+        run: how often Slurm has restarted the job. A job that a restarted one has submitted
+            inherits that one's number, until `RankLaunch.settle` has asked Slurm.
         run_id: identifier that is the same over all restarts.
         start_time: epoch seconds of this start of the job; None outside a batch script.
         nodes: names in Slurm's order; rank 0 runs on the first.
@@ -108,6 +109,28 @@ def _gpus_here(env: Mapping[str, str]) -> int | None:
     if listed:
         return len(listed.split(","))
     return 0 if env.get("SLURMD_NODENAME") else None
+
+
+def tasks_of_step(env: Mapping[str, str]) -> int:
+    """Return how many tasks of a step run this program; 1 in a batch script.
+
+    A batch script that a rank has submitted inherits the variables of that rank's step.
+    """
+    if "SLURM_STEP_ID" not in env or _is_in_batch_script(env):
+        return 1
+    return int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1)
+
+
+def _is_in_batch_script(env: Mapping[str, str]) -> bool:
+    """Return whether Slurm started this as the batch step, by the title of its slurmstepd."""
+    from pathlib import Path  # noqa: PLC0415 - slow, rarely needed
+
+    try:
+        task = Path(f"/proc/{int(env['SLURM_TASK_PID'])}/stat").read_bytes()
+        parent = int(task.rpartition(b")")[2].split()[1])
+        return b".batch]" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    except (KeyError, ValueError, IndexError, OSError):
+        return False
 
 
 def clean(env: Mapping[str, str]) -> dict[str, str]:

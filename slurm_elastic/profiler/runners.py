@@ -14,7 +14,7 @@ from typing import Protocol
 from slurm_elastic.job import page_cache, srun
 from slurm_elastic.job.esrun_options import Options
 from slurm_elastic.job.launch import RankLaunch, free_port
-from slurm_elastic.job.slurm_env import AllocationError, clean, master_port
+from slurm_elastic.job.slurm_env import AllocationError, clean, master_port, tasks_of_step
 from slurm_elastic.profiler.profiling_plan import ProfiledShape
 
 #: Seconds from SIGTERM to SIGKILL.
@@ -97,7 +97,7 @@ class AllocationRunner:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        if "SLURM_STEP_ID" in environment and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        if tasks_of_step(environment) > 1:
             raise AllocationError(
                 "srun: several tasks is invalid: expected one process; start selastic profile"
                 " without srun"
@@ -105,7 +105,7 @@ class AllocationRunner:
         self._env = clean(environment)
         self._launch = RankLaunch(Options(), environment)
         self._launch.listener.close()  # ranks of a profile send no reports
-        self._launch.begin_probe()
+        self._launch.begin_queries()
         self._launch.settle()
         self._cpus = self._launch.allocation.cpus
         self.gpus = self._launch.tasks

@@ -44,6 +44,13 @@ while True:
 """
 
 
+NEXT = f"""#!/bin/bash
+#SBATCH --gpus=1 --requeue --output={DIRECTORY}/job/next.out
+exec esrun sh -c 'echo =next $RANK/$WORLD_SIZE run $SLURM_ELASTIC_RESTART restarts \
+    ${{SLURM_RESTART_COUNT-unset}}'
+"""
+
+
 @pytest.fixture
 def directory(cluster: SlurmCluster) -> Iterator[str]:
     cluster.exec(f"install -d -o alice -g alice {DIRECTORY}")
@@ -114,6 +121,21 @@ RANK_LINE = (
 def ranks(text: str) -> list[list[str]]:
     lines = [line[1:].split() for line in text.splitlines() if line.startswith("=")]
     return sorted(lines, key=lambda words: int(words[1].split("/")[0]))
+
+
+def test_a_rank_of_a_restarted_job_submits_the_next_job(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
+    """Slurm gives that job the rank's SLURM_STEP_NUM_TASKS and SLURM_RESTART_COUNT."""
+    home = f"{DIRECTORY}/job"
+    cluster.exec(f"mkdir -p {home}; cat >{home}/next.sh", user="alice", stdin=NEXT)
+    first = "[ $RANK$SLURM_RESTART_COUNT = 01 ] && sbatch next.sh; sleep 600"
+    job = submit(cluster, f"exec esrun sh -c '{first}'", "-N1", "--gpus-per-node=2")
+    cluster.wait(job, "RUNNING")
+    requeue(cluster, job)
+    said = wait_output(cluster, "=next", file="next.out")
+    assert "=next 0/1 run 0 restarts unset" in said
+    assert "esrun: attempt 1: 1 rank on " in said
 
 
 def test_ranks_see_all_gpus_of_their_node(cluster: SlurmCluster, directory: str) -> None:

@@ -216,6 +216,34 @@ def test_inside_an_srun_of_several_tasks(job: dict[str, str]) -> None:
     assert process.stderr == "esrun: srun started several tasks of esrun: expected one; omit srun\n"
 
 
+def test_in_a_batch_script_that_a_rank_has_submitted(job: dict[str, str]) -> None:
+    """It has inherited the variables of that rank's step; its own slurmstepd tells."""
+    env = {**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    for title, code in (("slurmstepd: [7.batch]", 0), ("slurmstepd: [7.0]", 2)):
+        task = f"SLURM_TASK_PID=$$ exec {ESRUN} true"
+        stepd = f"sh -c '{task}'; exit $?"
+        command = ["bash", "-c", f'exec -a "{title}" sh -c "$0"', stepd]
+        process = subprocess.run(command, env=env, capture_output=True, check=False, timeout=60)
+        assert process.returncode == code, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("squeue", "shown"),
+    [("echo 0", "attempt 1: unset"), ("echo 2", "attempt 3: 2"), ("exit 1", "attempt 4: 3")],
+)
+def test_a_number_of_restarts_that_is_inherited_is_corrected(
+    job: dict[str, str], squeue: str, shown: str
+) -> None:
+    tool = Path(job["HOME"], "bin", "squeue")
+    tool.write_text(f'#!/bin/sh\n[ "$1" = --jobs=7 ] && {squeue}\n')
+    tool.chmod(0o755)
+    program = "echo ${SLURM_RESTART_COUNT-unset}"
+    process = run({**job, "SLURM_RESTART_COUNT": "3"}, "sh", "-c", program)
+    attempt, count = shown.split(": ")
+    assert f"esrun: {attempt}: " in process.stderr
+    assert process.stdout.split("\n")[0] == count
+
+
 def test_a_heterogeneous_job_is_refused(job: dict[str, str]) -> None:
     process = run({**job, "SLURM_HET_SIZE": "2"}, "true")
     assert process.returncode == 2

@@ -21,7 +21,7 @@ ENV = {
 def started(monkeypatch, tmp_path):
     """Commands and environments of the runs, on nodes with 4, 4 and 2 GPUs."""
     runs = []
-    monkeypatch.setattr(runners.RankLaunch, "begin_probe", lambda self: None)
+    monkeypatch.setattr(runners.RankLaunch, "begin_queries", lambda self: None)
 
     def settle(self):
         self.tasks, self.gpus = (4, 4, 2), True
