@@ -113,7 +113,6 @@ class ChaosSite:
         if self.sleep:
             power = power_saving.power_saving(self.cluster, resume_timeout_s=RESUME_TIMEOUT_S)
             self._effects.enter_context(power)
-            power_saving.remember_idle_day(self.cluster, f"{STATE}/ledger.sqlite")
         light_trainings.install(run, HOME)
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
@@ -224,6 +223,9 @@ class ChaosSite:
             f"LD_PRELOAD={_FAKE} FAKETIME_TIMESTAMP_FILE={_CLOCK} FAKETIME_CACHE_DURATION=1"
             " FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1 FAKETIME_SKIP_CMDS=scontrol"
         )
+        ledger = f"{STATE}/ledger.sqlite"
+        if self.sleep and self.cluster.exec(["test", "-e", ledger], check=False).returncode:
+            power_saving.remember_idle_day(self.cluster, ledger)
         self._begun = len(self.log())
         command = f"{fake} selasticd -v -D --config {self.home}/elastic.toml"
         started = self.cluster.exec(
