@@ -93,8 +93,8 @@ def start_hardware(cluster: SlurmCluster, node: str) -> None:
 
 
 def switch_on_by_hand(cluster: SlurmCluster, node: str) -> None:
-    """Start a node as an administrator does at its switch, without Slurm."""
-    cluster.exec(["sh", f"{POWER}/on", node])
+    """Switch a node off and on as an administrator does, without Slurm; it boots."""
+    cluster.exec(f"sh {POWER}/off {node}; sleep 2; sh {POWER}/on {node}")
 
 
 def remember_idle_day(cluster: SlurmCluster, ledger: str) -> None:
