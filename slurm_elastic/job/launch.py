@@ -118,7 +118,7 @@ class RankLaunch:
         self.started_parts: list[tuple[int, SrunProcess]] = []
         self._env = clean(env)
         self._probe: tuple[int, int] | None = None
-        self._count: tuple[int, int] | None = None
+        self._restarts: tuple[int, int] | None = None
         name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
         self._socket = f"@{name}"
         self.listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -133,9 +133,9 @@ class RankLaunch:
         if self.allocation.run:
             options = (f"--jobs={self.allocation.job_id}", "--noheader", "--Format=RestartCnt")
             try:
-                self._count = _spawn(("squeue", *options), self._env, [1])
+                self._restarts = _spawn(("squeue", *options), self._env, [1])
             except OSError:  # there is no squeue: the number in the environment counts
-                self._count = None
+                self._restarts = None
 
     def settle(self) -> None:
         """Decide how many ranks each node runs."""
@@ -154,7 +154,7 @@ class RankLaunch:
 
     def _correct_run(self) -> None:
         """Take the number of restarts from Slurm, if it answers."""
-        answer = _collect(*self._count).strip() if self._count is not None else ""
+        answer = _collect(*self._restarts).strip() if self._restarts is not None else ""
         if answer.isdecimal() and int(answer) != self.allocation.run:
             self.allocation.run = int(answer)
             self._env["SLURM_RESTART_COUNT"] = answer

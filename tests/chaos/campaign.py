@@ -79,7 +79,7 @@ class Campaign:
             log = self.site.log()
             try:
                 self.site.close()
-            except AssertionError as error:  # the record is worth more than a clean end
+            except AssertionError as error:  # the record is kept all the same
                 self.troubles.append(f"at the end: {error}"[:500])
             if watcher.is_alive():
                 watcher.join(timeout=10)

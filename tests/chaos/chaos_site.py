@@ -88,8 +88,8 @@ class ChaosSite:
         self._begun = 0  # how long the log was when selasticd was last started
         self._guard = threading.RLock()
         self._observer: subprocess.Popen[str] | None = None
-        self._effects = ExitStack()
-        self._dark_since: dict[str, float] = {}
+        self._cleanup = ExitStack()
+        self._down_since: dict[str, float] = {}
 
     # --- setting up ---
 
@@ -112,7 +112,7 @@ class ChaosSite:
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
         if self.sleep:
             power = power_saving.power_saving(self.cluster, resume_timeout_s=RESUME_TIMEOUT_S)
-            self._effects.enter_context(power)
+            self._cleanup.enter_context(power)
         light_trainings.install(run, HOME)
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
@@ -155,7 +155,7 @@ class ChaosSite:
         if self._observer:
             self._observer.terminate()
             self._observer.wait()
-        self._effects.close()
+        self._cleanup.close()
 
     def docker(self, *words: str) -> None:
         """Run a Docker command; a failure is an error of the campaign."""
@@ -187,13 +187,13 @@ class ChaosSite:
         """
         switched_on = []
         for node, words in (sample["nodes"] or {}).items():
-            is_dark = {"DOWN", "UNKNOWN"} & set(words) and not self.lock(node).locked()
-            since = self._dark_since.setdefault(node, sample["at"]) if is_dark else 0.0
-            if not is_dark:
-                self._dark_since.pop(node, None)
+            is_down = {"DOWN", "UNKNOWN"} & set(words) and not self.lock(node).locked()
+            since = self._down_since.setdefault(node, sample["at"]) if is_down else 0.0
+            if not is_down:
+                self._down_since.pop(node, None)
             elif sample["at"] - since > _BY_HAND_S:
                 power_saving.switch_on_by_hand(self.cluster, node)
-                del self._dark_since[node]
+                del self._down_since[node]
                 switched_on.append(node)
         return switched_on
 

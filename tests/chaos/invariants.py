@@ -258,7 +258,7 @@ class Rules:
 
 
 def _is_off(words: Collection[str]) -> bool:
-    """Return whether a node of this state has no power, and nobody but its controller minds."""
+    """Return whether a node of this state is switched off, and Slurm may start it."""
     return "POWERED_DOWN" in words and not {"POWERING_UP", "POWER_UP", "DRAIN", "DOWN"} & set(words)
 
 

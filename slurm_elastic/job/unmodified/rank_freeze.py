@@ -41,12 +41,12 @@ class RankFreeze:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the ranks stand."""
+        """Whether the ranks are frozen."""
         return self._frozen_at is not None
 
     @property
     def is_late(self) -> bool:
-        """Whether they have stood for longer than a requeue takes."""
+        """Whether they have been frozen for longer than a requeue takes."""
         return self._frozen_at is not None and self._clock() - self._frozen_at >= FROZEN_S
 
     def begin(self) -> None:

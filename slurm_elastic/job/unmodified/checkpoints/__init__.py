@@ -1,1 +1,1 @@
-"""Checkpoint files of scripts without the training library: found, complete, and learned of."""
+"""Checkpoint files of scripts without the training library, and when they are complete."""
