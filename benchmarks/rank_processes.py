@@ -9,6 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Set to 1: several ranks use each GPU.
+SHARED_GPUS_VARIABLE = "BENCHMARKS_SHARED_GPUS"
+
+
+def shared_gpus() -> bool:
+    """Return whether several ranks use each GPU."""
+    return os.environ.get(SHARED_GPUS_VARIABLE) == "1"
+
+
+#: By the first, NCCL takes ranks for those of several machines, and connects them by sockets. It
+#: refuses two ranks of one machine on one GPU.
+NCCL_HOST_VARIABLE = "NCCL_HOSTID"
 
 
 def run_ranks(ranks: int, module: str, arguments: Sequence[str], *, expected: int = 0) -> None:
@@ -24,10 +36,13 @@ def run_ranks(ranks: int, module: str, arguments: Sequence[str], *, expected: in
         SystemExit: a rank ended with another exit code; with the output of all.
     """
     esrun = [sys.executable, str(ROOT / "wrappers" / "esrun"), "--local", str(ranks)]
+    program = [sys.executable, "-m", module, *arguments]
+    if shared_gpus():
+        program = ["sh", "-c", f'{NCCL_HOST_VARIABLE}=rank-$RANK exec "$@"', "sh", *program]
     # A job that this runs in is another matter.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
     done = subprocess.run(
-        [*esrun, sys.executable, "-m", module, *arguments],
+        [*esrun, *program],
         cwd=ROOT,
         env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

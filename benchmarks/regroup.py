@@ -22,9 +22,9 @@ The machine is shared: quote figures of one run only.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -36,17 +36,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rank_processes import NCCL_HOST_VARIABLE, shared_gpus
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE, SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.training.ranks.nccl_groups import NCCL_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 600.0
 #: Steps between two changes.
 _STEPS = 5
 _BATCH = 16
+_RUNS = itertools.count()
 _WIDTHS = {1: (512, 512, 3), 100: (5760, 5760, 3)}
 
 
@@ -111,7 +114,7 @@ def train_in_loop(millions: int, out: Path) -> None:
 
     model, dataset = _parts(millions)
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         model.cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loop = ElasticLoop(
@@ -177,7 +180,7 @@ class LocalRun:
         self.out, self._millions, self._layout = out, millions, layout
         self._base = 0
         out.mkdir()
-        name = f"@slurm-elastic-regroup-{os.getpid()}-{millions}-{out.name}"
+        name = f"@slurm-elastic-regroup-{os.getpid()}-{next(_RUNS)}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(socket_address(name))
         listener.listen()
@@ -190,6 +193,8 @@ class LocalRun:
         self._environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))
         } | {SOCKET_VARIABLE: name, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+        if NCCL_VARIABLE in os.environ:
+            self._environment[NCCL_VARIABLE] = os.environ[NCCL_VARIABLE]
         if layout == "pipeline":
             self._environment["SLURM_ELASTIC"] = "1-64,parallel=pipeline"
 
@@ -200,7 +205,10 @@ class LocalRun:
         for rank in range(size):
             ranks = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
             self._start(MASTER_PORT=port, **ranks)
-        return int(self.wait_for(lambda g: g.get("can"))["port"])
+        answer = self.wait_for(lambda g: "can" in g)
+        if not answer["can"]:
+            raise RuntimeError(f"the ranks of this training cannot change: {answer['why']}")
+        return int(answer["port"])
 
     def start_companion(self, job: int, size: int, port: int) -> list[subprocess.Popen[bytes]]:
         """Start the ranks of a companion."""
@@ -249,11 +257,23 @@ class LocalRun:
     def end(self) -> None:
         """Kill all processes."""
         for process in self.processes:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
+
+    def stop(self, count: int) -> list[int]:
+        """Send SIGTERM to the first processes, as Slurm does, and return their exit codes."""
+        for process in self.processes[:count]:
+            process.terminate()
+        return [process.wait(_PATIENCE_S) for process in self.processes[:count]]
+
+    def log(self) -> str:
+        """Return the last lines of all ranks."""
+        return (self.out / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def _start(self, **variables: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.regroup", "--rank", str(self.out)]
+        if shared_gpus():
+            variables[NCCL_HOST_VARIABLE] = f"rank-{variables['RANK']}"
         with (self.out / "log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--millions", str(self._millions), "--layout", self._layout],
@@ -276,17 +296,11 @@ def measure(
             steps = run.steps()
             resources = run.resources()
         except BaseException:
-            sys.stderr.write((run.out / "log").read_text(encoding="utf-8")[-4000:])
+            sys.stderr.write(run.log())
             raise
         finally:
             run.end()
-        plain = LocalRun(Path(folder) / "undisturbed", millions, layout)
-        try:
-            plain.start_base(base)
-            wait(lambda: len(plain.steps()) >= len(steps))
-            undisturbed = {row["step"]: row["loss"] for row in plain.steps()}
-        finally:
-            plain.end()
+        undisturbed = undisturbed_losses(Path(folder), millions, layout, base, len(steps))
     times = {row["step"]: row for row in steps}
     changed = {row["step"] for row in rows}
     for row in rows:
@@ -311,6 +325,19 @@ def measure(
             abs(row["loss"] - undisturbed[n]) for n, row in times.items() if n in undisturbed
         ),
     }
+
+
+def undisturbed_losses(
+    folder: Path, millions: int, layout: str, base: int, steps: int
+) -> dict[int, float]:
+    """Return the losses, by step, of at least so many steps of a training without changes."""
+    plain = LocalRun(folder / "undisturbed", millions, layout)
+    try:
+        plain.start_base(base)
+        wait(lambda: len(plain.steps()) >= steps)
+        return {row["step"]: row["loss"] for row in plain.steps()}
+    finally:
+        plain.end()
 
 
 def _change(run: LocalRun, changes: int, *, base: int, companion: int) -> list[dict[str, Any]]:

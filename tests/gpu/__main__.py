@@ -11,6 +11,7 @@ Exit code 0: nothing failed. 1: a part failed. 2: invalid arguments. 3: there is
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import os
 import sys
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rank_processes import SHARED_GPUS_VARIABLE
 from tests.gpu.kit_report import FAILED, KitReport, PartResult, write
 from tests.gpu.machine import NoMachineError, ask
 from tests.gpu.part_runner import KitPart, KitSetting, run_part
@@ -63,7 +65,9 @@ def main(words: list[str] | None = None) -> int:
         )
     if args.device == "cuda" and args.gpus and args.gpus > gpus:
         parser.error(f"--gpus: {args.gpus} is invalid: expected 1 to {gpus}")
-    ranks = args.gpus or gpus or _CPU_RANKS
+    ranks = (args.gpus or gpus or _CPU_RANKS) * args.ranks_per_gpu
+    if args.ranks_per_gpu > 1:
+        environment[SHARED_GPUS_VARIABLE] = "1"
     with tempfile.TemporaryDirectory(prefix="gpu-kit-", dir=args.folder) as folder:
         setting = KitSetting(args.device, ranks, Path(folder))
         report = _run(args, setting, environment, machine)
@@ -82,14 +86,14 @@ def _run(
     """Run the parts; after each the report is written, so that Ctrl-C loses no result."""
     made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     results: list[PartResult] = []
-    report = KitReport(made, setting.device, setting.ranks, machine, ())
+    report = KitReport(made, setting.device, setting.ranks, machine, (), args.ranks_per_gpu)
     for part in args.parts:
         print(f"test-gpu: {part.name}: {part.title} …", flush=True)
         timeout_s = args.timeout or part.timeout_s
         results.append(run_part(part, setting, environment, timeout_s=timeout_s))
         last = results[-1]
         print(f"test-gpu: {part.name}: {last.state}, {last.seconds:.0f} s {last.reason}".rstrip())
-        report = KitReport(made, setting.device, setting.ranks, machine, tuple(results))
+        report = dataclasses.replace(report, parts=tuple(results))
         write(report, args.report)
     return report
 
@@ -103,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=_positive, help=f"all; with --device cpu {_CPU_RANKS} ranks")
+    parser.add_argument(
+        "--ranks-per-gpu", type=_positive, default=1, metavar="N",
+        help="more than 1: to try on few GPUs what needs many; NCCL connects ranks by sockets",
+    )  # fmt: skip
     parser.add_argument("--parts", type=_parts, default=PARTS, help=f"some of {names}")
     parser.add_argument(
         "--report", type=Path, default=Path("build/gpu-report"), metavar="PATH",

@@ -46,9 +46,10 @@ class KitReport:
     Attributes:
         made: UTC, ISO 8601.
         device: "cuda" or "cpu".
-        ranks: processes, one for each GPU.
+        ranks: processes.
         machine: see `tests.gpu.machine`.
         parts: in their order.
+        ranks_per_gpu: more than 1: they share GPUs, and NCCL connects them by sockets.
     """
 
     made: str
@@ -56,6 +57,7 @@ class KitReport:
     ranks: int
     machine: Mapping[str, Any]
     parts: tuple[PartResult, ...]
+    ranks_per_gpu: int = 1
 
     @property
     def failed(self) -> bool:
@@ -109,7 +111,7 @@ def to_markdown(report: KitReport) -> str:
     else:
         title = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     lines = [f"# GPU kit on {machine.get('host', '?')}: {title}", ""]
-    lines += [f"{report.made}, {report.ranks} ranks, one for each {_each(report.device)}.", ""]
+    lines += [f"{report.made}, {report.ranks} rank(s), {_shares(report)}.", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in _machine_rows(machine)]
     lines += ["", "| part | result | seconds | |", "|---|---|---|---|"]
@@ -130,8 +132,10 @@ def to_markdown(report: KitReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _each(device: str) -> str:
-    return "GPU" if device == "cuda" else "process"
+def _shares(report: KitReport) -> str:
+    if report.ranks_per_gpu > 1:
+        return f"{report.ranks_per_gpu} on each GPU, which NCCL connects by sockets"
+    return "one for each " + ("GPU" if report.device == "cuda" else "process")
 
 
 def _machine_rows(machine: Mapping[str, Any]) -> list[tuple[str, Any]]:

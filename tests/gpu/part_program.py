@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import run_ranks
+from benchmarks.rank_processes import run_ranks, shared_gpus
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.rank_socket import SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
@@ -44,7 +44,7 @@ def part_main(
         return
     # A shell starts what it runs in the background with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    rows = RowWriter(args.rows, checks_times=args.device == "cuda")
+    rows = RowWriter(args.rows, checks_times=args.device == "cuda" and not shared_gpus())
     run(KitSetting(args.device, args.ranks, args.folder), rows)
 
 
@@ -93,6 +93,15 @@ def no_sharding(ranks: int) -> str:
     from slurm_elastic.training.parallel.fsdp import unsupported  # noqa: PLC0415
 
     return unsupported()
+
+
+def rank_device() -> Any:
+    """Return the torch.device of this rank: its GPU, or the CPU."""
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def synchronize(device: Any) -> None:

@@ -47,7 +47,7 @@ class KitSetting:
 
     Attributes:
         device: "cuda" or "cpu"; sizes are small on a CPU.
-        ranks: processes, one for each GPU.
+        ranks: processes.
         folder: for checkpoints, on the file system that is to be measured.
     """
 

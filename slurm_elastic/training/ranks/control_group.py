@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from slurm_elastic.training.ranks import group_forming
+from slurm_elastic.training.ranks import nccl_groups
 from slurm_elastic.training.ranks.process_group import RankGroup, StoreChannel
 from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
@@ -105,10 +105,21 @@ class ControlGroup(RankGroup):
         """
         if self._control is None:
             return list(values)
+        self._check_collectives()
         sums = torch.tensor(values, dtype=torch.float64)
         begin = partial(distributed.all_reduce, sums, group=self._control, async_op=True)
         self.guard.run(begin, sums, "agreeing on what to do after a step")
         return list(sums.tolist())
+
+    def _check_collectives(self) -> None:
+        """Wait for the script's collectives, where one that fails does not end the process.
+
+        Raises: as of `total`.
+        """
+        if self.device.type == "cuda" and nccl_groups.may_change():
+            last = torch.zeros(1, device=self.device)
+            begin = partial(distributed.all_reduce, last, async_op=True)
+            self.guard.run(begin, last, "adding up gradients")
 
     def differs(self, values: torch.Tensor) -> float:
         """Return the largest difference of these values from those of rank 0, on any rank.
@@ -138,7 +149,7 @@ class ControlGroup(RankGroup):
         """Wait for the other ranks; a process group of the script stays."""
         if self._replaced:
             self.barrier("leave", _LEAVE_S)
-            group_forming.make_default(None)
+            self._end_default()
             return
         if self.size == 1:
             return

@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+from slurm_elastic.training.ranks import nccl_groups
 from slurm_elastic.training.ranks.generation import Generation
 
 #: Seconds that a collective waits for a member that runs but does not call it; torch's default.
@@ -61,6 +62,9 @@ class FormingGroup:
         self._with_control = with_control
         self._member, self._open_store, self._device = member, open_store, device
         self._on_done = on_done
+        #: Groups that NCCL connects.
+        self._made: list[Any] = []
+        self._given_up = False
         threading.Thread(target=self._run, name="forming", daemon=True).start()
 
     @property
@@ -74,11 +78,33 @@ class FormingGroup:
         return len(self.generation.members)
 
     def release(self) -> None:
-        """Destroy the groups, whose collectives have ended on all members."""
-        for group in filter(None, (self.world, self.transfer, self.control)):
+        """Free what the groups hold; their collectives have ended on all members."""
+        self.give_up(wait=False)
+        if self._device.type == "cpu":
+            self._destroy(self.world, self.transfer)
+        self._destroy(self.control)
+        self.world = self.transfer = self.control = None
+
+    def give_up(self, *, wait: bool) -> None:
+        """End what the groups still do, where that would keep a GPU busy.
+
+        Args:
+            wait: return only when it has ended.
+
+        Raises:
+            RuntimeError: it did not end.
+        """
+        self._given_up = True
+        made, self._made = self._made, []
+        if made:
+            within_s = nccl_groups.ABORT_S if wait else 0.0
+            nccl_groups.abort(made, self._device, within_s=within_s)
+
+    @staticmethod
+    def _destroy(*groups: Any) -> None:
+        for group in filter(None, groups):
             distributed.destroy_process_group(group)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
-        self.world = self.transfer = self.control = None
 
     def _run(self) -> None:
         try:
@@ -86,13 +112,11 @@ class FormingGroup:
                 torch.cuda.set_device(self._device)
             prefix = f"generation/{self.generation.number}"
             store = distributed.PrefixStore(prefix, self._open_store())
-            world = _form(store, self.rank, self.size, self._device, f"{prefix}/world")
+            world = self._form(store, self.rank, self.size, f"{prefix}/world")
             receivers = (self.generation.members[0], *self.generation.newcomers)
             if self.generation.newcomers and self._member in receivers:
                 rank = receivers.index(self._member)
-                self.transfer = _form(
-                    store, rank, len(receivers), self._device, f"{prefix}/transfer"
-                )
+                self.transfer = self._form(store, rank, len(receivers), f"{prefix}/transfer")
             if self._with_control:
                 cpu = torch.device("cpu")
                 self.control = _form(store, self.rank, self.size, cpu, f"{prefix}/control")
@@ -100,6 +124,16 @@ class FormingGroup:
         except Exception as error:  # noqa: BLE001 - it would end with the thread
             self.error = (str(error).strip().splitlines() or [repr(error)])[0]
         self._on_done(self)
+
+    def _form(self, store: Any, rank: int, size: int, name: str) -> Any:
+        """Return a group on the training's device, whose ranks are connected."""
+        group = _form(store, rank, size, self._device, name)
+        if self._device.type == "cuda":
+            self._made.append(group)
+            if self._given_up:
+                self.give_up(wait=False)
+            nccl_groups.connect(group, self._device)
+        return group
 
 
 def _form(store: Any, rank: int, size: int, device: torch.device, name: str) -> Any:
@@ -113,6 +147,8 @@ def _form(store: Any, rank: int, size: int, device: torch.device, name: str) -> 
         store,
         group_name=f"slurm-elastic/{name}",
         timeout=_TIMEOUT,
+        # Without `device_id`: while the default group has one, further groups are split from it,
+        # which waits for all its ranks, also for those that leave.
     )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(size)}  # noqa: SLF001
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

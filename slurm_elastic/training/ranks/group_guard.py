@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.training.ranks import nccl_groups
 from slurm_elastic.training.ranks.link_errors import link_errors
 
 #: How often a wait looks for an alarm; a collective that ends sooner costs nothing.
@@ -107,6 +108,10 @@ class GroupGuard:
             with link_errors(operation):
                 if error is not None:
                     raise error
+                if started.tensor.device.type == "cuda" and nccl_groups.may_change():
+                    # A failed collective ends like any other: it must not be used unseen.
+                    while not work.is_completed():
+                        time.sleep(_POLL_S)
                 work.wait()
             return
         if error is not None:

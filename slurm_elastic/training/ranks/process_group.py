@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.job.rank_socket import JOIN_VARIABLE
-from slurm_elastic.training.ranks import group_forming
+from slurm_elastic.training.ranks import group_forming, nccl_groups
 from slurm_elastic.training.ranks.group_guard import GroupGuard, StartedCollective
 from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
@@ -71,6 +71,7 @@ class RankGroup:
             local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
+            nccl_groups.survive_failures()
 
     def connect(self) -> None:
         """Begin to connect in the background: restoring a checkpoint needs only the store."""
@@ -231,10 +232,16 @@ class RankGroup:
         """End the group together with the other ranks."""
         self.barrier("leave", 60.0)
         if self._replaced:
-            group_forming.make_default(None)
+            self._end_default()
         elif self.size > 1:
             settle_collectives()
             torch.distributed.destroy_process_group()
+
+    def _end_default(self) -> None:
+        """End the use of a group that has replaced the first one."""
+        if self.device.type == "cuda":
+            nccl_groups.abort([torch.distributed.group.WORLD], self.device)
+        group_forming.make_default(None)
 
     def _ready(self) -> Any:
         while not self._store_ready.wait(_POLL_S):

@@ -11,10 +11,8 @@ import os
 
 import torch
 
-from slurm_elastic.training.ranks import group_forming
+from slurm_elastic.training.ranks import group_forming, nccl_groups
 
-#: Set to 1: trainings on GPUs, too, whose ranks are connected by NCCL; not tested.
-NCCL_VARIABLE = "SLURM_ELASTIC_IN_PLACE_NCCL"
 _trainings = itertools.count()
 
 
@@ -38,7 +36,7 @@ def in_place_obstacle(
         "spatial": spatial,
         "stages": staged,
         "shards": sharded,
-        "backend": device.type != "cpu" and os.environ.get(NCCL_VARIABLE) != "1",
+        "backend": device.type != "cpu" and not nccl_groups.may_change(),
         "launcher": os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         "torch": not group_forming.supported(),
         # Ranks that join run the script from its begin, so that they reach the first one only.

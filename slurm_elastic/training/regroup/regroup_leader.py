@@ -225,7 +225,9 @@ class RegroupLeader(GroupMember):
 
     def _drop(self, why: str) -> None:
         assert self._pending is not None
-        generation, self._pending = self._pending.generation, None
+        generation = self._pending.generation
+        self._pending.give_up(wait=False)
+        self._pending = None
         self._send(set(generation.members), {"drop": generation.number})
         self._reporter.send_group(dropped=generation.number, why=why)
         self._failure = ""

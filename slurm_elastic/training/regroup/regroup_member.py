@@ -196,7 +196,8 @@ class RegroupMember(GroupMember):
                 self._prepare(Generation.from_wire(message["prepare"]), message["recoveries"])
             elif "drop" in message:
                 self._dropped.add(message["drop"])
-                self._forming.pop(message["drop"], None)
+                if dropped := self._forming.pop(message["drop"], None):
+                    dropped.give_up(wait=False)
             elif "alarm" in message:
                 self._raise_alarm(message["alarm"])
             elif "decision" in message:

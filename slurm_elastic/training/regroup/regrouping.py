@@ -267,6 +267,8 @@ class GroupMember:
             self._show_alarm()
 
     def _begin_recovery(self, number: int) -> None:
+        for group in self._groups:
+            group.give_up(wait=True)
         self._groups.clear()  # what they still do has no end
         with self._changed:
             self._recoveries = number

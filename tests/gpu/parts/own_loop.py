@@ -12,7 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.part_program import STOPPED, no_sharding, part_main, read_lines, start_ranks
+from tests.gpu.part_program import (
+    STOPPED,
+    no_sharding,
+    part_main,
+    rank_device,
+    read_lines,
+    start_ranks,
+)
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
 
@@ -86,7 +93,7 @@ def rank(options: dict[str, Any]) -> None:
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
     gpu, half = torch.cuda.is_available(), options["kind"] == "float16"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    device = rank_device()
     if gpu:
         torch.cuda.set_device(device)
     if os.environ["WORLD_SIZE"] != "1":

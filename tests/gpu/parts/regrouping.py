@@ -10,24 +10,33 @@ off by default, and turned on here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
+import sys
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.regroup import measure
-from slurm_elastic.training.regroup.obstacles import NCCL_VARIABLE
-from tests.gpu.part_program import part_main, start_ranks, synchronize
+from benchmarks.rank_processes import shared_gpus
+from benchmarks.regroup import LocalRun, measure, undisturbed_losses, wait
+from slurm_elastic.job.rank_socket import RESTART_CODE
+from slurm_elastic.training.ranks.nccl_groups import NCCL_VARIABLE
+from tests.gpu.part_program import STOPPED, part_main, rank_device, start_ranks, synchronize
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
 
 #: Steps before the second group is formed, whose times it is compared with.
 _STEPS = 40
+#: Steps before and after the loss of a rank.
+_FEW = 5
 _TIMEOUT_S = 60.0
+#: A time-out of torch for these seconds, and how long survivors train on: longer than it waits
+#: before it ends a process that has seen a collective fail.
+_HEARTBEAT_S, _SURVIVE_S = 3, 25.0
 #: Largest difference of a loss from that of an undisturbed training.
 LIMIT = 1e-5
 #: How long survivors wait for a rank that has ended.
@@ -38,7 +47,7 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
     """Form groups, and check the sums that they compute."""
     with rows.trial("second group"):
         path = setting.folder / "answer.json"
-        elements = 1 << (16 if setting.small else 26)
+        elements = 1 << (16 if setting.small else 22 if shared_gpus() else 26)
         start_ranks(setting.ranks, "regrouping", {"path": str(path), "elements": elements})
         answer = json.loads(path.read_text(encoding="utf-8"))
         for name, ok in answer["checks"].items():
@@ -46,8 +55,12 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
         for name, (value, unit) in answer["figures"].items():
             rows.measured(name, value, unit)
     os.environ[NCCL_VARIABLE] = "1"
+    with rows.trial("library, a rank lost"):
+        _lose_companion(rows, setting)
+    with rows.trial("ElasticLoop, a rank lost"):
+        _lose_companion_of_loop(rows, setting)
     for layout, by in (("init", "library"), ("loop", "ElasticLoop")):
-        for millions in (1,) if setting.small else (1, 100):
+        for millions in (1,) if setting.small or shared_gpus() else (1, 100):
             name = f"{by}, {millions} M parameters"
             with rows.trial(name):
                 _join_and_leave(rows, setting, millions, name=name, layout=layout)
@@ -58,7 +71,7 @@ def _join_and_leave(
 ) -> None:
     """Let half of the ranks join and leave a training of the library."""
     base = setting.ranks // 2
-    changes = 2 if setting.small else 10
+    changes = 2 if setting.small else 2 if shared_gpus() else 10
     figures = measure(millions, changes, base=base, companion=setting.ranks - base, layout=layout)
     lost = figures["lost_steps"]
     rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
@@ -72,6 +85,79 @@ def _join_and_leave(
             rows.measured(f"{name}: {kind}, {what}, median", value * 1e3, "ms")
 
 
+def _lose_companion(rows: RowWriter, setting: KitSetting) -> None:
+    """Lose a companion's rank: the others continue with the next step."""
+    base, name = setting.ranks // 2, "library, a rank lost"
+    folder = setting.folder / "lost"
+    folder.mkdir()
+    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(_HEARTBEAT_S)
+    run = LocalRun(folder / "changed", 1)
+    del os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]
+    try:
+        lost_at = _grow_and_lose(run, base, setting.ranks - base)
+        run.wait_for_generation(2)
+        run.take_steps(_FEW)
+        compared = len(run.steps())
+        # Longer than torch would let a process live that has seen a collective fail.
+        time.sleep(0 if setting.small else _SURVIVE_S)
+        run.take_steps(_FEW)
+        codes = run.stop(base)
+        steps = run.steps()
+    except BaseException:
+        sys.stderr.write(run.log())
+        raise
+    finally:
+        run.end()
+    stopped = " ".join([str(STOPPED)] * base)
+    ended = " ".join(map(str, codes))
+    rows.check(f"{name}: ended by SIGTERM", ended, ok=ended == stopped, expected=stopped)
+    numbers = [row["step"] for row in steps]
+    lost = len(set(range(1, max(numbers) + 1)) - set(numbers)) + len(numbers) - len(set(numbers))
+    rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
+    losses = undisturbed_losses(folder, 1, "init", base, compared)
+    off = max(abs(row["loss"] - losses[row["step"]]) for row in steps if row["step"] in losses)
+    rows.at_most(f"{name}: largest difference of a loss", off, LIMIT)
+    times = [row["ended"] for row in steps]
+    pause = max(later - earlier for earlier, later in itertools.pairwise(times) if later > lost_at)
+    rows.measured(f"{name}: longest time from step to step", pause, "s")
+
+
+def _lose_companion_of_loop(rows: RowWriter, setting: KitSetting) -> None:
+    """Lose a companion's rank within a step of the script: the base's ranks start again."""
+    base = setting.ranks // 2
+    run = LocalRun(setting.folder / "loop", 1, "loop")
+    try:
+        lost_at = _grow_and_lose(run, base, setting.ranks - base)
+        ranks = run.processes[:base]
+        wait(lambda: all(process.poll() is not None for process in ranks))
+        seconds = time.monotonic() - lost_at
+    except BaseException:
+        sys.stderr.write(run.log())
+        raise
+    finally:
+        run.end()
+    codes = [process.returncode for process in ranks]
+    rows.check(
+        "ElasticLoop, a rank lost: the others end with the code for another start",
+        " ".join(map(str, codes)),
+        ok=codes == [RESTART_CODE] * base,
+        expected=" ".join([str(RESTART_CODE)] * base),
+    )
+    rows.measured("ElasticLoop, a rank lost: until the others have ended", seconds, "s")
+
+
+def _grow_and_lose(run: LocalRun, base: int, companion: int) -> float:
+    """Let a companion join, and kill its last rank; return the time of that."""
+    port = run.start_base(base)
+    run.take_steps(_FEW)
+    ranks = run.start_companion(4711, companion, port)
+    run.desire({"4711": companion})
+    run.wait_for_generation(1)
+    run.take_steps(_FEW)
+    ranks[-1].kill()
+    return time.monotonic()
+
+
 def rank(options: dict[str, Any]) -> None:
     """Run one rank; rank 0 writes the answer."""
     # Survivors of a lost rank are to go on.
@@ -81,7 +167,7 @@ def rank(options: dict[str, Any]) -> None:
 
     number, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    device = rank_device()
     if gpu:
         torch.cuda.set_device(device)
     store = distributed.TCPStore(
@@ -168,16 +254,21 @@ def _form(store: Any, name: str, number: int, ranks: int, device: Any) -> Any:
     from torch import distributed  # noqa: PLC0415
 
     prefix = distributed.PrefixStore(name, store)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # each thread has one of its own
-        options = distributed.ProcessGroupNCCL.Options()
-        group = distributed.ProcessGroupNCCL(prefix, number, ranks, options)
-    else:
+    one = torch.ones(1)
+    if device.type == "cpu":
         timeout = timedelta(seconds=_TIMEOUT_S)
         group = distributed.ProcessGroupGloo(prefix, number, ranks, timeout)
-    one = torch.ones(1, device=device)
-    group.allreduce([one]).wait()
-    synchronize(device)
+        group.allreduce([one]).wait()
+        return group
+    torch.cuda.set_device(device)  # each thread has one of its own
+    options = distributed.ProcessGroupNCCL.Options()
+    group = distributed.ProcessGroupNCCL(prefix, number, ranks, options)
+    # On the training's stream it would wait for a sum of the training, in another order elsewhere.
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        one = one.to(device)
+        work = group.allreduce([one])
+    while not work.is_completed():
+        time.sleep(0.001)
     return group
 
 
