@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 Floats = NDArray[np.float64]
 
@@ -155,6 +154,8 @@ def fitted(runs: Sequence[SharedRun], *, boosted: bool) -> SlowdownModel:
         speeds = np.r_[speeds, SlowdownModel.prior().speeds(imagined)]
         pairs += imagined
     lost = np.column_stack([np.ones(len(pairs)), -overloads(pairs)])
+    from scipy.optimize import nnls  # noqa: PLC0415 - slow: selasticd starts without it
+
     weights, _ = nnls(lost, speeds)
     return SlowdownModel(np.r_[weights[0], -weights[1:]])
 
