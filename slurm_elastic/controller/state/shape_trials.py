@@ -6,6 +6,9 @@ than all before exists: then its shape has *worked*. An attempt that fails on tr
 change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the
 job any more, and the job goes back.
 
+A change that Slurm refuses for good ("BadConstraints": a topology that this program does not know
+has no such placement) bars its shape when that happens for the second time.
+
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
 
@@ -78,6 +81,7 @@ class ShapeTrials:
         left: the shape in which that was, and how it failed, until the next checkpoint.
         doubted: transition on trial when a companion was lost; 0: none.
         failed: transitions that failed on trial, and how.
+        refused: shapes that Slurm has refused once, the latest last.
     """
 
     run: int = -1
@@ -104,6 +108,7 @@ class ShapeTrials:
     left: BarredShape | None = None
     doubted: int = 0
     failed: dict[int, Reason] = field(default_factory=dict)
+    refused: list[Shape] = field(default_factory=list)
 
     @property
     def last_shape(self) -> Shape | None:
@@ -242,6 +247,7 @@ class ShapeTrials:
         self.last = held
         self.worked = [*(s for s in self.worked if s != shape), shape][-_MOST:]
         self.barred = [b for b in self.barred if b.shape != shape]
+        self.refused = [s for s in self.refused if s != shape]
 
     def limit_s(self, least_s: float) -> float:
         """Return the seconds without progress after which an attempt on trial has failed."""
@@ -291,6 +297,15 @@ class ShapeTrials:
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
+    def refuse(self, shape: Shape, reason: Reason, *, now: float) -> None:
+        """Record that Slurm cannot start the job in a shape as it was placed.
+
+        Another placement of the shape may be possible: the second refusal bars it.
+        """
+        if shape in self.refused:
+            self._bar(shape, reason, now)
+        self.refused = [*(s for s in self.refused if s != shape), shape][-_MOST:]
+
     def judge_loss(self, reason: Reason | None) -> bool:
         """Record how a companion was lost, if a change in place was on trial then.
 
@@ -325,7 +340,7 @@ class ShapeTrials:
 
     def clear(self) -> None:
         """Remove the failures: the owner has changed the job."""
-        self.barred, self.failures = [], 0
+        self.barred, self.refused, self.failures = [], [], 0
 
     def outcome(self, transition: int) -> str | Reason:
         """Return how a transition that was carried out has ended: `worked`, `trial`, or failed."""
@@ -373,7 +388,8 @@ class ShapeTrials:
             left = fields.get("left")
             fields["left"] = BarredShape.from_json(left) if left else None
             fields["failure"] = Reason.from_json(fields.get("failure"))
-            fields["worked"] = [(str(t), int(g)) for t, g in fields.get("worked", ())]
+            for name in ("worked", "refused"):
+                fields[name] = [(str(t), int(g)) for t, g in fields.get(name, ())]
             fields["barred"] = [BarredShape.from_json(row) for row in fields.get("barred", ())]
             fields["failed"] = {
                 int(i): Reason.from_json(r) or unreadable() for i, r in fields.get("failed", ())

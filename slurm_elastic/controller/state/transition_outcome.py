@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_elastic.controller.state.barred_shapes import shape_of
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Job
@@ -10,6 +11,8 @@ from slurm_elastic.slurm.shape import rounded_off_s
 
 #: Node lists set by the controller that are recognised later.
 _PINS = 6
+#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
+IMPOSSIBLE = "BadConstraints"
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
 #: Ends of a change in place that say nothing about the next one.
@@ -47,6 +50,9 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     elif is_unanswered:
         entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
     entry.dirty = True
+    planned, problem = shape_of(transition.planned), transition.problem
+    if planned and problem and problem.parameters.get("slurm_reason") == IMPOSSIBLE:
+        entry.trials.refuse(planned, problem, now=now)
     if not transition.moved:
         return False
     entry.changes = [t for t in entry.changes if now - t < 86400] + [now]

@@ -12,6 +12,7 @@ from typing import Any
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions import exchange_partners
+from slurm_elastic.controller.state.transition_outcome import IMPOSSIBLE
 from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
     HELD,
@@ -228,7 +229,7 @@ class TransitionSteps(StateSteps):
             return None
         if t.target is not None and not site.free(t, t.target):
             return self._fall_back(t, job, site, Reason("gpus-taken"))
-        if waited > GIVE_UP_S or job.reason == "BadConstraints":
+        if waited > GIVE_UP_S or job.reason == IMPOSSIBLE:
             return self._fall_back(t, job, site, Reason("not-started", slurm_reason=job.reason))
         if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
             t.tries += 1
