@@ -11,8 +11,8 @@ from typing import Any
 
 from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.state.transition_outcome import IMPOSSIBLE
+from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
     HELD,
