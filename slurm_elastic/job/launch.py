@@ -143,7 +143,7 @@ class RankLaunch:
         counts = [count or 0 for count in self.allocation.gpus]
         if self._probe is not None:
             nodes = len(self.allocation.nodes)
-            answer = srun.probed(_collect(*self._probe), nodes)
+            answer = srun.probed(_collect(*self._probe), nodes) or self._held_gpus()
             if answer is None:
                 log_line(
                     f"GPUs of the other nodes: no answer; assuming {counts[0]} each, as on this one"
@@ -151,6 +151,17 @@ class RankLaunch:
             counts = [counts[0]] * nodes if answer is None else list(answer)
         self.gpus = any(counts)
         self.tasks = srun.tasks_per_node(self.allocation, counts)
+
+    def _held_gpus(self) -> tuple[int, ...] | None:
+        """Return each node's GPUs from slurmctld, as a node has not answered; None: nor has it."""
+        # Slow to load, rarely needed.
+        from slurm_elastic.job.environment.held_gpus import held_gpus  # noqa: PLC0415
+
+        words = ("scontrol", "show", "job", "--details", str(self.allocation.job_id))
+        try:
+            return held_gpus(_collect(*_spawn(words, self._env, [1])), self.allocation.nodes)
+        except OSError:
+            return None
 
     def _correct_run(self) -> None:
         """Take the number of restarts from Slurm, if it answers."""

@@ -3,7 +3,7 @@
 srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that of the ranks it
 killed. Its error output is therefore read, and passed on unchanged: the first failed rank that it
 names decides the exit code. The same output shows whether slurmctld did not answer srun, which then
-ends before it has started a rank.
+ends before it has started a rank, or a node did not, so that srun ends the ranks on the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _SETTLE_S = 2.0
 _PREFIX = b"srun: error: "
 #: Errors before the first rank is started, and reasons for them that pass (slurm_strerror).
 _NOT_STARTED = (b"Unable to confirm allocation for job ", b"Unable to create step for job ")
+_LAUNCH_FAILED = b"Application launch failed: "
+#: Exit codes of ranks that srun ends.
+_ENDED_BY_SRUN = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _UNREACHABLE = (
     b"Socket timed out on send/recv operation",
     b"Unable to contact slurm controller",
@@ -42,7 +45,7 @@ class Step:
         self.child = child
         self._ended = threading.Event()
         self._first_failure: int | None = None
-        self._was_unreached = False
+        self._was_unreached = self._launch_failed = False
         self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
         self._pump_thread.start()
 
@@ -61,6 +64,11 @@ class Step:
         """Whether srun has ended as slurmctld did not answer it: no rank was started."""
         # A rank that calls srun itself may have written the line; its own failure follows.
         return self._was_unreached and self._first_failure is None
+
+    @property
+    def has_unreached_node(self) -> bool:
+        """Whether srun has ended as a node did not answer it: not all ranks were started."""
+        return self._launch_failed and self._first_failure in _ENDED_BY_SRUN
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether the step has ended."""
@@ -83,6 +91,7 @@ class Step:
                 for line in lines:
                     self._first_failure = self._first_failure or failure_code(line)
                     self._was_unreached = self._was_unreached or is_unreached(line)
+                    self._launch_failed = self._launch_failed or is_launch_failure(line)
         os.close(self.child.errors)
 
 
@@ -121,6 +130,17 @@ def is_unreached(line: bytes) -> bool:
     error = line.removeprefix(_PREFIX)
     is_error = len(error) < len(line) and error.startswith(_NOT_STARTED)
     return is_error and any(reason in error for reason in _UNREACHABLE)
+
+
+def is_launch_failure(line: bytes) -> bool:
+    """Return whether srun ends with this line as a node did not answer it.
+
+    >>> is_launch_failure(b"srun: error: Application launch failed: Invalid job credential")
+    False
+    >>> is_launch_failure(b"srun: error: Application launch failed: Communication shutdown failure")
+    True
+    """
+    return line.startswith(_PREFIX + _LAUNCH_FAILED) and any(r in line for r in _UNREACHABLE)
 
 
 _SIGNALS = {signal.strsignal(n) or "": 128 + n for n in signal.valid_signals() if n < 32}

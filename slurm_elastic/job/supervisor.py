@@ -48,7 +48,7 @@ _SLURM_CONT_S = 0.5
 #: Seconds from SIGTERM to SIGKILL.
 _STOP_S = 10.0
 _FINAL_REPORT_S = 2.0
-#: Pauses between starts of srun while slurmctld does not answer it, from the first to the longest,
+#: Pauses between starts of srun while slurmctld or a node does not answer it, from the first to the longest,
 #: and how long it is tried (our choice: slurmctld may be started again by hand).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _UNREACHED_S = 2.0, 30.0, 1800.0
 #: Exit code of a program that starts a launcher in each rank: wrong usage.
@@ -151,7 +151,8 @@ class Supervisor:
         code, pause_s = self._step.wait(), _FIRST_PAUSE_S
         end = time.monotonic() + _UNREACHED_S
         while code and self._step.is_unreached and time.monotonic() < end:
-            log_line(f"slurmctld does not answer srun, which is started again in {pause_s:.0f} s")
+            silent = "a node" if self._step.has_unreached_node else "slurmctld"
+            log_line(f"{silent} does not answer srun, which is started again in {pause_s:.0f} s")
             if self._terminated.wait(pause_s):
                 break
             self._end_watches()

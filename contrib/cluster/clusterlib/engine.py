@@ -148,6 +148,9 @@ def ensure_base_image(suite: str = SUITE) -> str:
 def _import_debootstrap(suite: str, image: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
+        settings = root / "etc" / "dpkg" / "dpkg.cfg.d"
+        settings.mkdir(parents=True)
+        (settings / "no-sync").write_text("force-unsafe-io\n")  # a failed build is begun anew
         run("debootstrap", "--variant=minbase", suite, str(root), MIRROR)
         archive = Path(folder, "root.tar")
         run(

@@ -81,8 +81,16 @@ class JointStep:
 
     @property
     def is_unreached(self) -> bool:
-        """Whether an srun has ended as slurmctld did not answer it."""
-        return any(step.is_unreached for _, step in self._by_job)
+        """Whether an srun has ended as it got no answer: from slurmctld, or from a node.
+
+        From a node only without companions: else the others go on without that one.
+        """
+        return self.has_unreached_node or any(step.is_unreached for _, step in self._by_job)
+
+    @property
+    def has_unreached_node(self) -> bool:
+        """Whether a node did not answer the only srun."""
+        return not self._parts and self._base.has_unreached_node
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether all have ended."""

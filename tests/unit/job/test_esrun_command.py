@@ -117,6 +117,29 @@ fi
     assert process.stderr.count(line) == 1
 
 
+@pytest.mark.parametrize("ended", ["", "srun: error: g02: task 0: Killed"])
+def test_srun_is_started_again_while_a_node_does_not_answer(
+    job: dict[str, str], ended: str
+) -> None:
+    srun = Path(job["HOME"], "bin", "srun")
+    text = """#!/bin/sh
+if ! [ -e "$HOME/tried" ]; then
+    touch "$HOME/tried"
+    echo "srun: error: Task launch for StepId=7.0 failed on node g01: $FAILURE" >&2
+    echo "srun: error: Application launch failed: $FAILURE" >&2
+    echo "srun: Job step aborted" >&2
+    echo "$ENDED" >&2
+    exit 1
+fi
+"""
+    srun.write_text(text + srun.read_text())
+    failure = "Communication connection failure"
+    process = run(job | {"FAILURE": failure, "ENDED": ended}, "sh", "-c", "echo trains; exit 3")
+    assert (process.stdout, process.returncode) == ("trains\n", 3)
+    line = "esrun: a node does not answer srun, which is started again in 2 s\n"
+    assert process.stderr.count(line) == 1
+
+
 def test_a_program_whose_own_srun_was_not_answered_has_failed(job: dict[str, str]) -> None:
     process = run(job, "sh", "-c", f"echo trains; echo '{UNREACHED}' >&2; exit 1")
     assert (process.stdout, process.returncode) == ("trains\n", 1)
