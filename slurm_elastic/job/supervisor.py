@@ -48,8 +48,8 @@ _SLURM_CONT_S = 0.5
 #: Seconds from SIGTERM to SIGKILL.
 _STOP_S = 10.0
 _FINAL_REPORT_S = 2.0
-#: Pauses between starts of srun while slurmctld or a node does not answer it, from the first to the longest,
-#: and how long it is tried (our choice: slurmctld may be started again by hand).
+#: Pauses between starts of srun while slurmctld or a node does not answer it, from the first to the
+#: longest, and how long it is tried (our choice: slurmctld may be started again by hand).
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _UNREACHED_S = 2.0, 30.0, 1800.0
 #: Exit code of a program that starts a launcher in each rank: wrong usage.
 _REFUSED_CODE = 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.container_cluster.esrun_stand_in import ADDRESS, StandIn, running_stand_in
+from tests.support.container_cluster.slow_links import cut
 from tests.support.container_cluster.slurm_cluster import SlurmCluster
 
 DIRECTORY = "/shared/scratch/esrun"
@@ -178,6 +179,18 @@ def test_uneven_gpus_and_fewer_cpus_than_ranks(cluster: SlurmCluster, directory:
         assert mine == [f"gpu={gpu}" for gpu in range(int(count))]
 
 
+def test_gpus_of_nodes_that_do_not_say_theirs_are_asked_of_slurm(
+    cluster: SlurmCluster, directory: str
+) -> None:
+    silent = """mkdir bin
+    printf '#!/bin/sh\ncase "$*" in *esrun-probe*) exit 1;; esac\nexec /usr/bin/srun "$@"' >bin/srun
+    chmod +x bin/srun; export PATH=$PWD/bin:$PATH
+    """
+    job = submit(cluster, silent + RANK_LINE, "-N2", "--gpus=a100:6", "-c1", "-n2")
+    cluster.wait(job, "COMPLETED")
+    assert [words[1] for words in ranks(output(cluster))] == [f"{rank}/6" for rank in range(6)]
+
+
 def test_gpus_per_task_is_understood(cluster: SlurmCluster, directory: str) -> None:
     job = submit(cluster, RANK_LINE, "-N2", "-n2", "--gpus-per-task=2", "-c2", "--mem=800")
     cluster.wait(job, "COMPLETED")
@@ -286,6 +299,20 @@ def test_srun_is_started_again_when_slurmctld_hangs(cluster: SlurmCluster, direc
         cluster.exec("pkill -CONT slurmctld")
     cluster.wait(job, "COMPLETED")
     assert output(cluster).count("trained on 1") == 1
+
+
+def test_srun_is_started_again_when_a_node_does_not_answer(
+    cluster: SlurmCluster, directory: str
+) -> None:
+    wait = "until [ -e go ]; do sleep 0.1; done"
+    job = submit(cluster, f"{wait}; exec esrun sh -c 'echo trained on $WORLD_SIZE'", "-wg[01-02]")
+    cluster.wait(job, "RUNNING")
+    with cut(cluster, "g02"):
+        cluster.exec(f"touch {directory}/job/go", user="alice")
+        wait_output(cluster, "a node does not answer srun, which is started again")
+    cluster.wait(job, "COMPLETED")
+    _, again = output(cluster).split("esrun: attempt 1 in place: 2 ranks")
+    assert again.count("trained on 2") == 2
 
 
 def test_a_silent_controller_changes_nothing(cluster: SlurmCluster, directory: str) -> None:

@@ -21,7 +21,7 @@ UNEVEN = """JobId=14 JobName=light
     [
         (UNEVEN, (2, 1)),
         ("     Nodes=g[03,06] CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0-1)", (2, 2)),
-        ("     Nodes=g[03,06] CPU_IDs=0 Mem=0 GRES=gpu:a:1(IDX:0),shard:a:8,gpu:b:2(IDX:1-2)", (3, 3)),
+        ("  Nodes=g[03,06] CPU_IDs=0 Mem=0 GRES=gpu:a:1(IDX:0),shard:8,gpu:b:2(IDX:1-2)", (3, 3)),
         ("     Nodes=g[03,06] CPU_IDs=0-1 Mem=0 GRES=", (0, 0)),
         (UNEVEN.replace("g06", "g05"), None),
         ("", None),
