@@ -67,10 +67,15 @@ def docker(*words: str) -> None:
 
 
 def is_idle_again(cluster: SlurmCluster, node: str) -> None:
-    """Wait until Slurm uses a node again that was gone."""
+    """Wait until Slurm uses a node again that was gone.
+
+    After the node of a job was lost, sinfo of 24.11.5 has shown it as `mix` for minutes, with
+    nothing allocated on it.
+    """
 
     def there() -> bool:
-        return cluster.exec(f"sinfo -h -n {node} -o %t").stdout.strip() == "idle"
+        shown = cluster.exec(f"scontrol show node {node}").stdout.split()
+        return "State=IDLE" in shown and "CPUAlloc=0" in shown
 
     def logs() -> str:
         shown = f"sinfo -h -n {node} -o %t; scontrol show node {node}; squeue"

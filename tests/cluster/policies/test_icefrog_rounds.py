@@ -41,7 +41,7 @@ spine = 0.1
 MIN, MAX = 1, 8
 MAX_PENALTY = 0.02
 #: Both jobs of a pair would need about as long if nobody froze.
-EPOCHS = {"A": 20, "B": 16}
+EPOCHS = {"A": 30, "B": 24}
 GPUS = {"A": 8, "B": 4}
 
 
