@@ -11,16 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 #: Set to 1: several ranks use each GPU.
 SHARED_GPUS_VARIABLE = "BENCHMARKS_SHARED_GPUS"
+#: Name of the machine for NCCL. It refuses two ranks of one machine on one GPU, and connects ranks
+#: of several machines by sockets: ranks that share a GPU have different values.
+NCCL_HOST_VARIABLE = "NCCL_HOSTID"
 
 
 def shared_gpus() -> bool:
     """Return whether several ranks use each GPU."""
     return os.environ.get(SHARED_GPUS_VARIABLE) == "1"
-
-
-#: By the first, NCCL takes ranks for those of several machines, and connects them by sockets. It
-#: refuses two ranks of one machine on one GPU.
-NCCL_HOST_VARIABLE = "NCCL_HOSTID"
 
 
 def run_ranks(ranks: int, module: str, arguments: Sequence[str], *, expected: int = 0) -> None:

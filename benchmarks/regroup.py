@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,25 @@ TRAININGS: dict[str, Callable[[int, Path], None]] = {
 
 
 class LocalRun:
-    """Processes of one training, and esrun's end of their connection."""
+    """Processes of one training, and esrun's end of their connection.
 
-    def __init__(self, out: Path, millions: int, layout: str = "init") -> None:
+    A context manager: it kills the processes at the end, and prints their log if there is an error.
+
+    Args:
+        out: folder to make, for steps, checkpoints and the log.
+        millions: of parameters.
+        layout: one of `TRAININGS`.
+        variables: further ones of the processes.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        millions: int,
+        layout: str = "init",
+        *,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.out, self._millions, self._layout = out, millions, layout
         self._base = 0
         out.mkdir()
@@ -193,6 +209,7 @@ class LocalRun:
         self._environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))
         } | {SOCKET_VARIABLE: name, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+        self._environment |= variables or {}
         if NCCL_VARIABLE in os.environ:
             self._environment[NCCL_VARIABLE] = os.environ[NCCL_VARIABLE]
         if layout == "pipeline":
@@ -254,8 +271,13 @@ class LocalRun:
         process = Path("/proc") / str(self.processes[0].pid)
         return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir()))
 
-    def end(self) -> None:
-        """Kill all processes."""
+    def __enter__(self) -> LocalRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            log = (self.out / "log").read_text(encoding="utf-8", errors="replace")
+            sys.stderr.write(log[-4000:])
         for process in self.processes:
             process.kill()
             process.wait()
@@ -265,10 +287,6 @@ class LocalRun:
         for process in self.processes[:count]:
             process.terminate()
         return [process.wait(_PATIENCE_S) for process in self.processes[:count]]
-
-    def log(self) -> str:
-        """Return the last lines of all ranks."""
-        return (self.out / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def _start(self, **variables: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.regroup", "--rank", str(self.out)]
@@ -290,16 +308,10 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures of some changes, half of them grows."""
     with tempfile.TemporaryDirectory(prefix="regroup-") as folder:
-        run = LocalRun(Path(folder) / "changed", millions, layout)
-        try:
+        with LocalRun(Path(folder) / "changed", millions, layout) as run:
             rows = _change(run, changes, base=base, companion=companion)
             steps = run.steps()
             resources = run.resources()
-        except BaseException:
-            sys.stderr.write(run.log())
-            raise
-        finally:
-            run.end()
         undisturbed = undisturbed_losses(Path(folder), millions, layout, base, len(steps))
     times = {row["step"]: row for row in steps}
     changed = {row["step"] for row in rows}
@@ -317,27 +329,34 @@ def measure(
         "companion": companion,
         "rows": rows,
         "steps": len(steps),
-        "lost_steps": len(steps) - len(times) + max(times) - len(times),
+        "lost_steps": lost_steps(steps),
         "resources": resources,
         "gap": statistics.median(gaps),
         "step": statistics.median(row["ended"] - row["begun"] for row in steps),
-        "loss_difference": max(
-            abs(row["loss"] - undisturbed[n]) for n, row in times.items() if n in undisturbed
-        ),
+        "loss_difference": loss_difference(steps, undisturbed),
     }
+
+
+def lost_steps(steps: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many steps are missing or repeated in the rows of a training."""
+    numbers: set[int] = {row["step"] for row in steps}
+    return len(steps) - len(numbers) + max(numbers) - len(numbers)
+
+
+def loss_difference(steps: Sequence[Mapping[str, Any]], losses: Mapping[int, float]) -> float:
+    """Return the largest difference from the losses of another training, by step."""
+    compared = [row for row in steps if row["step"] in losses]
+    return max(abs(float(row["loss"]) - losses[row["step"]]) for row in compared)
 
 
 def undisturbed_losses(
     folder: Path, millions: int, layout: str, base: int, steps: int
 ) -> dict[int, float]:
     """Return the losses, by step, of at least so many steps of a training without changes."""
-    plain = LocalRun(folder / "undisturbed", millions, layout)
-    try:
+    with LocalRun(folder / "undisturbed", millions, layout) as plain:
         plain.start_base(base)
         wait(lambda: len(plain.steps()) >= steps)
         return {row["step"]: row["loss"] for row in plain.steps()}
-    finally:
-        plain.end()
 
 
 def _change(run: LocalRun, changes: int, *, base: int, companion: int) -> list[dict[str, Any]]:

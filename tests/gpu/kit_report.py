@@ -111,7 +111,7 @@ def to_markdown(report: KitReport) -> str:
     else:
         title = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     lines = [f"# GPU kit on {machine.get('host', '?')}: {title}", ""]
-    lines += [f"{report.made}, {report.ranks} rank(s), {_shares(report)}.", ""]
+    lines += [f"{report.made}, {report.ranks} rank(s), {_ranks_on_gpus(report)}.", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in _machine_rows(machine)]
     lines += ["", "| part | result | seconds | |", "|---|---|---|---|"]
@@ -132,7 +132,7 @@ def to_markdown(report: KitReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shares(report: KitReport) -> str:
+def _ranks_on_gpus(report: KitReport) -> str:
     if report.ranks_per_gpu > 1:
         return f"{report.ranks_per_gpu} on each GPU, which NCCL connects by sockets"
     return "one for each " + ("GPU" if report.device == "cuda" else "process")

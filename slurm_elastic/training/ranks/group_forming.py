@@ -112,11 +112,11 @@ class FormingGroup:
                 torch.cuda.set_device(self._device)
             prefix = f"generation/{self.generation.number}"
             store = distributed.PrefixStore(prefix, self._open_store())
-            world = self._form(store, self.rank, self.size, f"{prefix}/world")
+            world = self._connected(store, self.rank, self.size, f"{prefix}/world")
             receivers = (self.generation.members[0], *self.generation.newcomers)
             if self.generation.newcomers and self._member in receivers:
                 rank = receivers.index(self._member)
-                self.transfer = self._form(store, rank, len(receivers), f"{prefix}/transfer")
+                self.transfer = self._connected(store, rank, len(receivers), f"{prefix}/transfer")
             if self._with_control:
                 cpu = torch.device("cpu")
                 self.control = _form(store, self.rank, self.size, cpu, f"{prefix}/control")
@@ -125,8 +125,8 @@ class FormingGroup:
             self.error = (str(error).strip().splitlines() or [repr(error)])[0]
         self._on_done(self)
 
-    def _form(self, store: Any, rank: int, size: int, name: str) -> Any:
-        """Return a group on the training's device, whose ranks are connected."""
+    def _connected(self, store: Any, rank: int, size: int, name: str) -> Any:
+        """Form a group on the training's device, whose ranks are connected; return it."""
         group = _form(store, rank, size, self._device, name)
         if self._device.type == "cuda":
             self._made.append(group)

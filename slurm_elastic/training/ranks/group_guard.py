@@ -109,7 +109,7 @@ class GroupGuard:
                 if error is not None:
                     raise error
                 if started.tensor.device.type == "cuda" and nccl_groups.may_change():
-                    # A failed collective ends like any other: it must not be used unseen.
+                    # A failed one counts as completed, too; after that `wait` raises its error.
                     while not work.is_completed():
                         time.sleep(_POLL_S)
                 work.wait()

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -22,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rank_processes import shared_gpus
-from benchmarks.regroup import LocalRun, measure, undisturbed_losses, wait
+from benchmarks.regroup import (
+    LocalRun,
+    loss_difference,
+    lost_steps,
+    measure,
+    undisturbed_losses,
+    wait,
+)
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.ranks.nccl_groups import NCCL_VARIABLE
 from tests.gpu.part_program import STOPPED, part_main, rank_device, start_ranks, synchronize
@@ -34,9 +40,9 @@ _STEPS = 40
 #: Steps before and after the loss of a rank.
 _FEW = 5
 _TIMEOUT_S = 60.0
-#: A time-out of torch for these seconds, and how long survivors train on: longer than it waits
-#: before it ends a process that has seen a collective fail.
-_HEARTBEAT_S, _SURVIVE_S = 3, 25.0
+#: Seconds of torch's time-out of heartbeats, and for which ranks train on after a loss: longer than
+#: torch waits, with that, before it ends a process in which a collective has failed.
+_HEARTBEAT, _SURVIVE_S = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}, 25.0
 #: Largest difference of a loss from that of an undisturbed training.
 LIMIT = 1e-5
 #: How long survivors wait for a rank that has ended.
@@ -71,7 +77,7 @@ def _join_and_leave(
 ) -> None:
     """Let half of the ranks join and leave a training of the library."""
     base = setting.ranks // 2
-    changes = 2 if setting.small else 2 if shared_gpus() else 10
+    changes = 2 if setting.small or shared_gpus() else 10
     figures = measure(millions, changes, base=base, companion=setting.ranks - base, layout=layout)
     lost = figures["lost_steps"]
     rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
@@ -90,32 +96,22 @@ def _lose_companion(rows: RowWriter, setting: KitSetting) -> None:
     base, name = setting.ranks // 2, "library, a rank lost"
     folder = setting.folder / "lost"
     folder.mkdir()
-    os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(_HEARTBEAT_S)
-    run = LocalRun(folder / "changed", 1)
-    del os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]
-    try:
+    with LocalRun(folder / "changed", 1, variables=_HEARTBEAT) as run:
         lost_at = _grow_and_lose(run, base, setting.ranks - base)
         run.wait_for_generation(2)
         run.take_steps(_FEW)
         compared = len(run.steps())
-        # Longer than torch would let a process live that has seen a collective fail.
         time.sleep(0 if setting.small else _SURVIVE_S)
         run.take_steps(_FEW)
         codes = run.stop(base)
         steps = run.steps()
-    except BaseException:
-        sys.stderr.write(run.log())
-        raise
-    finally:
-        run.end()
     stopped = " ".join([str(STOPPED)] * base)
     ended = " ".join(map(str, codes))
     rows.check(f"{name}: ended by SIGTERM", ended, ok=ended == stopped, expected=stopped)
-    numbers = [row["step"] for row in steps]
-    lost = len(set(range(1, max(numbers) + 1)) - set(numbers)) + len(numbers) - len(set(numbers))
+    lost = lost_steps(steps)
     rows.check(f"{name}: steps lost or repeated", lost, ok=lost == 0, expected="0")
     losses = undisturbed_losses(folder, 1, "init", base, compared)
-    off = max(abs(row["loss"] - losses[row["step"]]) for row in steps if row["step"] in losses)
+    off = loss_difference(steps, losses)
     rows.at_most(f"{name}: largest difference of a loss", off, LIMIT)
     times = [row["ended"] for row in steps]
     pause = max(later - earlier for earlier, later in itertools.pairwise(times) if later > lost_at)
@@ -125,17 +121,11 @@ def _lose_companion(rows: RowWriter, setting: KitSetting) -> None:
 def _lose_companion_of_loop(rows: RowWriter, setting: KitSetting) -> None:
     """Lose a companion's rank within a step of the script: the base's ranks start again."""
     base = setting.ranks // 2
-    run = LocalRun(setting.folder / "loop", 1, "loop")
-    try:
+    with LocalRun(setting.folder / "loop", 1, "loop") as run:
         lost_at = _grow_and_lose(run, base, setting.ranks - base)
         ranks = run.processes[:base]
         wait(lambda: all(process.poll() is not None for process in ranks))
         seconds = time.monotonic() - lost_at
-    except BaseException:
-        sys.stderr.write(run.log())
-        raise
-    finally:
-        run.end()
     codes = [process.returncode for process in ranks]
     rows.check(
         "ElasticLoop, a rank lost: the others end with the code for another start",

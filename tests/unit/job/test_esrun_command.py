@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -100,18 +101,18 @@ UNREACHED = (
 )
 
 
-def test_srun_is_started_again_while_slurmctld_does_not_answer(job: dict[str, str]) -> None:
+def fail_first_srun(job: dict[str, str], *lines: str) -> None:
+    """Let the first srun of a job print these lines and fail."""
     srun = Path(job["HOME"], "bin", "srun")
-    text = """#!/bin/sh
-if ! [ -e "$HOME/tried" ]; then
-    touch "$HOME/tried"
-    echo "$UNREACHED" >&2
-    echo "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7" >&2
-    exit 1
-fi
-"""
-    srun.write_text(text + srun.read_text())
-    process = run(job | {"UNREACHED": UNREACHED}, "sh", "-c", "echo trains; exit 3")
+    said = "\n".join(f"    echo {shlex.quote(line)} >&2" for line in lines)
+    first = f'if ! [ -e "$HOME/tried" ]; then\n    touch "$HOME/tried"\n{said}\n    exit 1\nfi\n'
+    srun.write_text(f"#!/bin/sh\n{first}{srun.read_text()}")
+
+
+def test_srun_is_started_again_while_slurmctld_does_not_answer(job: dict[str, str]) -> None:
+    expired = "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7"
+    fail_first_srun(job, UNREACHED, expired)
+    process = run(job, "sh", "-c", "echo trains; exit 3")
     assert (process.stdout, process.returncode) == ("trains\n", 3)
     line = "esrun: slurmctld does not answer srun, which is started again in 2 s\n"
     assert process.stderr.count(line) == 1
@@ -121,20 +122,15 @@ fi
 def test_srun_is_started_again_while_a_node_does_not_answer(
     job: dict[str, str], ended: str
 ) -> None:
-    srun = Path(job["HOME"], "bin", "srun")
-    text = """#!/bin/sh
-if ! [ -e "$HOME/tried" ]; then
-    touch "$HOME/tried"
-    echo "srun: error: Task launch for StepId=7.0 failed on node g01: $FAILURE" >&2
-    echo "srun: error: Application launch failed: $FAILURE" >&2
-    echo "srun: Job step aborted" >&2
-    echo "$ENDED" >&2
-    exit 1
-fi
-"""
-    srun.write_text(text + srun.read_text())
     failure = "Communication connection failure"
-    process = run(job | {"FAILURE": failure, "ENDED": ended}, "sh", "-c", "echo trains; exit 3")
+    fail_first_srun(
+        job,
+        f"srun: error: Task launch for StepId=7.0 failed on node g01: {failure}",
+        f"srun: error: Application launch failed: {failure}",
+        "srun: Job step aborted",
+        ended,
+    )
+    process = run(job, "sh", "-c", "echo trains; exit 3")
     assert (process.stdout, process.returncode) == ("trains\n", 3)
     line = "esrun: a node does not answer srun, which is started again in 2 s\n"
     assert process.stderr.count(line) == 1

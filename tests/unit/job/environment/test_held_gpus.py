@@ -7,7 +7,7 @@ import pytest
 from slurm_elastic.job.environment import held_gpus as module
 from slurm_elastic.job.environment.held_gpus import held_gpus
 
-#: As Slurm 24.11.5 printed it, for three GPUs on two nodes.
+#: In the form of Slurm 24.11.5, for three GPUs on two nodes.
 UNEVEN = """JobId=14 JobName=light
    JOB_GRES=gpu:v100:3
      Nodes=g03 CPU_IDs=0-1 Mem=0 GRES=gpu:v100:2(IDX:0-1)
