@@ -35,6 +35,7 @@ from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
+from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
 from slurm_elastic.job.unmodified.program_command import command_digest
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
@@ -86,7 +87,7 @@ class Supervisor:
         )
         self._uses_library = False
         self._companions: ProgramCompanions | None = None
-        self._watches: list[NestedLaunchWatch | RendezvousWatch] = []
+        self._watches: list[NestedLaunchWatch | RendezvousWatch | UnreportedEndWatch] = []
         self._refused = False
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
@@ -249,14 +250,23 @@ class Supervisor:
             self._watches.append(NestedLaunchWatch(child.mark, run_id, on_nested=self._refuse))
         if is_watched and launch.ranks > 1 and here == launch.nodes[0]:
             self._watches.append(self._rendezvous_watch())
-        for watch in self._watches:
-            watch.start()
-        return JointStep(
+        step = JointStep(
             child,
             launch.started_parts,
             end_ranks=self._kill_ranks,
             wait_in_vain=self._waits_in_vain,
         )
+        if here:
+            base = launch.allocation.job_id
+            self._watches.append(
+                UnreportedEndWatch(
+                    lambda: [(job_id or base, one) for job_id, one in step.running()],
+                    self._rank_processes,
+                )
+            )
+        for watch in self._watches:
+            watch.start()
+        return step
 
     def _rendezvous_watch(self) -> RendezvousWatch:
         port, warn = int(self._launch.environment["MASTER_PORT"]), self._warn_of_lone_ranks

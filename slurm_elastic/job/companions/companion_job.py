@@ -14,7 +14,7 @@ from slurm_elastic.job.companions.companion_channel import CompanionPlace
 from slurm_elastic.job.environment.joint_shape import CompanionPart
 from slurm_elastic.job.launch import RankLaunch, SrunProcess
 from slurm_elastic.job.slurm_env import SlurmAllocation
-from slurm_elastic.job.step import Step
+from slurm_elastic.job.steps.step import Step
 
 
 class CompanionJob:

@@ -31,7 +31,7 @@ from slurm_elastic.job.companions.member_change import MemberChange
 from slurm_elastic.job.companions.reason_log import log_text, printable
 from slurm_elastic.job.launch import RankLaunch, log_line
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.step import Step
+from slurm_elastic.job.steps.step import Step
 
 #: Seconds after which a companion that was told to end is cancelled.
 _GONE_S = 5.0

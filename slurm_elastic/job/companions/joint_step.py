@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.job.launch import SrunProcess, log_line
-from slurm_elastic.job.step import Step
+from slurm_elastic.job.steps.step import Step
 
 #: Seconds that sruns have to end after their ranks were killed, before they are killed themselves.
 _SRUN_S = 5.0
@@ -92,6 +92,10 @@ class JointStep:
         """Whether a node did not answer the only srun."""
         return not self._parts and self._base.has_unreached_node
 
+    def running(self) -> list[tuple[int | None, Step]]:
+        """Return the steps whose srun runs, each after its companion; None: that of the base."""
+        return [(job_id, step) for job_id, step in self._by_job if not step.ends_within(0.0)]
+
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether all have ended."""
         return self._ended.wait(seconds)
@@ -104,7 +108,7 @@ class JointStep:
     def end(self) -> None:
         """Kill all ranks; then kill sruns that still run, such as that of a lost node."""
         with self._lock:
-            self._killed |= {i for i, step in self._by_job if not step.ends_within(0.0)}
+            self._killed |= {job_id for job_id, _ in self.running()}
         self._end_ranks(lambda: self._base.ends_within(0.0))
         for _, step in self._by_job:
             if not step.ends_within(_SRUN_S):

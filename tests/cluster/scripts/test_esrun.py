@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.container_cluster.esrun_stand_in import ADDRESS, StandIn, running_stand_in
 from tests.support.container_cluster.slow_links import cut
-from tests.support.container_cluster.slurm_cluster import SlurmCluster
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 DIRECTORY = "/shared/scratch/esrun"
 
@@ -313,6 +313,28 @@ def test_srun_is_started_again_when_a_node_does_not_answer(
     cluster.wait(job, "COMPLETED")
     _, again = output(cluster).split("esrun: attempt 1 in place: 2 ranks")
     assert again.count("trained on 2") == 2
+
+
+def test_ranks_of_whose_end_srun_is_not_told_are_not_waited_for(
+    cluster: SlurmCluster, directory: str
+) -> None:
+    program = "echo $RANK runs; until [ -e end ]; do sleep 0.1; done; exit $((3*RANK))"
+    job = submit(cluster, f"exec esrun sh -c '{program}'", "-wg[01-02]")
+    for rank in range(2):
+        wait_output(cluster, f"{rank} runs")
+    time.sleep(3)  # esrun has seen them
+    with cut(cluster, "g02"):
+        cluster.exec(f"touch {directory}/job/end", user="alice")
+        failed = rf"\[{job}\.0\] error: Failed to send MESSAGE_TASK_EXIT"
+        search = ["grep", failed, "/var/log/slurm/slurmd-g02.log"]
+        until(
+            lambda: cluster.exec(search, node="g02", check=False).stdout,
+            what="slurmstepd could tell srun",
+        )
+    cluster.wait(job, "FAILED", timeout=240)
+    text = output(cluster)
+    assert f"step {job}.0 has ended, as slurmctld says" in text
+    assert "the program ended with exit code 3" in text
 
 
 def test_a_silent_controller_changes_nothing(cluster: SlurmCluster, directory: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.job.esrun_options import UsageError, parse
-from slurm_elastic.job.step import failure_code, is_unreached
+from slurm_elastic.job.steps.step import failure_code, is_unreached
 from tests.support.patience import PATIENCE_S
 
 ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"

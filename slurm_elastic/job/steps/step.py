@@ -46,6 +46,7 @@ class Step:
         self._ended = threading.Event()
         self._first_failure: int | None = None
         self._was_unreached = self._launch_failed = False
+        self._code: int | None = None  # of ranks of which srun was not told
         self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
         self._pump_thread.start()
 
@@ -56,7 +57,7 @@ class Step:
         self._pump_thread.join(_SETTLE_S)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            code = 128 - code
+            code = 128 - code if self._code is None else self._code
         return (self._first_failure or code) if code else 0
 
     @property
@@ -79,6 +80,11 @@ class Step:
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child.pid, number)
+
+    def end_srun(self, code: int) -> None:
+        """Kill srun, which was not told that its ranks have ended, with this exit code."""
+        self._code = code
+        self.send(signal.SIGKILL)
 
     def _pump(self) -> None:
         partial_line = b""
