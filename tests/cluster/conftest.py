@@ -15,11 +15,11 @@ from tests.support.container_cluster.slurm_cluster import (
     WAIT_FACTOR,
     SlurmCluster,
     cluster_name,
+    start_cluster,
+    temporary_cluster,
     worker_name,
 )
-from tests.support.needs import lack
 
-CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files in which the controller acts on step times that it measures. They run one after the other:
 #: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
 #: by then the unit tests are over.
@@ -59,18 +59,14 @@ def cluster() -> Iterator[SlurmCluster]:
     of its own, which is removed at the end.
     """
     name = cluster_name()
-    own = worker_name() != FIRST_WORKER
-    command = [str(CLUSTER_DIR / "cluster"), "--name", name]
-    status = subprocess.run([*command, "status"], capture_output=True, check=False)
-    if own or status.returncode != 0:
-        done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
-        if done.returncode == CANNOT_HAVE_DOCKER:
-            lack("docker")
-        if done.returncode:
-            pytest.fail(done.stderr.strip())
+    if worker_name() != FIRST_WORKER:
+        with temporary_cluster(name) as own:
+            yield own
+        return
+    command = [str(CLUSTER_DIR / "cluster"), "--name", name, "status"]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        start_cluster(name)
     yield SlurmCluster(name)
-    if own:
-        subprocess.run([*command, "down"], capture_output=True, check=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CLUSTER_DIR = Path(__file__).resolve().parents[3] / "contrib" / "cluster"
@@ -14,12 +15,14 @@ sys.path.insert(0, str(CLUSTER_DIR))
 from clusterlib.lifecycle import exec_command, home_of  # noqa: E402
 
 from tests.support.container_cluster.node_sessions import NodeSessions  # noqa: E402
+from tests.support.needs import lack  # noqa: E402
 
 #: By how much waits may be longer than on a calm machine: several clusters share it. They bound
 #: a test that hangs; no test asserts a time.
 WAIT_FACTOR = 3.0
 #: pytest-xdist's name of the first worker, and of a process without workers.
 FIRST_WORKER = "gw0"
+CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 
 
 def worker_name() -> str:
@@ -158,3 +161,26 @@ class SlurmCluster:
             gone = f"! squeue -h -j {ids} | grep -q ."
             self.exec(f"for _ in $(seq 300); do {gone} && break; sleep 0.2; done")
             self.jobs.clear()
+
+
+@contextmanager
+def temporary_cluster(name: str, *options: str) -> Iterator[SlurmCluster]:
+    """Start a cluster with these options of `cluster up`, and remove it at the end.
+
+    Skips without Docker; fails if it does not start.
+    """
+    start_cluster(name, *options)
+    try:
+        yield SlurmCluster(name)
+    finally:
+        command = [str(CLUSTER_DIR / "cluster"), "--name", name, "down"]
+        subprocess.run(command, capture_output=True, check=True)
+
+
+def start_cluster(name: str, *options: str) -> None:
+    """Start a cluster; skip without Docker."""
+    command = [str(CLUSTER_DIR / "cluster"), "--name", name, "up", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == CANNOT_HAVE_DOCKER:
+        lack("docker")
+    assert done.returncode == 0, done.stderr.strip()
