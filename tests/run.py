@@ -33,8 +33,8 @@ CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
 #: Pure computations, in which no time matters: they run beside the tests that measure times.
 COMPUTATIONS = (
-    "tests/property", "tests/unit/models", "tests/unit/placement", "tests/unit/policies",
-    "tests/unit/simulator",
+    "tests/property", "tests/unit/cli", "tests/unit/core", "tests/unit/models",
+    "tests/unit/placement", "tests/unit/policies", "tests/unit/simulator",
 )  # fmt: skip
 UNIT_TESTS = ("tests/unit", "tests/property")
 CLUSTER_TESTS = "tests/cluster"
@@ -52,7 +52,8 @@ PROCESSES = 3
 CLUSTERS = 6
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
-YIELDING = ("nice", "-n", "10")
+#: The cluster tests wait a third of the time, in which these parts run; they need the rest.
+YIELDING = ("nice", "-n", "15")
 #: Before computations beside tests that measure times: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
 SECOND_TRIES = 3
