@@ -83,11 +83,14 @@ def test_while_a_job_cools_down_its_owner_may_do_anything(
 
 def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = {
-        "about to start": submit(cluster, "g01"),
+        "about to start": submit(cluster, "g01", "-Jraw"),
         "hidden": cluster.sbatch(
-            "exec sleep 600", "--comment=elastic:1-4", "-o/dev/null", "-wg02", "--gres=gpu:1"
+            "exec sleep 600",
+            "--comment=elastic:1-4",
+            *("-o/dev/null", "-wg02", "--gres=gpu:1"),
+            *("-Jraw",),
         ),
-        "not requeueable": submit(cluster, "g03", "-Jlate"),
+        "not requeueable": submit(cluster, "g03", "-Jraw"),
         "deaf": submit(cluster, "g04", "-Jdeaf", directive="1-4,notice=2"),
         "held": submit(cluster, "g05", "-Jraw"),
         "shell": 0,
@@ -102,10 +105,14 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> Non
     )
     fixed = job["not requeueable"]
     no = f"scontrol update jobid={fixed} Requeue=0; touch /tmp/save-{fixed}"  # drivers/reporter.py
+
+    def named(job: int, name: str) -> str:
+        return f"scontrol update jobid={job} JobName={name}"
+
     run_concurrently(
-        lambda: daemon.when(first, "RELEASE", hold, user="alice"),
-        lambda: daemon.when(hidden, "VERIFY", hide),
-        lambda: daemon.when(fixed, "NOTIFY", no, user="alice"),
+        lambda: daemon.when(first, "RELEASE", hold, user="alice", first=named(first, "now")),
+        lambda: daemon.when(hidden, "VERIFY", hide, first=named(hidden, "now")),
+        lambda: daemon.when(fixed, "NOTIFY", no, user="alice", first=named(fixed, "late")),
     )
     # A hold is never lifted, but the job may have started just before.
     line = ended(daemon, first)

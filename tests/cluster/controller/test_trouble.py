@@ -148,12 +148,12 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
 
     selasticd is stopped until then: else the change might repeat its requeue before.
     """
-    told = "/shared/scratch/told"
-    cluster.exec(["rm", "-f", told])
-    script = f"trap 'touch {told}; sleep 3; exit 143' TERM; sleep 600 & wait"
+    told, handles = "/shared/scratch/told", "/shared/scratch/handles-term"
+    cluster.exec(["rm", "-f", told, handles])
+    script = f"trap 'touch {told}; sleep 3; exit 143' TERM; touch {handles}; sleep 600 & wait"
     options = ("--elastic=1-4", "-o/dev/null", "-Ca100&rack2", "-Jraw", "--nice=7")
     job = cluster.sbatch(script, *options)
-    cluster.wait(job, "RUNNING")
+    until(lambda: cluster.exec(["test", "-e", handles], check=False).returncode == 0)
     time.sleep(6)  # slurmctld forgets what is younger
     begun = len(daemon.log())
     first = f"{forgotten_seconds.KEEP}; scontrol update jobid={job} JobName=now"
