@@ -52,8 +52,7 @@ PROCESSES = 3
 CLUSTERS = 6
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
-#: The cluster tests wait a third of the time, in which these parts run; they need the rest.
-YIELDING = ("nice", "-n", "15")
+YIELDING = ("nice", "-n", "10")
 #: Before computations beside tests that measure times: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
 SECOND_TRIES = 3
