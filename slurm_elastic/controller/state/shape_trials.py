@@ -7,7 +7,8 @@ change: unless its shape is the last one that worked, it is *barred*, no decisio
 job any more, and the job goes back.
 
 A change that Slurm refuses for good ("BadConstraints": a topology that this program does not know
-has no such placement) bars its shape when that happens for the second time.
+has no such placement) bars its shape when that happens for the second time, and with it the other
+sizes that need as many nodes.
 
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
@@ -297,13 +298,19 @@ class ShapeTrials:
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
-    def refuse(self, shape: Shape, reason: Reason, *, now: float) -> None:
+    def refuse(self, planned: Allocation, reason: Reason, *, now: float) -> None:
         """Record that Slurm cannot start the job in a shape as it was placed.
 
-        Another placement of the shape may be possible: the second refusal bars it.
+        Another placement of the shape may be possible: the second refusal bars it. On several
+        nodes, so are the other sizes that need as many of them and have not worked.
         """
+        shape = planned.gpu_type, planned.gpus
         if shape in self.refused:
-            self._bar(shape, reason, now)
+            nodes, most = len(planned.nodes), max(map(planned.on, planned.nodes))
+            others = range((nodes - 1) * most + 1, nodes * most + 1) if nodes > 1 else ()
+            for gpus in sorted({*others, planned.gpus}):
+                if gpus == planned.gpus or (planned.gpu_type, gpus) not in self.worked:
+                    self._bar((planned.gpu_type, gpus), reason, now)
         self.refused = [*(s for s in self.refused if s != shape), shape][-_MOST:]
 
     def judge_loss(self, reason: Reason | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slurm_elastic.controller.state.barred_shapes import shape_of
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Job
@@ -50,8 +49,13 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     elif is_unanswered:
         entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
     entry.dirty = True
-    planned, problem = shape_of(transition.planned), transition.problem
-    if planned and problem and problem.parameters.get("slurm_reason") == IMPOSSIBLE:
+    planned, problem = transition.planned, transition.problem
+    if (
+        planned
+        and planned.gpus
+        and problem
+        and problem.parameters.get("slurm_reason") == IMPOSSIBLE
+    ):
         entry.trials.refuse(planned, problem, now=now)
     if not transition.moved:
         return False

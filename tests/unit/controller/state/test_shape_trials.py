@@ -43,18 +43,26 @@ def test_examples():
 
 def test_a_shape_that_slurm_refuses_twice_is_barred_until_it_works_or_the_owner_changes_the_job():
     trials, refusal = trained(), Reason("not-started", slurm_reason="BadConstraints")
-    trials.refuse(("a100", 4), refusal, now=200.0)
+    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=200.0)
     assert not trials.excluded  # another placement may be possible
     trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
-    trials.refuse(("a100", 4), refusal, now=300.0)
+    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=300.0)
     assert trials.excluded == {("a100", 4)}
     assert trials.failures == 0
-    trials.refuse(("a100", 1), refusal, now=400.0)
-    trials.refuse(("a100", 1), refusal, now=500.0)
+    trials.refuse(Allocation.of("a100", {"n2": 1}), refusal, now=400.0)
+    trials.refuse(Allocation.of("a100", {"n2": 1}), refusal, now=500.0)
     assert trials.excluded == {("a100", 4)}  # never the last that worked
     trials.clear()
-    trials.refuse(("a100", 4), refusal, now=600.0)
+    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=600.0)
     assert not trials.excluded
+
+
+def test_sizes_that_need_as_many_nodes_as_a_refused_one_are_barred_with_it():
+    trials, refusal = trained(), Reason("not-started", slurm_reason="BadConstraints")
+    trials.worked.append(("a100", 6))
+    for _ in range(2):
+        trials.refuse(Allocation.of("a100", {"n1": 4, "n2": 3}), refusal, now=200.0)
+    assert trials.excluded == {("a100", 5), ("a100", 7), ("a100", 8)}
 
 
 def test_the_first_attempt_is_no_trial():
