@@ -5,7 +5,8 @@
 The image of the container cluster is built, and the first cluster started, while `lint` runs. Then
 `unit` and `cluster` run beside each other, as cluster tests often wait; the output of `unit` is
 printed at its end. Each worker of the cluster tests, and each trial of a release of Slurm, has a
-cluster of its own. Beside them the packages of one release of Debian are built and tried.
+cluster of its own. Beside them the releases are tried, and packages of one release of Debian built
+and tried.
 Tests that measure times (mark `alone`) come after the others, with pure computations beside them,
 as they often wait, too. As processes on a shared machine are late at times, a test that fails is
 tried once more at the end, when nothing runs beside it. At most `SECOND_TRIES` may need that; all
@@ -50,6 +51,8 @@ NO_DOCKER = 3  # exit code of `cluster`
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
 CLUSTERS = 6
+#: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
+TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
 YIELDING = ("nice", "-n", "10")
@@ -120,14 +123,23 @@ class Run:
                 self.broken = True
                 return False
             beside = ["-n", str(CLUSTERS), "-m", "not alone"]
-            with ThreadPoolExecutor(1) as pool:
-                packages = pool.submit(self._packages)
-                passed = self._pytest("beside", *beside, CLUSTER_TESTS, RELEASE_TESTS)
-                passed &= packages.result()
+            with ThreadPoolExecutor(2) as pool:
+                others = pool.submit(self._packages), pool.submit(self._releases)
+                passed = self._pytest("beside", *beside, CLUSTER_TESTS)
+                passed &= all(other.result() for other in others)
             self._unit_is_over.wait()
         finally:
             self._others_are_over.set()
         return passed & self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
+
+    def _releases(self) -> bool:
+        """Try the releases of Slurm; print it only if that fails."""
+        path = self.folder / "releases.log"
+        with path.open("wb") as log:
+            passed = self._pytest("releases", "-n", str(TRIALS), RELEASE_TESTS, log=log)
+        if not passed:
+            print(path.read_text("utf-8", "replace"))
+        return passed
 
     def _packages(self) -> bool:
         """Build packages, and install, use and remove them; print it only if that fails."""

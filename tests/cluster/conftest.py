@@ -24,14 +24,12 @@ from tests.support.container_cluster.slurm_cluster import (
 #: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
 #: by then the unit tests are over.
 MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
-#: Its tests run beside those of this folder, each on a cluster of its own.
-RELEASES = "test_releases.py"
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 LONG = (
     *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
-    "test_life.py", RELEASES, "test_companion_faults.py", "test_launchers.py",
+    "test_life.py", "test_companion_faults.py", "test_launchers.py",
     "test_trouble.py", "test_engine.py", "test_many.py", "test_sia_rounds.py",
     "test_other_jobs.py", "test_examples.py", "test_chaos.py", "test_standby.py",
     "test_in_place_trials.py", "test_people.py", "test_debian_torch.py", "test_queue.py",
@@ -45,7 +43,7 @@ SINGLE_TESTS = (
     "test_rights.py",
 )  # fmt: skip
 _FILES = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
-for _name in {*LONG, *SINGLE_TESTS} - {RELEASES}:
+for _name in {*LONG, *SINGLE_TESTS}:
     assert _name in _FILES, f"{_name} is no longer a file of tests"
 TIMEOUT_S = 300.0
 
@@ -109,7 +107,7 @@ class FileScheduling(LoadScopeScheduling):
         path = nodeid.partition("::")[0]
         if path.endswith(MEASURING):
             return MEASURING[0]
-        return nodeid if path.endswith((RELEASES, *SINGLE_TESTS)) else path
+        return nodeid if path.endswith(SINGLE_TESTS) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
