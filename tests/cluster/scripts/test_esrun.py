@@ -183,7 +183,8 @@ def test_gpus_of_nodes_that_do_not_say_theirs_are_asked_of_slurm(
     cluster: SlurmCluster, directory: str
 ) -> None:
     silent = """mkdir bin
-    printf '#!/bin/sh\ncase "$*" in *esrun-probe*) exit 1;; esac\nexec /usr/bin/srun "$@"' >bin/srun
+    srun=$(command -v srun)
+    printf '#!/bin/sh\ncase "$*" in *esrun-probe*) exit 1;; esac\nexec %s "$@"' $srun >bin/srun
     chmod +x bin/srun; export PATH=$PWD/bin:$PATH
     """
     job = submit(cluster, silent + RANK_LINE, "-N2", "--gpus=a100:6", "-c1", "-n2")
