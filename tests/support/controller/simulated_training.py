@@ -24,7 +24,8 @@ class SimulatedTraining:
         able: whether the training can be changed in place.
         fault: what goes wrong with companions: `refused` (they cannot be submitted), `silent`
             (nothing is answered), `dies` (ranks never join and their job ends), `fails` (they
-            fail soon after they have joined), `stays` (it does not leave); "": nothing.
+            fail soon after they have joined), `stays` (it does not leave), `forgotten` (Slurm shows
+            those that have ended as running); "": nothing.
         told: returns whether reports arrive now.
         recorded: whether job_submit.lua records companions.
         fails_on: numbers of GPUs on which a rank of the base fails after some steps.
@@ -197,7 +198,8 @@ class SimulatedTraining:
         self.companions[job_id] = (state, self.site.slurm.now)
 
     def _end(self, job_id):
-        if self.site.slurm.listed[job_id].state is not JobState.ENDED:
+        is_over = self.site.slurm.listed[job_id].state is JobState.ENDED
+        if not is_over and self.fault != "forgotten":
             self.site.slurm.end(job_id)
         self._enter(job_id, "ended")
 

@@ -280,11 +280,13 @@ class InPlaceSteps(StateSteps):
 
     def _leave(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
         self._order(t, leave=True)
-        self._note_switch(t, _answer(t, site))
-        running = [i for i in t.leaves if _state(t, site, i) is JobState.RUNNING]
-        if not running:
-            return TransitionState.FREE
         report = _answer(t, site)
+        self._note_switch(t, report)
+        running = [i for i in t.leaves if _state(t, site, i) is JobState.RUNNING]
+        # slurmctld may have been killed before it saved that a companion has ended.
+        ended = {i for i, _, state in report.companions if state == "ended"} if report else set()
+        if ended.issuperset(running):
+            return TransitionState.FREE
         failed = report is not None and report.change_state == "failed"
         if failed or t.waited(time.time()) > LEAVE_S + _GRACE_S:
             self._log.warning(f"{t} Companions={running} Problem=did not leave, cancelled")

@@ -111,6 +111,18 @@ def test_a_companion_that_does_not_leave_is_cancelled(site):
     assert site.slurm.listed[7].run == 0
 
 
+def test_a_companion_whose_end_slurmctld_has_forgotten_is_cancelled_soon(site):
+    training = started(site)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    training.fault = "forgotten"
+    play(site, [training], 20)
+    site.slurm.submit(8, gpus=2)
+    until(site, [training], lambda: site.slurm.listed[8].state is JobState.RUNNING, seconds=30)
+    assert site.slurm.listed[7].run == 0
+    assert kinds(site)[-1] == ("in-place", "shrink", "DONE")
+
+
 def test_a_lost_companion_is_replaced(site):
     training = started(site)
     until(site, [training], lambda: training.gpus == 4)
