@@ -143,12 +143,12 @@ class OrphanCleanup:
                 continue
             in_reservation = job.reservation.startswith(self.config.slurm.reservation_prefix)
             first = job.priority == int(shape.FIRST)
-            if in_reservation:
-                self._mend(job, "reservation", {"ReservationName": ""})
             if first:  # of whatever job: its owner may have hidden the directive meanwhile
                 self._log.warning(f"JobId={job.display_id} Mended=priority")
                 self._try(job, lambda job=job: self._scontrol.release(job))  # type: ignore[misc]
-            self._return_nice(job, snapshot.time, replaced=first)
+            self._return_nice(job, snapshot.time, replaced=first or in_reservation)
+            if in_reservation:  # last: it shows what is missing, if this controller dies meanwhile
+                self._mend(job, "reservation", {"ReservationName": ""})
             directive = job.directive
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
@@ -170,7 +170,7 @@ class OrphanCleanup:
         Args:
             job: without a transition.
             now: time of the look at it, epoch s.
-            replaced: the job has our priority.
+            replaced: the job has our priority, or our reservation, which is given back after it.
         """
         if job.submission is None:
             return

@@ -268,10 +268,11 @@ class TransitionSteps(StateSteps):
         try:
             # First, soon after the look at the job: it lifts a hold set since, too.
             self._scontrol.release(job)
-            if job.reservation and job.reservation == t.reservation:
-                self._scontrol.update(job, {"ReservationName": ""})
             if t.nice:
                 self._scontrol.update(job, {"Nice": str(t.nice)})
+            # Last: a controller that has lost its ledger meanwhile knows by it what is missing.
+            if job.reservation and job.reservation == t.reservation:
+                self._scontrol.update(job, {"ReservationName": ""})
         except ScontrolError as error:
             t.tries += 1
             if t.tries > _MOST_CLEARS:

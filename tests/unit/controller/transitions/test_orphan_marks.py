@@ -75,6 +75,9 @@ def test_a_nice_value_that_only_a_lost_ledger_knew_is_that_of_the_submission():
     assert updates(young, job({"n3": 1}, nice=9, **first)) == []
     assert updates(young, job({"n3": 1}, priority=10, shape={"nice": 7})) == []
     assert updates(young, job({"n3": 1}, priority=int(FIRST))) == []
+    # It was lost between the end of our priority and that of our reservation.
+    reserved = job({"n3": 1}, priority=10, reservation="selastic_7", shape={"nice": 7})
+    assert updates(young, reserved) == [{"Nice": "7"}, {"ReservationName": ""}]
 
 
 def given_back(store, nice=7):
