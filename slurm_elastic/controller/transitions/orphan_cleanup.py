@@ -24,8 +24,8 @@ from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachab
 READY = ("Resources", "Priority", "None", "")
 #: Seconds that a job waits after the loss of its node. Slurm sends the kill of the lost run to the
 #: node when that answers again: a new run that starts there in the same moment is killed instead,
-#: and the job has failed (seen on 24.11.5; the kill came 0.1 s after the node).
-_NODE_BACK_S = 5
+#: and the job has failed (seen on 24.11.5; the kill came 0.1 and 3 s after the node).
+_NODE_BACK_S = 15
 #: Seconds after which slurmctld has saved a change of a job: it does so every 5 s at most.
 _SAVED_S = 10.0
 #: Times that a nice value is given back before it is left at that: Slurm may ignore it.

@@ -65,7 +65,7 @@ def test_a_job_whose_node_is_lost_starts_soon_but_not_in_the_moment_in_which_the
     store = JobStore(Ledger(":memory:"))
     moved(store, 1, "n1", "n2")
     (fields,) = updates(store, job(run=1, required_nodes=("n1", "n2")))
-    assert fields["StartTime"] == "now+5"
+    assert fields["StartTime"] == "now+15"
 
 
 def test_a_nice_value_that_only_a_lost_ledger_knew_is_that_of_the_submission():
