@@ -133,26 +133,35 @@ class Run:
         return passed & self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
 
     def _releases(self) -> bool:
-        """Try the releases of Slurm; print it only if that fails."""
-        path = self.folder / "releases.log"
-        with path.open("wb") as log:
-            passed = self._pytest("releases", "-n", str(TRIALS), RELEASE_TESTS, log=log)
-        if not passed:
-            print(path.read_text("utf-8", "replace"))
-        return passed
+        """Try the releases of Slurm."""
+        return self._printed_if_failed(
+            "releases",
+            lambda log: self._pytest("releases", "-n", str(TRIALS), RELEASE_TESTS, log=log),
+        )
 
     def _packages(self) -> bool:
-        """Build packages, and install, use and remove them; print it only if that fails."""
-        began, path = time.monotonic(), self.folder / "packages.log"
-        command, code = [*YIELDING, sys.executable, str(BUILD_PACKAGES), PACKAGES], 0
+        """Build packages, and install, use and remove them."""
+        began = time.monotonic()
+        passed = self._printed_if_failed("packages", self._build_and_try_packages)
+        self.times["packages"] = time.monotonic() - began
+        return passed
+
+    def _build_and_try_packages(self, log: IO[bytes]) -> bool:
+        if self._has_docker:
+            command = [*YIELDING, sys.executable, str(BUILD_PACKAGES), PACKAGES]
+            code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+            if code:
+                self.broken = True
+                return False
+        return self._pytest("packages", PACKAGE_TESTS, log=log, before=YIELDING)
+
+    def _printed_if_failed(self, name: str, work: Callable[[IO[bytes]], bool]) -> bool:
+        """Do work that writes to a log, and print that only if it fails."""
+        path = self.folder / f"{name}.log"
         with path.open("wb") as log:
-            if self._has_docker:
-                code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-                self.broken |= code != 0
-            passed = code == 0 and self._pytest("packages", PACKAGE_TESTS, log=log, before=YIELDING)
+            passed = work(log)
         if not passed:
             print(path.read_text("utf-8", "replace"))
-        self.times["packages"] = time.monotonic() - began
         return passed
 
     def second_try(self) -> bool:

@@ -46,7 +46,7 @@ class Step:
         self._ended = threading.Event()
         self._first_failure: int | None = None
         self._was_unreached = self._launch_failed = False
-        self._code: int | None = None  # of ranks of which srun was not told
+        self._unreported_code: int | None = None  # of ranks whose end srun was not told
         self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
         self._pump_thread.start()
 
@@ -57,7 +57,7 @@ class Step:
         self._pump_thread.join(_SETTLE_S)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            code = 128 - code if self._code is None else self._code
+            code = 128 - code if self._unreported_code is None else self._unreported_code
         return (self._first_failure or code) if code else 0
 
     @property
@@ -83,7 +83,7 @@ class Step:
 
     def end_srun(self, code: int) -> None:
         """Kill srun, which was not told that its ranks have ended, with this exit code."""
-        self._code = code
+        self._unreported_code = code
         self.send(signal.SIGKILL)
 
     def _pump(self) -> None:

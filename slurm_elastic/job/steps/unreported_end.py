@@ -130,7 +130,10 @@ class UnreportedEndWatch:
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _listed(self, job_id: int) -> Collection[int] | None:
-        """Return the process ids of the sruns of a job's steps; None without an answer."""
+        """Return the process ids of the sruns of a job's steps, and keep the steps' names.
+
+        None without an answer.
+        """
         answer = self._ask(("scontrol", "--oneliner", "show", "step", str(job_id)))
         if answer is None or f"StepId={job_id}." not in answer:
             return None

@@ -87,8 +87,10 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> Non
         "hidden": cluster.sbatch(
             "exec sleep 600",
             "--comment=elastic:1-4",
-            *("-o/dev/null", "-wg02", "--gres=gpu:1"),
-            *("-Jraw",),
+            "-o/dev/null",
+            "-wg02",
+            "--gres=gpu:1",
+            "-Jraw",
         ),
         "not requeueable": submit(cluster, "g03", "-Jraw"),
         "deaf": submit(cluster, "g04", "-Jdeaf", directive="1-4,notice=2"),

@@ -33,6 +33,14 @@ def until(site, trainings, condition, *, seconds=600, tick=0.5):
     raise AssertionError([str(line) for line in site.log.lines[-20:]])
 
 
+def grown(site, **fields):
+    """Return a training that has grown in place to four GPUs, with no change under way."""
+    training = started(site, **fields)
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    return training
+
+
 def running_companions(site):
     listed = site.slurm.listed.values()
     return [j for j in listed if j.job_id >= 1000 and j.state is JobState.RUNNING]
@@ -44,9 +52,7 @@ def kinds(site):
 
 
 def test_a_job_grows_without_a_requeue(site):
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    training = grown(site)
     (companion,) = running_companions(site)
     assert companion.allocation.gpus == 2
     assert (companion.priority, companion.reservation) == (10, ""), "given back"
@@ -60,9 +66,7 @@ def test_a_job_grows_without_a_requeue(site):
 
 
 def test_it_shrinks_in_place_for_another_job(site):
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    training = grown(site)
     play(site, [training], 20)
     site.slurm.submit(8, gpus=2)
     until(site, [training], lambda: site.slurm.listed[8].state is JobState.RUNNING)
@@ -101,9 +105,7 @@ def test_a_training_that_cannot_is_requeued_at_once(site):
 
 
 def test_a_companion_that_does_not_leave_is_cancelled(site):
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    training = grown(site)
     training.fault = "stays"
     play(site, [training], 20)
     site.slurm.submit(8, gpus=2)
@@ -112,9 +114,7 @@ def test_a_companion_that_does_not_leave_is_cancelled(site):
 
 
 def test_a_companion_whose_end_slurmctld_has_forgotten_is_cancelled_soon(site):
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    training = grown(site)
     training.fault = "forgotten"
     play(site, [training], 20)
     site.slurm.submit(8, gpus=2)
@@ -124,9 +124,7 @@ def test_a_companion_whose_end_slurmctld_has_forgotten_is_cancelled_soon(site):
 
 
 def test_a_lost_companion_is_replaced(site):
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    training = grown(site)
     (companion,) = running_companions(site)
     site.slurm.cancel(companion)
     until(site, [training], lambda: training.gpus == 2)
@@ -137,9 +135,7 @@ def test_a_lost_companion_is_replaced(site):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_companions_end_with_their_base(site, recorded):
     """Although their own scripts did not notice."""
-    training = started(site, recorded=recorded)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    grown(site, recorded=recorded)
     site.restart()
     site.look()
     site.slurm.end(7)
@@ -148,9 +144,7 @@ def test_companions_end_with_their_base(site, recorded):
 
 def test_a_companion_that_slurm_requeues_is_cancelled_at_once(site):
     """Slurm requeues what it could not launch on a lost node, in spite of --no-requeue."""
-    training = started(site)
-    until(site, [training], lambda: training.gpus == 4)
-    until(site, [training], lambda: not site.controller.engine.live)
+    grown(site)
     (companion,) = running_companions(site)
     site.slurm.end(7)
     site.slurm.send_back(companion.job_id)
