@@ -205,7 +205,7 @@ class Controller:
                 self._jobs,
                 sizes=self._sizes,
                 per_node=self._per_node,
-                down=self.reader.down,
+                unusable=self.reader.unusable,
                 companions=self._companions,
                 report=self.store.last_report,
                 answering_s=self.pace.answering_s(),

@@ -90,8 +90,8 @@ class Node:
     Attributes:
         gpu_type: its one GPU type ("" when untyped or without GPUs; a node with several types
             has `gpus` 0 and is left to rigid jobs).
-        available: up, not drained, draining, down, planned for maintenance or in a foreign
-            reservation: elastic jobs may be placed here.
+        available: up, not drained, draining, down, just back, planned for maintenance or in a
+            foreign reservation: elastic jobs may be placed here.
         planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
         asleep: idle and without power, or booting: not available, but Slurm starts pending jobs
             there after a boot.
@@ -119,6 +119,19 @@ class Node:
     def free_gpus(self) -> int:
         """GPUs that are not in use; 0 on a node that is not available."""
         return max(0, self.gpus - self.used_gpus) if self.available else 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableNodes:
+    """Names of nodes on which no job may start.
+
+    Attributes:
+        all: down, drained, planned for maintenance or just back.
+        lost: those of them that slurmctld has given up, and those that are just back.
+    """
+
+    all: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,7 @@ def one(rng: random.Random) -> str:
             for _ in range(2):
                 controller.engine.step(
                     controller._jobs, sizes=controller._sizes, per_node=controller._per_node,
-                    down=reader.down,
+                    unusable=reader.unusable,
                 )  # fmt: skip
             _shown(controller)
         finally:

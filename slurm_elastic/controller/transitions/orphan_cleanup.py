@@ -22,10 +22,6 @@ from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachab
 
 #: Reasons of a pending job that could start now if there were room.
 READY = ("Resources", "Priority", "None", "")
-#: Seconds that a job waits after the loss of its node. Slurm sends the kill of the lost run to the
-#: node when that answers again: a new run that starts there in the same moment is killed instead,
-#: and the job has failed (seen on 24.11.5; the kill came 0.1 and 3 s after the node).
-_NODE_BACK_S = 15
 #: Seconds after which slurmctld has saved a change of a job: it does so every 5 s at most.
 _SAVED_S = 10.0
 #: Times that a nice value is given back before it is left at that: Slurm may ignore it.
@@ -152,11 +148,8 @@ class OrphanCleanup:
             directive = job.directive
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
-            entry = self._store.entry(job)
             if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
-                if not entry.leased and self._lost_its_node(job, snapshot):
-                    fields["StartTime"] = f"now+{_NODE_BACK_S}"
                 self._mend(job, "node list", fields)
         return tuple(r for r in snapshot.reservations if r.ours)
 
@@ -185,12 +178,6 @@ class OrphanCleanup:
     def _pinned(self, job: Job) -> bool:
         entry = self._store.entry(job)
         return pinned_by_us(job, pin=entry.pin, earlier=entry.pins)
-
-    @staticmethod
-    def _lost_its_node(job: Job, snapshot: Snapshot) -> bool:
-        return any(
-            n not in snapshot.node or not snapshot.node[n].available for n in job.required_nodes
-        )
 
     def _mend(self, job: Job, field: str, fields: Mapping[str, str]) -> None:
         self._log.warning(f"JobId={job.display_id} Mended={field}")

@@ -33,7 +33,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
 )
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
-from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.cluster import Job, JobState, UnusableNodes
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
@@ -190,7 +190,7 @@ class TransitionEngine:
         *,
         sizes: Mapping[str, int],
         per_node: Mapping[str, Mapping[str, int]],
-        down: Callable[[], frozenset[str]] = frozenset,
+        unusable: Callable[[], UnusableNodes] = UnusableNodes,
         companions: Mapping[int, Job] | None = None,
         report: Callable[[int], Report | None] = lambda _: None,
         answering_s: float = math.inf,
@@ -201,7 +201,7 @@ class TransitionEngine:
             jobs: read just now.
             sizes: GPUs of each node.
             per_node: partition → type → GPUs on its smallest node of that type.
-            down: nodes on which no job may start now; asked when a job is about to start.
+            unusable: nodes on which no job may start now; asked when a job is about to start.
             companions: jobs that are companions, as Slurm shows them.
             report: returns the last report of a job.
             answering_s: for how long slurmctld has answered since it last did not.
@@ -213,10 +213,11 @@ class TransitionEngine:
         if self._recovering:
             self._recover([t for t in live if t.job_id in self._recovering], jobs)
             live = list(self.live.values())
+        starts = any(t.state in _STARTING for t in live)
         site = StepInputs(
             jobs=jobs,
             sizes=sizes,
-            down=down() if any(t.state in _STARTING for t in live) else frozenset(),
+            unusable=unusable() if starts else UnusableNodes(),
             admitted=admitted(live, jobs, sizes),
             hopeless=hopeless(live, jobs, sizes),
             live=tuple(live),

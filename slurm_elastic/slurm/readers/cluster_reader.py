@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch
+from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch, UnusableNodes
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.readers import pyslurm_records
 from slurm_elastic.slurm.readers.job_parser import JobParser
+from slurm_elastic.slurm.readers.lost_nodes import LostNodes
 from slurm_elastic.slurm.readers.record_source import RecordSource, SlurmConf
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
 from slurm_elastic.slurm.switches import read_switches
@@ -70,6 +71,7 @@ class ClusterReader:
         self._switches: tuple[Switch, ...] = ()
         self._links = LinkDomains()
         self._switches_read = 0.0
+        self._lost_nodes = LostNodes()
         self._parser = JobParser(
             mark=source.mark,
             keeps_licenses=choice is None or choice.release.keeps_licenses,
@@ -104,16 +106,18 @@ class ClusterReader:
         jobs = self.jobs() if jobs is None else jobs
         reservations = self.reservations()
         foreign = {n for r in reservations if not r.ours and _active(r) for n in r.nodes}
+        records = tuple(self.source.nodes())
+        lost = self._lost_nodes.look({str(n.name): str(n.state) for n in records})
         used = _used(jobs.values())
         switches = self._topology()
         nodes = tuple(
             pyslurm_records.node(
                 n,
                 used.get(n.name, 0),
-                reserved=n.name in foreign,
+                barred=n.name in foreign or n.name in lost,
                 domains=self._links.of(str(n.name)),
             )
-            for n in self.source.nodes()
+            for n in records
         )
         partitions = tuple(self.source.partitions())
         return Snapshot(
@@ -132,10 +136,12 @@ class ClusterReader:
         self._limits.cluster = self._limits.cluster or self.settings()["cluster_name"]
         return self._limits.limits(jobs.values(), partition_qos)
 
-    def down(self) -> frozenset[str]:
-        """Return the nodes on which no job can start now."""
-        nodes = self.source.nodes()
-        return frozenset(str(n.name) for n in nodes if not pyslurm_records.usable(str(n.state)))
+    def unusable(self) -> UnusableNodes:
+        """Return the nodes on which no job may start now."""
+        states = self.node_states()
+        lost = self._lost_nodes.look(states)
+        others = {name for name, state in states.items() if not pyslurm_records.usable(state)}
+        return UnusableNodes(lost | others, lost)
 
     def node_states(self) -> dict[str, str]:
         """Return the state of each node, by name."""

@@ -27,7 +27,7 @@ def main() -> None:
         job.get_resource_layout_per_node()
         pyslurm_records.text(job, "name")
     for node in nodes:
-        pyslurm_records.node(node, 0, reserved=now < 0)
+        pyslurm_records.node(node, 0, barred=now < 0)
 
 
 if __name__ == "__main__":

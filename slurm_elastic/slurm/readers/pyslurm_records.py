@@ -96,7 +96,7 @@ def node(
     raw: Any,
     used_by_jobs: int,
     *,
-    reserved: bool,
+    barred: bool,
     domains: tuple[tuple[int, ...], ...] = (),
 ) -> Node:
     """Convert the record of a node.
@@ -105,7 +105,7 @@ def node(
         raw: record of pyslurm.
         used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
             AccountingStorageTRES=gres/gpu.
-        reserved: in a reservation that is not ours.
+        barred: no elastic job may be placed on it: in a reservation that is not ours, or just lost.
         domains: its link domains (`slurm.gres`).
     """
     gres = {k: int(v) for k, v in (raw.configured_gres or {}).items()}
@@ -126,9 +126,9 @@ def node(
         used_memory_mb=int(raw.allocated_memory or 0),
         partitions=frozenset(raw.partitions or ()),
         features=frozenset(raw.active_features or raw.available_features or ()),
-        available=not reserved and usable(state),
+        available=not barred and usable(state),
         planned="PLANNED" in state,
-        asleep=not reserved and power_states.can_wake(state),
+        asleep=not barred and power_states.can_wake(state),
         state=state,
         domains=domains if sum(map(len, domains)) == count else (),
     )

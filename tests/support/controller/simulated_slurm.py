@@ -31,7 +31,15 @@ from slurm_elastic.controller.transitions.steps import (
     restart_steps,
     transition_steps,
 )
-from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition, Snapshot
+from slurm_elastic.core.cluster import (
+    Allocation,
+    Job,
+    JobState,
+    Node,
+    Partition,
+    Snapshot,
+    UnusableNodes,
+)
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
@@ -220,8 +228,8 @@ class SimulatedSlurm:
     def pulse(self):
         return frozenset((j.job_id, j.state.value, j.run) for j in self.listed.values())
 
-    def down(self):
-        return frozenset(self.lost)
+    def unusable(self):
+        return UnusableNodes(frozenset(self.lost), frozenset(self.lost))
 
     def settings(self):
         return {"private_data": ()}

@@ -167,8 +167,8 @@ def test_domains_of_a_node_are_those_of_all_its_gpus_or_unknown():
         partitions=(), active_features=(), available_features=(),
     )  # fmt: skip
     pairs = ((0, 2), (1, 3))
-    assert pyslurm_records.node(raw, 0, reserved=False, domains=pairs).domains == pairs
-    assert pyslurm_records.node(raw, 0, reserved=False, domains=((0, 1),)).domains == ()
+    assert pyslurm_records.node(raw, 0, barred=False, domains=pairs).domains == pairs
+    assert pyslurm_records.node(raw, 0, barred=False, domains=((0, 1),)).domains == ()
 
 
 def test_which_gpus_a_job_holds():

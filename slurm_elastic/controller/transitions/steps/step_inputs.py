@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
 from slurm_elastic.controller.transitions import exchange_partners, handovers
 from slurm_elastic.controller.transitions.admission import more
-from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.cluster import Allocation, Job, JobState, UnusableNodes
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.resize_kind import ResizeKind
@@ -24,7 +24,7 @@ class StepInputs:
     Attributes:
         jobs: read just now.
         sizes: GPUs of each node.
-        down: nodes on which no job may start now.
+        unusable: nodes on which no job may start now.
         admitted: transitions whose target is free.
         hopeless: transitions whose target will not be free whatever else happens.
         live: all transitions under way.
@@ -40,7 +40,7 @@ class StepInputs:
 
     jobs: Mapping[int, Job]
     sizes: Mapping[str, int]
-    down: frozenset[str]
+    unusable: UnusableNodes
     admitted: frozenset[int]
     live: tuple[Transition, ...]
     open: Callable[[Transition], None]
@@ -104,11 +104,18 @@ class StepInputs:
     def obstacle(self, job: Job, target: Allocation | None) -> Reason | None:
         """Return why Slurm would not start a job on the target's nodes; None: nothing is known."""
         nodes = target.nodes if target else ()
-        if not self.down.isdisjoint(nodes):
+        if not self.unusable.all.isdisjoint(nodes):
             return Reason("node-down")
         if not set(job.excluded_nodes).isdisjoint(nodes):
             return Reason("node-excluded")
         return None
+
+    def lost_its_node(self, transition: Transition, job: Job) -> bool:
+        """Return whether a node that a job has left in a change has been lost."""
+        released = TransitionState.RELEASE.value in transition.entered
+        has_left_target = released and job.run > transition.run + (transition.old is not None)
+        left = (transition.old, transition.planned if has_left_target else None)
+        return any(not self.unusable.lost.isdisjoint(place.nodes) for place in left if place)
 
     def donors(self, transition: Transition) -> bool:
         """Return whether another transition may still free GPUs on the target's nodes."""

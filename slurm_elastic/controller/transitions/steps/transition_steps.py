@@ -30,7 +30,8 @@ from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Pending for longer than this after RELEASE: the update is sent again.
 PATIENCE_S = 6.0
-#: A requeued job starts by itself after about 121 s; it is put off again before.
+#: A requeued job starts by itself after about 121 s; it is put off again before. One whose node is
+#: lost waits as long: Slurm could start it there when the node comes back (`lost_nodes`).
 WAIT_S = 120
 #: Times that what was borrowed is given back, before it is left at that.
 _MOST_CLEARS = 20
@@ -376,7 +377,8 @@ class TransitionSteps(StateSteps):
         directive = job.directive
         if directive is None:
             return
-        start = "now" if t.given_up else start
+        if t.given_up:
+            start = f"now+{WAIT_S}" if site.lost_its_node(t, job) else "now"
         fields = shape.queued(job, directive, gpus_per_node=site.per_node.get(job.partition, {}))
         time_left = shape.time_fields(job, self._limit_s(t))
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})

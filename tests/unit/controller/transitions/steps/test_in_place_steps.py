@@ -6,7 +6,7 @@ from slurm_elastic.controller.state.transition import PlannedCompanion, Transiti
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.steps.in_place_steps import InPlaceSteps
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
-from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.cluster import JobState, UnusableNodes
 from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.core.resize_kind import ResizeKind
 from tests.support.controller.job_records import FakeScontrol, Log, job, transition
@@ -42,7 +42,7 @@ class Growth:
         site = StepInputs(
             jobs={j.job_id: j for j in (BASE, *others)},
             sizes={"n1": 4, "n2": 4},
-            down=frozenset(),
+            unusable=UnusableNodes(),
             admitted=frozenset(),
             live=(self.t,),
             open=lambda _: None,

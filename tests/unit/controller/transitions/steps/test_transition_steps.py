@@ -9,7 +9,7 @@ from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudge
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs, present_job
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
-from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.cluster import JobState, UnusableNodes
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.controller.job_records import FakeScontrol, Log, job, transition
@@ -21,10 +21,11 @@ PENDING = {"run": 1, "gpus": 4, "gpu_type": "a100", "min_nodes": 1}
 class Stage:
     """One transition and its job."""
 
-    def __init__(self, t, *others, down=()):
+    def __init__(self, t, *others, down=(), lost=()):
         self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
         self.steps = TransitionSteps(self.scontrol, self.log)
-        self.opened, self.down, self.beside = [], frozenset(down), ()
+        self.opened, self.beside = [], ()
+        self.unusable = UnusableNodes(frozenset((*down, *lost)), frozenset(lost))
         self.answering_s = math.inf
 
     def advance(self, seen, admitted=(1,)):
@@ -33,7 +34,7 @@ class Stage:
         site = StepInputs(
             jobs=jobs,
             sizes={"n1": 4, "n2": 4},
-            down=self.down,
+            unusable=self.unusable,
             admitted=frozenset(admitted),
             live=(self.t, *self.beside),
             open=self.opened.append,
@@ -158,6 +159,27 @@ def test_a_drained_target_is_not_waited_for():
     assert stage.t.target == stage.t.old
 
 
+@pytest.mark.parametrize(
+    ("run", "lost", "start"),
+    [(1, ["n1"], "now+120"), (1, ["n2"], "now"), (2, ["n2"], "now+120"), (2, [], "now")],
+)
+def test_a_job_whose_node_is_lost_waits_in_the_queue_as_long_as_slurm_would_let_it(
+    run, lost, start
+):
+    entered = {"RELEASE": 0.0}
+    stage = Stage(
+        transition({"n2": 4}, {"n1": 1}, TransitionState.COOL, limit_s=600, entered=entered),
+        job({"n1": 4, "n2": 4}, job_id=8, display_id="8"),
+        lost=lost,
+    )
+    stage.t.entered["drained"] = 0.0
+    while stage.t.state.live:
+        stage.advance(
+            job(**PENDING | {"run": run, "gpus": stage.t.target.gpus if stage.t.target else 1})
+        )
+    assert stage.scontrol.fields()["StartTime"] == start
+
+
 def test_what_slurm_refuses_for_ever_ends():
     for state, ends in (
         (TransitionState.REQUEUE, TransitionState.UNDONE),
@@ -264,7 +286,7 @@ def test_a_job_that_slurm_could_not_launch_goes_back_and_is_not_left_held():
 def test_the_way_back_takes_no_gpus_that_another_job_is_about_to_get(state, admitted, back):
     """Two nodes go down in a change, and its jobs come back to where another grows meanwhile."""
     stage = moving(TransitionState.VERIFY)
-    stage.down = frozenset({"n2"})
+    stage.unusable = UnusableNodes(frozenset({"n2"}))
     grows = transition({"n1": 4}, {"n1": 1}, state, id=2, job_id=8, display_id="8")
     stage.beside = (grows,)
     stage.others = (job({"n1": 1}, job_id=8, display_id="8"),)
