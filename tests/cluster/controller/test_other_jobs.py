@@ -80,10 +80,10 @@ def test_an_elastic_job_gives_way_and_the_rigid_ones_are_left_in_peace(
     assert shown(cluster, second)["job_state"] == ["PENDING"]
     cluster.wait(second, "RUNNING", timeout=20)
     until(lambda: gpus(cluster, job) == 4)
-    until(lambda: shown(cluster, job)["priority"]["number"] < 4_000_000_000)
+    until(lambda: shown(cluster, job)["resv_name"] == "")  # given back last
     found = shown(cluster, job)
+    assert found["priority"]["number"] < 4_000_000_000
     assert found["nice"] == 7
-    assert found["resv_name"] == ""
     assert found["time_limit"]["number"] == 9
     assert attempt(cluster, first) == before
     assert attempt(cluster, second)[1] == 0
