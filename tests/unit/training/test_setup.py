@@ -51,6 +51,37 @@ def test_the_compiler_is_imported_only_for_torch_compile() -> None:
     ], done.stderr
 
 
+CHECKPOINTS = """
+import sys
+from slurm_elastic.training import init
+import torch.distributed.checkpoint as dcp
+print("imported:", "torch.distributed.fsdp" in sys.modules)
+try:
+    dcp.load_sharded_optimizer_state_dict()
+except TypeError as error:
+    print(error)
+print("imported:", "torch.distributed.fsdp" in sys.modules)
+from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+print(dcp.optimizer is sys.modules[dcp.optimizer.__name__], dcp.optimizer.__file__ is not None)
+print(load_sharded_optimizer_state_dict.__module__)
+"""
+
+
+def test_checkpoints_import_fsdp_only_for_its_optimizers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKPOINTS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "imported: False", done.stderr
+    assert "load_sharded_optimizer_state_dict() missing 3 required" in lines[1]
+    assert lines[2:] == ["imported: True", "True True", "torch.distributed.checkpoint.optimizer"]
+
+
 def test_process_age_counts_from_the_start_of_the_process() -> None:
     before = time.monotonic()
     script = (
