@@ -18,10 +18,10 @@ from tests.support.container_cluster.selasticd import (
 )
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 from tests.support.container_cluster.typed_trainings import (
-    explained,
     fill_up,
     kind,
     measured,
+    ratio,
     train,
 )
 
@@ -48,13 +48,6 @@ def configuration(mode: str) -> str:
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, configuration("observe"), reporters=()) as daemon:
         yield daemon
-
-
-def ratio(daemon: Daemon, job: int) -> float:
-    """Return the speed on an a100 over that on a v100 by the job's model; 0 while there is none."""
-    model = explained(daemon, job).get("model") or {"types": []}
-    speed = {t["gpu_type"]: t["goodput"] for t in model["types"]}
-    return speed["a100"] / speed["v100"] if len(speed) == 2 else 0.0
 
 
 def test_each_application_ends_on_the_type_that_suits_it(

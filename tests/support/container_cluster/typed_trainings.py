@@ -48,6 +48,13 @@ def explained(daemon: Daemon, job: int) -> dict[str, Any]:
     return json.loads(text) if text.startswith("{") else {}
 
 
+def ratio(daemon: Daemon, job: int) -> float:
+    """Return the speed on an a100 over that on a v100 by the job's model; 0 while there is none."""
+    model = explained(daemon, job).get("model") or {"types": []}
+    speed = {t["gpu_type"]: t["goodput"] for t in model["types"]}
+    return speed["a100"] / speed["v100"] if len(speed) == 2 else 0.0
+
+
 def measured(daemon: Daemon, job: int) -> bool:
     """Return whether the job has reported, and may be moved."""
     found = explained(daemon, job)
