@@ -268,6 +268,12 @@ class SleepSettings:
         "A job grows onto a sleeping node if at least so many ResumeTimeouts of its time are left.",
         bounds=(1, 1e6),
     )
+    clear_s: float = key(
+        0.0,
+        "Jobs leave a node for others that stay in use, so that it can sleep, if what they lose is"
+        " little of the time that they have left; at most so many seconds of it count. 0: never.",
+        bounds=(0, 1e7),
+    )
     served: float = key(
         0.998,
         "Part of the time in which no start shall wait for a boot; c / (1 + c) where a waiting"

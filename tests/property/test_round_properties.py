@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, TopologySettings
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    ResizeSettings,
+    SleepSettings,
+    TopologySettings,
+)
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.free_resources import ResourceNeed
@@ -46,17 +52,20 @@ def holdings(cluster, plan, *, during):
     return held
 
 
+CLEARING = SleepSettings(mode="act", clear_s=1e6, boot_s=1.0)
 SPEEDS = ({}, {"spine": 10.0}, {"node": 2000.0, "rack": 100.0, "spine": 10.0})
 
 configs = st.builds(
-    lambda queue, resize, speeds: Config(
+    lambda queue, resize, speeds, sleep: Config(
         controller=ControllerSettings(queue=queue),
         resize=resize,
         topology=TopologySettings(speeds=speeds),
+        sleep=sleep,
     ),
     st.sampled_from(["slurm", "controller"]),
     st.sampled_from([ResizeSettings(), FREE_OF_COST]),
     st.sampled_from(SPEEDS),
+    st.sampled_from([SleepSettings(), CLEARING]),
 )
 
 

@@ -143,6 +143,10 @@ SENTENCES: Mapping[str, Sentence] = {
         f"moves away from {job(p)}: side by side one of them is {1 - p['speed']:.0%} slower;"
         f" {p['gain']:.0%} more speed in all for {duration(p['cost_s'])} without training"
     ),
+    "clears-node": lambda p: (
+        f"moves off {nodes(p)} so that the node can sleep, for up to {duration(p['left_s'])}:"
+        f" {duration(p['cost_s'])} without training"
+    ),
     "changes-places": lambda p: (
         f"changes places with {job(p)}, which goes first: then {p['reason']}"
     ),

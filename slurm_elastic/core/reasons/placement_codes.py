@@ -95,6 +95,10 @@ PLACEMENT = (
         GAIN, _COST,
     ),
     define(
+        "clears-node", "The job moves off a node that falls idle then, so that it can sleep.",
+        NODES, seconds("left_s", "time for which the node would else have stayed in use"), _COST,
+    ),
+    define(
         "changes-places", "The job exchanges its GPUs with another job, which moves first.",
         JOB, BECAUSE,
     ),
