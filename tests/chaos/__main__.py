@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.load import HOME
-from tests.chaos.schedule import KINDS, Schedule, schedule
+from tests.chaos.schedule import KINDS, LAYOUTS, Schedule, schedule
 from tests.chaos.script_histories import MANNERS
 from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
@@ -34,7 +34,12 @@ def main() -> int:
     args = _arguments()
     try:
         plan = schedule(
-            args.seed, args.minutes, only=args.only, manners=args.manner, sleep=args.sleep
+            args.seed,
+            args.minutes,
+            only=args.only,
+            manners=args.manner,
+            layouts=args.layout,
+            sleep=args.sleep,
         )
     except ValueError as error:
         print(f"chaos: {error}", file=sys.stderr)
@@ -125,6 +130,12 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         help=f"mostly unmodified scripts that save so: {', '.join(MANNERS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--layout",
+        action="append",
+        default=[],
+        help=f"mostly trainings of that layout: {', '.join(LAYOUTS)}; may be repeated",
     )
     parser.add_argument(
         "--sleep", action="store_true", help="selasticd switches idle nodes off; fewer jobs"

@@ -61,7 +61,8 @@ class Campaign:
         gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
         self.rules = Rules(self.load.jobs, gpus, self.site.excused)
         self.site.prepare()
-        self.load.reference()
+        for layout in {j.manner for j in self.plan.submissions if j.kind == "train"}:
+            self.load.reference(layout)
         begun = time.time()
         watcher = threading.Thread(target=self._watch, daemon=True)
         try:

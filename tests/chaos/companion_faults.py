@@ -28,7 +28,7 @@ class CompanionFaults:
     def __init__(self, faults: Faults) -> None:
         self._faults, self._site, self._exec = faults, faults.site, faults.exec
         self.kinds: dict[str, Callable[[Event], str]] = {
-            "companion-rank": lambda e: self._process(e, "^python3 .*(train.py|light_training)"),
+            "companion-rank": lambda e: self._process(e, "^python3 .*(train.py|layouts.py|light)"),
             "companion-script": lambda e: self._process(e, "companion_script"),
             "companion-cancel": self._cancel,
             "companion-node": lambda e: self._node(e, faults.kill_node),

@@ -24,7 +24,7 @@ SLURMD_TIMEOUT_S = 12.0
 START_S = 120.0
 
 #: Command lines of ranks of the campaign's trainings and scripts.
-RANKS = "^python3 .*(chaos/(train|saver).py|light_training)"
+RANKS = "^python3 .*(chaos/(train|layouts|saver).py|light_training)"
 #: Requeues a job that Slurm calls failed. slurmctld may be dead meanwhile, and forgets a requeue of
 #: the 5 s before its death: it stays for 8 s.
 _REQUEUE_FAILED = """

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_elastic.core.nodelist import expand
 from tests.chaos.chaos_site import UNGUARDED, ChaosSite, live_at
-from tests.chaos.histories import History, faults
+from tests.chaos.histories import faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
 from tests.chaos.light_histories import light_reference, uneven_steps
 from tests.chaos.load import LIGHT_SIZE, Load
@@ -180,10 +180,11 @@ def _twice(site: ChaosSite, load: Load, rules: Rules) -> int:
 def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
     """Compare trainings with the undisturbed one; return their number and repeated steps."""
     names = [n for n, j in load.jobs.items() if j.kind == "train" and n in load.accepted]
-    reference = load.history(load.reference()) if names else History()
+    layouts = {load.jobs[name].manner for name in names}
+    references = {layout: load.history(load.reference(layout)) for layout in layouts}
     lost_steps = 0
     for name in names:
-        mine = load.history(name)
+        mine, reference = load.history(name), references[load.jobs[name].manner]
         lost_steps += mine.lost_steps()
         for text in faults(mine, reference, ended=name in done)[:3]:
             rules.add(time.time(), "training", name, text)

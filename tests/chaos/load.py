@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 
 from tests.chaos.histories import History
-from tests.chaos.schedule import Submission
+from tests.chaos.schedule import LAYOUTS, Submission
 from tests.chaos.script_histories import SaverHistory
 from tests.support.container_cluster.light_trainings import PROGRAM
 from tests.support.container_cluster.slurm_cluster import SlurmCluster
@@ -18,6 +18,7 @@ HOME = "/shared/scratch/chaos"
 SMALL = f"{HOME}/small"
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 DRIVER = f"{HOME}/train.py"
+LAYOUTS_DRIVER = f"{HOME}/layouts.py"
 #: Unmodified script: saves and loads its own checkpoints.
 SAVER = f"{HOME}/saver.py"
 #: Jobs reach selasticd through drivers/proxy.py.
@@ -46,7 +47,7 @@ echo done >@/done
 _TRAIN = """\
 export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=PROXY
 mkdir -p SMALL; [ -e @/checkpoints ] || ln -s SMALL @/checkpoints
-exec esrun python3 DRIVER --out @ TRAINING --rate RATE --checkpoint-every 5
+exec esrun python3 DRIVER --out @ --checkpoint-every 5
 """
 _SCRIPT = """\
 export SLURM_ELASTIC_CONTROLLER=PROXY
@@ -62,13 +63,20 @@ _PATTERNS = {"folder": "step_*"}
 _SIGNALS = {"rename": "--signal USR2"}
 
 
+def _training(layout: str) -> str:
+    """Return the command of a training, but for its options."""
+    if layout == "replicas":
+        return f"{DRIVER} {TRAINING} --rate {RATE}"
+    return f"{LAYOUTS_DRIVER} {layout}"
+
+
 def script(job: Submission) -> str:
     """Return the batch script of a job, without the #! line."""
     body = _BODIES.get(job.kind, _SLEEP)
     words = {
         "WORK": str(job.work),
         "SMALL": f"{SMALL}/{job.name}",
-        "DRIVER": DRIVER,
+        "DRIVER": _training(job.manner),
         "PLACE": HOME,
         "MODULE": PROGRAM,
         "TRAINING": TRAINING,
@@ -92,7 +100,8 @@ def options(job: Submission) -> list[str]:
     if job.kind in _BODIES:
         shape.append(f"--ntasks-per-node={job.least}")
     if job.kind != "rigid":
-        shape += [f"--elastic={job.least}-{job.most}", f"--nice={job.nice}"]
+        layout = LAYOUTS[job.manner].directive if job.kind == "train" else ""
+        shape += [f"--elastic={job.least}-{job.most}{layout}", f"--nice={job.nice}"]
     return [
         f"--job-name={job.name}",
         "--open-mode=append",
@@ -206,13 +215,16 @@ class Load:
         """Return the end of a job's log."""
         return self.cluster.exec(f"tail -n 15 {HOME}/{name}/log 2>/dev/null || true").stdout
 
-    def reference(self) -> str:
-        """Return the name of an undisturbed run of the training."""
-        name = f"reference-{STEPS}"
+    def reference(self, layout: str) -> str:
+        """Return the name of an undisturbed run of a training, on one rank."""
+        name = f"reference-{layout}-{STEPS}"
+        program = f"{EXAMPLES}/train_library.py {TRAINING}"
+        if layout != "replicas":
+            program = f"{LAYOUTS_DRIVER} {layout} --step 0"
         out = f"{HOME}/{name}"
         self.cluster.exec(
             f"[ -e {out}/losses.jsonl ] && exit; OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent"
-            f" python3 {EXAMPLES}/train_library.py --out /tmp/ref.$$ {TRAINING}"
+            f" python3 {program} --out /tmp/ref.$$"
             f" && mkdir -p {out} && mv /tmp/ref.$$/*.jsonl {out}",
             user="alice",
             timeout=300,

@@ -100,6 +100,28 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Layout of a training.
+
+    Attributes:
+        directive: what its directive says besides the sizes.
+        pairs: it needs GPUs in pairs.
+    """
+
+    directive: str = ""
+    pairs: bool = False
+
+
+#: By name; all but the first: drivers/layouts.py.
+LAYOUTS = {
+    "replicas": Layout(),
+    "slices": Layout(),
+    "stages": Layout(",unit=2,parallel=hybrid", pairs=True),
+    "spatial": Layout(",unit=2,parallel=spatial", pairs=True),
+}
+
+
+@dataclass(frozen=True)
 class Submission:
     """A scheduled job.
 
@@ -109,7 +131,8 @@ class Submission:
             drivers/reporter.py), "rigid".
         name: unique in its campaign; reporter.py reads it.
         work: seconds of sleep, or steps of a script; trainings are all of one length.
-        manner: of a script, how it saves: one of `script_histories.MANNERS`.
+        manner: of a script, how it saves: one of `script_histories.MANNERS`; of a training, its
+            layout: one of `LAYOUTS`.
         nice: as in --nice.
     """
 
@@ -153,6 +176,7 @@ def schedule(
     *,
     only: Collection[str] = (),
     manners: Collection[str] = (),
+    layouts: Collection[str] = (),
     sleep: bool = False,
 ) -> Schedule:
     """Draw a campaign.
@@ -163,12 +187,18 @@ def schedule(
         only: kinds of fault; empty: all.
         manners: of unmodified scripts, which are then four of five jobs; empty: all manners, and
             the usual shares.
+        layouts: of trainings, which are then half of the jobs; empty: all layouts, and the usual
+            shares.
         sleep: idle nodes are switched off, and there are fewer jobs.
 
     Raises:
-        ValueError: a kind or a manner is unknown.
+        ValueError: a kind, a manner or a layout is unknown.
     """
-    for option, words, known in (("only", only, KINDS), ("manner", manners, MANNERS)):
+    for option, words, known in (
+        ("only", only, KINDS),
+        ("manner", manners, MANNERS),
+        ("layout", layouts, LAYOUTS),
+    ):
         unknown = sorted(set(words) - set(known))
         if unknown:
             raise ValueError(f"--{option} {unknown[0]}: expected one of {', '.join(known)}")
@@ -186,7 +216,14 @@ def schedule(
         queue=_QUEUES[seed % 2],
         abandoned=seed % 3 == 0,
         submissions=tuple(
-            _load(load, end, seed, tuple(manners), _SPARSE_ARRIVALS_S if sleep else _ARRIVALS_S)
+            _load(
+                load,
+                end,
+                seed,
+                manners=tuple(manners),
+                layouts=tuple(layouts),
+                between_s=_SPARSE_ARRIVALS_S if sleep else _ARRIVALS_S,
+            )
         ),
         events=tuple(events),
         sleep=sleep,
@@ -202,12 +239,19 @@ def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
 
 
 def _load(
-    rng: random.Random, end: float, seed: int, manners: Sequence[str], between_s: float
+    rng: random.Random,
+    end: float,
+    seed: int,
+    *,
+    manners: Sequence[str],
+    layouts: Sequence[str],
+    between_s: float,
 ) -> list[Submission]:
     shares = {"script": 0.8, "sleep": 0.1, "rigid": 0.1} if manners else SHARES
-    manners = manners or MANNERS
+    shares = {"train": 0.5, "sleep": 0.25, "rigid": 0.25} if layouts else shares
+    manners, layouts = manners or MANNERS, layouts or tuple(LAYOUTS)
     submissions: list[Submission] = []
-    at, scripts = 0.0, seed
+    at, scripts, trainings = 0.0, seed, seed
     while at < end:
         number = len(submissions)
         kind = _FIRST[number] if number < len(_FIRST) else ""
@@ -230,6 +274,12 @@ def _load(
             manner = manners[scripts % len(manners)]
             scripts += 1
             prefix, work = f"script-{manner}", _STEPS[manner]
+        elif kind == "train":
+            manner = layouts[trainings % len(layouts)]
+            trainings += 1
+            prefix = "real" if manner == "replicas" else f"real-{manner}"
+            if LAYOUTS[manner].pairs:
+                least, most = 2, 4
         submissions.append(
             Submission(
                 at=at,
