@@ -143,6 +143,9 @@ def test_the_controller_and_a_node_die_and_nothing_is_lost(
         assert "ranks 1 -> 2" in every_sample_once(cluster)
         daemon.wait_for(f"JobId={unlucky} Mended=node list", after=begun, timeout=60)
         cluster.exec(["scontrol", "update", f"jobid={unlucky}", "ExcNodeList="], user="alice")
+        # It waits as long as Slurm lets it, unless its owner does not want to.
+        until(lambda: shown(cluster, unlucky)["state_reason"] == "BeginTime")
+        cluster.exec(["scontrol", "update", f"jobid={unlucky}", "StartTime=now"], user="alice")
         cluster.wait(unlucky, "RUNNING", timeout=20)
         assert "g04" not in held(cluster, unlucky)
     finally:

@@ -42,8 +42,8 @@ v100 = 1.0
 a100 = 1.0
 [communication]
 node = 0.003
-rack = 0.06
-spine = 0.06
+rack = 0.05
+spine = 0.05
 """
 MIN, MAX = 1, 4
 MAX_PENALTY = 0.02
