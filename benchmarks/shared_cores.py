@@ -2,7 +2,7 @@
 
     python -m benchmarks.shared_cores [--seconds 60] [--rounds 1] [--json]
 
-A container cluster of its own has two nodes with two GPUs (emulated) and one core each. Two
+A container cluster of its own has two nodes with two a100 (emulated) and one core each. Two
 trainings keep a core busy, two mostly wait for data (`benchmarks/drivers/shared_core.py`). Alone,
 all make as many steps a second.
 
@@ -39,6 +39,7 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster, temporar
 NAME = "shared-cores"
 HOME = "/shared/home/alice/shared-cores"
 DRIVER = ROOT / "benchmarks" / "drivers" / "shared_core.py"
+#: The a100 nodes of a cluster of four.
 NODES = ("g01", "g02")
 KINDS = ("computing", "loading")
 #: Measurements of a pair that decisions need (`shared_speeds.ENOUGH`).
@@ -164,8 +165,8 @@ class SharedCores:
 
 @contextmanager
 def two_cores() -> Iterator[SlurmCluster]:
-    """Yield a cluster whose two nodes have one core of this machine each."""
-    with temporary_cluster(NAME, "--nodes=2", "--gpus-per-node=2") as cluster:
+    """Yield a cluster whose a100 nodes have one core of this machine each."""
+    with temporary_cluster(NAME, "--nodes=4", "--gpus-per-node=2") as cluster:
         for core, node in enumerate(NODES):
             update = ["docker", "update", f"--cpuset-cpus={core}", f"{NAME}-{node}"]
             subprocess.run(update, check=True, stdout=subprocess.DEVNULL)
