@@ -36,6 +36,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.placement.separation import separate
 from slurm_elastic.placement.sleep.clearing import clear
+from slurm_elastic.placement.starts.start_swaps import swap_starts
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 
 _EPSILON = 1e-9
@@ -164,6 +165,7 @@ def _decide(
     undecided_ids = [t.job.job_id for t in changeable if t.job.job_id not in assignment.outcomes]
     questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
     policy_state = questions.assign(assignment, [*undecided_ids, *pending_claims.ready])
+    swap_starts(assignment)
     separate(assignment)
     clear(assignment, round_jobs)
     plan = decisions.build_plan(

@@ -1,1 +1,1 @@
-"""When pending jobs will probably start."""
+"""Starts of pending jobs: when they will probably come, and who gets which place."""
