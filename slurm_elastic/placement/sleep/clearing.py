@@ -110,8 +110,9 @@ def _are_movable(assignment: Assignment, jobs: list[RoundJob], node: Node) -> bo
             return False
         if not job.allowed(job.current) or job.job.companions:
             return False
-        gpus += job.current.on(node.name)
-        cpus += max(1, job.need.cpus(job.current.on(node.name)))
+        held = job.current.on(node.name)
+        gpus += held
+        cpus += max(held, job.need.cpus(held))
     return node.used_gpus <= gpus and node.used_cpus <= cpus
 
 
