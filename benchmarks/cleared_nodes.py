@@ -11,6 +11,7 @@ curves say. Printed: average completion, restarts, and how long idle nodes could
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +53,18 @@ def week(seed: int) -> Iterator[str]:
         yield f"{1000 + number}|{name}|{user}|{times}|COMPLETED|{tres}|1"
 
 
+def compared(trace: Path, config: Path, scaling: str) -> dict[str, Any]:
+    """Return the answer of `selastic compare` for one of the curves."""
+    command: list[str | Path] = [
+        *(Path(sys.executable).with_name("selastic"), "compare", "--sacct", trace, "--sleep"),
+        *("--cluster", CLUSTER, "--grow", GROW, "--policies", "fair", "--scaling", scaling),
+        *("--config", config, "--json"),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cleared_nodes")
@@ -63,31 +77,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace, config = Path(folder, "week.txt"), Path(folder, "elastic.toml")
         trace.write_text("\n".join(week(args.seed)) + "\n")
-        for scaling in SCALINGS:
-            for clear_s in (0.0, args.clear_s):
-                config.write_text(CONFIG.format(clear_s))
-                words: list[str | Path] = [
-                    "--sacct",
-                    trace,
-                    "--cluster",
-                    CLUSTER,
-                    "--grow",
-                    GROW,
-                    "--sleep",
-                ]
-                words += ["--policies", "fair", "--scaling", scaling, "--config", config, "--json"]
-                selastic = Path(sys.executable).with_name("selastic")
-                command = [selastic, "compare", *words]
-                done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-                answer = json.loads(done.stdout)
-                row = answer["policies"]["fair"][scaling]
-                table.add_row(
-                    scaling,
-                    f"{clear_s:g}",
-                    f"{row['avg_jct_h']:.3f}",
-                    f"{row['restarts_per_job']:.2f}",
-                    f"{answer['sleep']['fair']['asleep_node_h']:.1f}",
-                )
+        for scaling, clear_s in itertools.product(SCALINGS, (0.0, args.clear_s)):
+            config.write_text(CONFIG.format(clear_s))
+            answer = compared(trace, config, scaling)
+            row = answer["policies"]["fair"][scaling]
+            table.add_row(
+                scaling,
+                f"{clear_s:g}",
+                f"{row['avg_jct_h']:.3f}",
+                f"{row['restarts_per_job']:.2f}",
+                f"{answer['sleep']['fair']['asleep_node_h']:.1f}",
+            )
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 

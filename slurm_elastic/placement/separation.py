@@ -128,9 +128,7 @@ def _speed_of_others(
     for i in sorted(nodes):
         others = _others(assignment.later.tenants.get(i), job_id)
         present = [*others, *([(job_id, held[i])] if i in held else [])]
-        for other in others:
-            beside = [t for t in present if t != other]
-            total += other[1] * table.slowed(frame.names[i], other, beside)
+        total += table.total_speed(frame.names[i], others, present)
     return total
 
 

@@ -7,7 +7,7 @@ has enough measurements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.config.schema import NeighbourSettings
 from slurm_elastic.core.cluster import Job, Snapshot
@@ -65,6 +65,19 @@ class NeighbourTable:
             if counts(known):
                 product *= min(1.0, known.speed)
         return product
+
+    def total_speed(self, node: str, jobs: Iterable[Tenant], present: Collection[Tenant]) -> float:
+        """Return the predicted speeds of jobs on a node, each times its GPUs there.
+
+        Args:
+            node: on which they stand.
+            jobs: that are counted.
+            present: all jobs on the node, these included.
+        """
+        return sum(
+            job[1] * self.slowed(node, job, [other for other in present if other != job])
+            for job in jobs
+        )
 
     def hurts(self, node: str, job: Tenant, others: Iterable[Tenant]) -> bool:
         """Return whether a job on a node and any of the others hurt each other there."""

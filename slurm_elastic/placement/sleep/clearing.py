@@ -4,9 +4,9 @@ Jobs that end leave others behind, spread over more nodes than they need. While 
 GPUs and nothing else changes, one node a round is cleared: the one with the fewest GPUs in use
 whose jobs all find a place, of the same size, as near and as fast, on nodes that stay in use.
 
-It has to be worth its cost (our definition): the node would else be in use for the time that its
-jobs have left, at most `[sleep] clear_s`. Of that time, less a boot, the jobs may lose a
-`_WORTH`-th, all together.
+It has to be worth its cost (our definition). The node would else be in use for the time that its
+jobs have left, at most `[sleep] clear_s`: less a boot, that has to be `_WORTH` times what the jobs
+lose by their changes, all together.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.cluster import Allocation, JobState, Node
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.models.colocation.node_sharing import tenants
 from slurm_elastic.placement.assignment import Assignment
 from slurm_elastic.placement.best_fit import fit
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
-from slurm_elastic.placement.free_resources import HOLDING, FreeResources
+from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import Mask
 from slurm_elastic.placement.sleep.growth_demand import time_left_s
+from slurm_elastic.placement.sleep.sleep_choice import in_use
 
 #: The time for which a node is cleared is so many times what its jobs lose.
 _WORTH = 20.0
@@ -42,16 +44,17 @@ def clear(assignment: Assignment, round_jobs: Mapping[int, RoundJob]) -> None:
     snapshot = frame.snapshot
     if settings.mode != "act" or not settings.clear_s or not _is_quiet(assignment, round_jobs):
         return
-    on_node = _jobs_of_nodes(snapshot)
-    in_use: Mask = np.array([n.name in on_node or _in_use(n) for n in snapshot.nodes], dtype=bool)
-    for name in sorted(on_node, key=lambda n: (sum(on_node[n].values()), n)):
+    on_node = tenants(snapshot)
+    used: Mask = np.array([in_use(n) for n in snapshot.nodes], dtype=bool)
+    for name in sorted(on_node, key=lambda n: (sum(g for _, g in on_node[n]), n)):
         node = snapshot.node.get(name)
         if node is None or not node.available:
             continue
-        jobs = [round_jobs[j] for j in sorted(on_node[name]) if j in round_jobs]
-        if len(jobs) < len(on_node[name]) or not _are_movable(assignment, jobs, node):
+        ids = sorted(job.job_id for job, _ in on_node[name])
+        jobs = [round_jobs[job_id] for job_id in ids if job_id in round_jobs]
+        if len(jobs) < len(ids) or not _are_movable(assignment, jobs, node):
             continue
-        targets = _places(assignment, jobs, frame.index[name], in_use)
+        targets = _places(assignment, jobs, frame.index[name], used)
         if targets is None:
             continue
         lost_s = sum(job.change_cost_s(targets[job.job.job_id]) for job in jobs)
@@ -87,20 +90,6 @@ def _is_quiet(assignment: Assignment, round_jobs: Mapping[int, RoundJob]) -> boo
     )
 
 
-def _jobs_of_nodes(snapshot: Snapshot) -> dict[str, dict[int, int]]:
-    """Return the GPUs of each job, by id, on each node that jobs hold GPUs of."""
-    on_node: dict[str, dict[int, int]] = {}
-    for job in snapshot.jobs:
-        if job.state in HOLDING and job.allocation is not None:
-            for name, gpus in job.allocation.shares:
-                on_node.setdefault(name, {})[job.job_id] = gpus
-    return on_node
-
-
-def _in_use(node: Node) -> bool:
-    return bool(node.used_gpus or node.used_cpus or node.used_memory_mb)
-
-
 def _are_movable(assignment: Assignment, jobs: list[RoundJob], node: Node) -> bool:
     """Return whether these jobs, all of a node's, may move, and nothing else uses the node."""
     gpus = cpus = 0
@@ -117,11 +106,11 @@ def _are_movable(assignment: Assignment, jobs: list[RoundJob], node: Node) -> bo
 
 
 def _places(
-    assignment: Assignment, jobs: list[RoundJob], node: int, in_use: Mask
+    assignment: Assignment, jobs: list[RoundJob], node: int, used: Mask
 ) -> dict[int, Allocation] | None:
     """Return a place of each job off a node, on others that are in use; None: one has none."""
     frame, resources = assignment.frame, assignment.later.copy()
-    stays = in_use.copy()
+    stays = used.copy()
     stays[node] = False
     targets = {}
     for job in sorted(jobs, key=lambda job: -(job.current.gpus if job.current else 0)):

@@ -40,25 +40,28 @@ def _swap(
     assignment: Assignment, table: NeighbourTable, first: JobOutcome, second: JobOutcome
 ) -> bool:
     """Exchange the places of two jobs if that gains speed; return whether it did."""
-    mine, others = first.target, second.target
-    if mine is None or others is None or mine == others or not _alike(assignment, mine, others):
+    first_place, second_place = first.target, second.target
+    if first_place is None or second_place is None or first_place == second_place:
+        return False
+    if not _alike(assignment, first_place, second_place):
         return False
     frame, later = assignment.frame, assignment.later
     one, two = first.round_job, second.round_job
-    nodes = {*frame.shares(mine.shares), *frame.shares(others.shares)}
+    nodes = {*frame.shares(first_place.shares), *frame.shares(second_place.shares)}
     before = _speed(assignment, table, nodes)
-    later.give(one.need, mine)
-    later.give(two.need, others)
-    if assignment.exactly(one, others) is not None and assignment.exactly(two, mine) is not None:
-        later.take(one.need, others)
-        later.take(two.need, mine)
+    later.give(one.need, first_place)
+    later.give(two.need, second_place)
+    places = assignment.exactly(one, second_place), assignment.exactly(two, first_place)
+    if None not in places:
+        later.take(one.need, second_place)
+        later.take(two.need, first_place)
         if _speed(assignment, table, nodes) > (1 + _LEAST_GAIN) * before:
-            first.target, second.target = others, mine
+            first.target, second.target = second_place, first_place
             return True
-        later.give(one.need, others)
-        later.give(two.need, mine)
-    later.take(one.need, mine)
-    later.take(two.need, others)
+        later.give(one.need, second_place)
+        later.give(two.need, first_place)
+    later.take(one.need, first_place)
+    later.take(two.need, second_place)
     return False
 
 
@@ -77,7 +80,5 @@ def _speed(assignment: Assignment, table: NeighbourTable, nodes: set[int]) -> fl
     total = 0.0
     for node in sorted(nodes):
         jobs = sorted(assignment.later.tenants.get(node, ()))
-        for job in jobs:
-            others = [other for other in jobs if other != job]
-            total += job[1] * table.slowed(assignment.frame.names[node], job, others)
+        total += table.total_speed(assignment.frame.names[node], jobs, jobs)
     return total

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from slurm_elastic.slurm import power_states
 
 #: Seconds after which a node that is back has got the kills of lost runs (our choice).
-SETTLED_S = 15.0
+_SETTLED_S = 15.0
 
 
 class LostNodes:
@@ -23,7 +23,7 @@ class LostNodes:
         self._seen: dict[str, float] = {}
 
     def look(self, states: Mapping[str, str]) -> frozenset[str]:
-        """Return the nodes that are lost, or were within the last `SETTLED_S`.
+        """Return the nodes that are lost, or were within the last `_SETTLED_S`.
 
         Args:
             states: of every node, by name, as read just now.
@@ -32,5 +32,5 @@ class LostNodes:
         self._seen.update(
             (name, now) for name, state in states.items() if power_states.is_lost(state)
         )
-        self._seen = {n: at for n, at in self._seen.items() if now - at < SETTLED_S}
+        self._seen = {n: at for n, at in self._seen.items() if now - at < _SETTLED_S}
         return frozenset(self._seen)
