@@ -38,10 +38,14 @@ dist.destroy_process_group()
 """
 
 
-def test_the_compiler_is_imported_only_for_torch_compile() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
     )
+
+
+def test_the_compiler_is_imported_only_for_torch_compile() -> None:
+    done = run(SCRIPT)
     assert done.stdout.splitlines() == [
         "loaded too early: []",
         "setting: False False",
@@ -69,13 +73,7 @@ print(load_sharded_optimizer_state_dict.__module__)
 
 
 def test_checkpoints_import_fsdp_only_for_its_optimizers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHECKPOINTS],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run(CHECKPOINTS)
     lines = done.stdout.splitlines()
     assert lines[0] == "imported: False", done.stderr
     assert "load_sharded_optimizer_state_dict() missing 3 required" in lines[1]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import Config, NeighbourSettings
-from slurm_elastic.models.colocation.node_sharing import application_of, node_type
-from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
+from tests.support.decisions.known_neighbours import speeds_of
 from tests.support.decisions.reasons import words
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
@@ -21,21 +21,6 @@ QUEUE = dataclasses.replace(
     CONFIG, controller=dataclasses.replace(CONFIG.controller, queue="controller")
 )
 SETTINGS = NeighbourSettings(mode="act")
-
-
-def speeds_of(cluster, pairs, *, times=5):
-    """Return what is learned when job a ran at this speed beside job b: {(a, b, GPUs each): s}."""
-    speeds, snapshot = SharedSpeeds(), cluster.snapshot()
-    kind = node_type(snapshot.nodes[0])
-    for (job, other, gpus), speed in pairs.items():
-        part, beside = (
-            PartOfNode(application=application_of(snapshot.job[i]), gpus=gpus, node_cpus=32)
-            for i in (job, other)
-        )
-        speeds.record_alone(part.application, "s", 1.0)
-        for _ in range(times):
-            speeds.record_shared(part, [beside], node_type=kind, setting="s", step_s=1 / speed)
-    return speeds
 
 
 def decide(cluster, speeds, config=CONFIG, settings=SETTINGS):

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import Config, NeighbourSettings
-from slurm_elastic.models.colocation.node_sharing import application_of, node_type
-from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
+from tests.support.decisions.known_neighbours import speeds_of
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
 CONFIG = dataclasses.replace(
@@ -27,18 +26,9 @@ UNLIKE = {
 
 def learned(cluster, speed_of):
     """Return what is known when job a ran at `speed_of(a, b)` beside job b."""
-    speeds, snapshot = SharedSpeeds(), cluster.snapshot()
-    for one, two in itertools.permutations(snapshot.jobs, 2):
-        part, beside = (
-            PartOfNode(application=application_of(j), gpus=1, node_cpus=16) for j in (one, two)
-        )
-        speeds.record_alone(part.application, "s", 1.0)
-        for _ in range(50):
-            speeds.record_shared(
-                part, [beside], node_type=node_type(snapshot.nodes[0]), setting="s",
-                step_s=1 / speed_of(one.job_id, two.job_id),
-            )  # fmt: skip
-    return NeighbourTable(snapshot, speeds, {}, NeighbourSettings(mode="act"))
+    pairs = itertools.permutations([job.job_id for job in cluster.jobs], 2)
+    speeds = speeds_of(cluster, {(a, b, 1): speed_of(a, b) for a, b in pairs}, times=50)
+    return NeighbourTable(cluster.snapshot(), speeds, {}, NeighbourSettings(mode="act"))
 
 
 def places(cluster, table):
