@@ -29,7 +29,7 @@ PROJECT_PARTS = (
     "contrib/cluster/devices.toml",
     "contrib/cluster/image/install-project",
 )
-IGNORED = ("__pycache__", ".pyc", ".so", ".o", ".egg-info")
+IGNORED = ("__pycache__", ".pyc", ".so", ".o", ".egg-info", "_cache")
 
 
 def build_context(slurm: SlurmBuild) -> bytes:
