@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -82,6 +82,31 @@ class EvenSplit:
         size = self.micro or max(1, last - first)
         starts = range(first, last, size)
         return [MicroBatchSlice(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSplit:
+    """As `EvenSplit`, with one share for each group of consecutive ranks; the first one counts.
+
+    Attributes:
+        group_size: ranks of a group.
+        rank: of this process.
+        world_size: of all groups.
+        micro: most samples of a micro-batch; None: no limit.
+    """
+
+    group_size: int
+    rank: int
+    world_size: int
+    micro: int | None = None
+
+    def slices(self, count: int) -> list[MicroBatchSlice]:
+        """See `BatchSplit`."""
+        group, place = divmod(self.rank, self.group_size)
+        share = EvenSplit(
+            rank=group, world_size=self.world_size // self.group_size, micro=self.micro
+        )
+        return [replace(part, counts=place == 0) for part in share.slices(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ def init(
     recompute: bool = False,
     spatial: Sequence[int] | None = None,
     keep_slabs: bool = False,
+    tensor: int = 1,
+    tensor_styles: Mapping[str, str] | None = None,
 ) -> TrainingJob:
     """Make a job from a model, an optimizer and a dataset, and restore its newest checkpoint.
 
@@ -109,6 +111,12 @@ def init(
             the directive says `parallel=spatial` or there is none; None: all of a group's ranks
             along the first dimension (docs/spatial.md).
         keep_slabs: with spatial groups: keep what a rank has read of samples in memory.
+        tensor: without stages and `shard`: so many ranks share the weights of linear layers and
+            attention; every rank is a replica where the number of ranks is no multiple, or layers
+            may be frozen (docs/training.md).
+        tensor_styles: how they share layers, by name or pattern of names, such as
+            {"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"}; None: pairs that torch's own
+            modules show, attention, and large linear layers.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -120,7 +128,7 @@ def init(
     signals, rank_group, member = _enter_group()
     directive = read_directive()
     freezing, remark = freezing_settings(freeze)
-    _check_options(schedule, clip_norm, overlap)
+    _check_options(schedule, clip_norm, overlap, tensor)
     profile = profile_request.asked()
     if profile is not None:
         # A profile measures plain replicas: no directive, nothing frozen.
@@ -153,7 +161,7 @@ def init(
         checkpoint_directory=CheckpointDirectory(Path(checkpoint_dir), keep=keep, log=log_line),
         checkpoint_every_s=checkpoint_every_s,
         background_saves=background_saves,
-        settings=PlanSettings(shard, overlap, recompute, micro_batch),
+        settings=PlanSettings(shard, overlap, recompute, micro_batch, tensor),
         clip_norm=clip_norm,
         extra=dict(extra or {}),
         application=application,
@@ -163,6 +171,7 @@ def init(
         schedule=schedule,
         spatial=spatial,
         keep_slabs=keep_slabs,
+        tensor_styles=tensor_styles or {},
         directive=directive,
         profile=profile,
         reporter=reporter,
@@ -184,8 +193,10 @@ def _enter_group() -> tuple[Signals, RankGroup, RegroupMember | None]:
     return signals, rank_group, member
 
 
-def _check_options(schedule: str, clip_norm: float | None, overlap: str) -> None:
+def _check_options(schedule: str, clip_norm: float | None, overlap: str, tensor: int) -> None:
     check_overlap(overlap)
+    if tensor < 1:
+        raise ValueError(f"tensor: {tensor} is invalid: expected a number of ranks, at least 1")
     if schedule not in SCHEDULES:
         raise ValueError(
             f"schedule: {schedule!r} is invalid: expected one of {', '.join(SCHEDULES)}"

@@ -40,7 +40,7 @@ from slurm_elastic.training.parallel.plan_settings import PlanSettings
 from slurm_elastic.training.parallel.recomputation import keep_activations, recompute
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
-from slurm_elastic.training.parallel.tied_parameters import ties
+from slurm_elastic.training.parallel.tensor_parallel import TensorParallel
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.loss_restart import LossRestart
 from slurm_elastic.training.regroup.obstacles import in_place_obstacle
@@ -52,6 +52,7 @@ from slurm_elastic.training.sampler import Cursor, Sampler
 from slurm_elastic.training.scaling_rules import BatchSize, limits
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial.slab_dataset import SlabDataset
+from slurm_elastic.training.tied_parameters import ties
 from slurm_elastic.training.training_job import Rebuilding, TrainingJob
 
 #: How long a step may take to fail when a companion is lost, until the ranks end by themselves.
@@ -65,7 +66,7 @@ class TrainingBuilder:
         full_model: whole.
         layers: its layers in order, if it can be cut into stages.
         loss_fn, clip_norm, checkpoint_every_s, background_saves, extra, application, batch_rule,
-            schedule, spatial, keep_slabs: as of `init`.
+            schedule, spatial, keep_slabs, tensor_styles: as of `init`.
         optimizer, scheduler: or functions that make them.
         sampler, loader, checkpoint_directory, reporter, rank_group, signals, regrouping: of the
             process.
@@ -99,6 +100,7 @@ class TrainingBuilder:
         schedule: str,
         spatial: Sequence[int] | None,
         keep_slabs: bool,
+        tensor_styles: Mapping[str, str],
         directive: Directive | None,
         profile: ProfileRequest | None,
         reporter: Reporter,
@@ -115,6 +117,7 @@ class TrainingBuilder:
         self._application, self._freezing, self._remark = application, freezing, remark
         self._batch_rule, self._schedule = batch_rule, schedule
         self._spatial, self._keep_slabs, self._directive = spatial, keep_slabs, directive
+        self._tensor_styles = tensor_styles
         self._profile, self._reporter, self._rank_group = profile, reporter, rank_group
         self._signals, self._regrouping = signals, regrouping
         self._shapes = {name: tuple(t.shape) for name, t in full_model.state_dict().items()}
@@ -164,7 +167,8 @@ class TrainingBuilder:
         submitted directive, and not from the layout or plan, which only present ranks know.
         """
         parallel = self._directive.parallel if self._directive else "data"
-        divided = parallel != "data" or (self._settings.shard and not unsupported())
+        sharded = self._settings.shard and not unsupported()
+        divided = parallel != "data" or sharded or self._settings.tensor > 1
         spatial = parallel == "spatial" or bool(self._spatial)
         others = self._freezing is not None or self._profile is not None or spatial
         if not divided or others or self._schedule == "pipedream":
@@ -199,6 +203,8 @@ class TrainingBuilder:
             measured=earlier_profile,
             share=-(-self._sampler.global_batch // rank_group.size),
             space=0 if self._profile else math.prod(self._spatial or (0,)),
+            tensor=1 if self._profile else self._settings.tensor,
+            undivided="layers that may be frozen are not divided" if self._freezing else "",
         )
         choice = layout_agreement.choice
         settings = self._settings.under(choice.plan, global_batch=self._sampler.global_batch)
@@ -208,19 +214,22 @@ class TrainingBuilder:
         loader = self._loader
         if slabs:
             loader = replace(loader, dataset=slabs, ranks_per_sample=slabs.grid.size)
+        divided = choice.tensor > 1
+        if divided:
+            loader = replace(loader, ranks_per_sample=choice.tensor)
         staged = choice.staged or (self._schedule == "pipedream" and bool(self._layers))
-        sharded = settings.shard and not staged and not slabs and rank_group.size > 1
+        sharded = settings.shard and not (staged or slabs or divided) and rank_group.size > 1
         if sharded and (reason := unsupported()):
             sharded = False
             self._log(f"{reason}; every rank holds the whole model")
-        sliced = settings.overlap == SLICED and not (staged or sharded or slabs)
+        sliced = settings.overlap == SLICED and not (staged or sharded or slabs or divided)
         sliced = sliced and rank_group.size > 1
         if not staged:
             full_model.to(rank_group.device)
         self._make_optimizer()
         if not slabs:
-            self._recompute(settings.recompute)
-        plain = not (staged or sharded or sliced or slabs or self._profile)
+            keep_activations(layers_of(full_model))
+        plain = not (staged or sharded or sliced or slabs or divided or self._profile)
         step_profiler = StepProfiler(
             timer=reporter.timer,
             noise=reporter.noise,
@@ -243,6 +252,8 @@ class TrainingBuilder:
             earlier_profile=earlier_profile,
             step_profiler=step_profiler,
         )
+        if not slabs and settings.recompute:
+            self._recompute()
         state = states.TrainingState(
             model=strategy.model,
             optimizer=self._optimizer,
@@ -279,7 +290,7 @@ class TrainingBuilder:
                 spatial=bool(slabs),
                 staged=not rebuilt and (staged or layout_agreement.may_be_staged),
                 # Of a single rank, too: ranks that join would divide the state.
-                sharded=not rebuilt and (sharded or settings.overlap == SLICED),
+                sharded=not rebuilt and (sharded or divided or settings.overlap == SLICED),
                 profile=self._profile is not None,
                 device=rank_group.device,
             )
@@ -371,14 +382,26 @@ class TrainingBuilder:
             )
             _remove_foreign_parameters(optimizer, pipeline.model)
             return pipeline
-        if sharded:
+        if sharded or choice.tensor > 1:
             self._rank_group.join()
             if fresh:
                 self._rank_group.broadcast(model.state_dict().values())
+        if sharded:
             return FullyShardedParallel(model, optimizer, self._loss_fn, **settings)
         if sliced:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
+        if choice.tensor > 1:
+            return TensorParallel(
+                model,
+                optimizer,
+                self._loss_fn,
+                size=choice.tensor,
+                styles=self._tensor_styles,
+                overlap=overlap,
+                log=self._log,
+                **settings,
+            )
         if slabs:
             return SpatialParallel(
                 model,
@@ -392,13 +415,9 @@ class TrainingBuilder:
             )
         return DataParallel(model, self._loss_fn, overlap=overlap, log=log_line, **settings)
 
-    def _recompute(self, wanted: bool) -> None:
-        """Recompute activations where that is wanted and possible; log where it is not."""
-        layers = layers_of(self._full_model)
-        if not wanted:
-            keep_activations(layers)
-            return
-        done, left = recompute(layers)
+    def _recompute(self) -> None:
+        """Recompute activations where that is possible; log where it is not."""
+        done, left = recompute(layers_of(self._full_model))
         if left or not done:
             self._log(
                 f"recompute: {done} layers run again in the backward pass, {left} with buffers do"

@@ -149,7 +149,7 @@ class TrainingJob:
         reporter.set_fields(
             gpus=rank_group.size,
             layout=self.layout,
-            plan=str(layout_agreement.choice.plan or ""),
+            plan=str(layout_agreement.choice.used_plan or ""),
         )
         self._rank_group, self._regrouping, self._resizes = rank_group, regrouping, 0
         self._rebuilding = rebuilding

@@ -14,7 +14,6 @@ from slurm_elastic.controller.server.request_dispatcher import RequestRefusedErr
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
-from slurm_elastic.core.layout import LayoutText
 
 #: In place of a layout: the job's own choice.
 AUTO = "auto"
@@ -63,32 +62,32 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
             raise RequestRefusedError(problem)
         layout = str(new_layout) if new_layout else ""
         effects.append(_layout_words(new_layout, job))
-    elif layout and misfit(ExecutionPlan.parse(layout).layout, directive):
+    elif layout and misfit(ExecutionPlan.parse(layout), directive):
         effects.append(f"layout {layout} is no longer possible: the job's own choice")
         layout = ""
     return DirectiveUpdate(override, layout), "; ".join(effects)
 
 
-def misfit(layout: LayoutText, directive: Directive) -> str:
-    """Return why a job of this directive can never run in this layout, or ""."""
-    mode = f"layout {layout}: parallel={directive.parallel}"
+def misfit(plan: ExecutionPlan, directive: Directive) -> str:
+    """Return why a job of this directive can never run in this plan, or ""."""
+    layout, mode = plan.layout, f"layout {plan}: parallel={directive.parallel}"
     if directive.parallel != "spatial" and layout.space > 1:
         return f"{mode} has no spatial groups; add --elastic=...,parallel=spatial"
-    if directive.parallel == "data":
+    if directive.parallel == "data" and (layout.stages > 1 or plan.plain):
         return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
     if directive.parallel == "pipeline" and max(layout.replicas) > 1:
         return f"{mode} has one replica: write 1x{layout.world}, or use parallel=hybrid"
     if directive.parallel == "spatial" and layout.stages > 1:
         return f"{mode} has no stages: write Rx1sN, R groups of N GPUs, or use parallel=hybrid"
     types = directive.types or (*(name for name, _ in directive.units), "")
-    units = [directive.unit_for(name) for name in types if directive.allows(layout.world, name)]
+    units = [directive.unit_for(name) for name in types if directive.allows(plan.world, name)]
     if not units:
-        return f"layout {layout} needs {layout.world} GPUs, which --elastic={directive} rules out"
-    replica = layout.stages if layout.even else 0
+        return f"layout {plan} needs {plan.world} GPUs, which --elastic={directive} rules out"
+    replica = layout.stages * plan.tensor if layout.even else 0
     if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
-        return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
+        return f"layout {plan}: unit={units[0]} asks for replicas of {units[0]} GPUs"
     if directive.parallel == "spatial" and not {1, layout.space}.intersection(units):
-        return f"layout {layout}: unit={units[0]} asks for groups of {units[0]} GPUs"
+        return f"layout {plan}: unit={units[0]} asks for groups of {units[0]} GPUs"
     return ""
 
 
@@ -96,7 +95,7 @@ def _obstacle(plan: ExecutionPlan, directive: Directive) -> str:
     """Return why a plan cannot be ordered, or ""."""
     if obstacle := plan.obstacle_to_training():
         return f"plan {plan}: {obstacle}"
-    return misfit(plan.layout, directive)
+    return misfit(plan, directive)
 
 
 def _layout(text: str) -> ExecutionPlan | None:

@@ -167,14 +167,14 @@ class ExecutionPlan:
 
         Such plans are for models and the simulator.
         """
-        if self.tensor > 1:
-            return "tensor=N cannot be trained with, only simulated; leave it out"
         if self.sharding is Sharding.OFFLOAD:
             return "shard=offload cannot be trained with, only simulated; use shard=full"
         if self.sharding is Sharding.OPTIMIZER and self.stages > 1:
             return "shard=optimizer needs one stage; leave one of both out"
         if self.space > 1 and not self.plain:
             return "spatial groups have no options; leave them out"
+        if self.tensor > 1 and (self.stages > 1 or self.sharding is not Sharding.NONE):
+            return "tensor=N needs one stage, and no shard=; leave one of both out"
         return ""
 
 

@@ -9,20 +9,45 @@ all-reduce carries the control values that all ranks must agree on.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 
-from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.step_requests import StepRequests
 
 #: Control values of an all-reduce: sum of the losses, two of `StepProfiler`, and the requests.
 CONTROL = 3 + len(StepRequests._fields)
 
 
-class Reducer:
-    """Mean of the gradients of all ranks, exact for any split of the batch."""
+class ReplicaRanks(Protocol):
+    """The ranks that hold the same parameters: a `RankGroup`, or a `Subgroup`.
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank_group: RankGroup) -> None:
+    Attributes:
+        size: number of ranks.
+        device: of the parameters.
+    """
+
+    @property
+    def size(self) -> int:
+        """See the class."""
+
+    @property
+    def device(self) -> torch.device:
+        """See the class."""
+
+    def add_up(self, tensors: Iterable[torch.Tensor], operation: str) -> None:
+        """Replace tensors by their sums over the ranks."""
+
+
+class Reducer:
+    """Mean of the gradients of all ranks, exact for any split of the batch.
+
+    Args:
+        parameters: of this rank.
+        rank_group: the ranks with the same parameters.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank_group: ReplicaRanks) -> None:
         self._rank_group = rank_group
         self._parameters = [p for p in parameters if p.requires_grad]
         self._buckets: dict[torch.dtype, torch.Tensor] = {}

@@ -29,12 +29,12 @@ from slurm_elastic.training.measure.step_profiler import (
 )
 from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
-from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.torch_compat import release
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
+from slurm_elastic.training.tied_parameters import ties
 
 #: Debian's 2.6 fails on CPU in `fully_shard` itself; 2.13 works.
 _BROKEN = (2, 6)

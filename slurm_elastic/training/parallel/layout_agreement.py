@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.execution.execution_plan import ExecutionPlan
-from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
+from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.parallel.layout_choice import AvailableRanks, LayoutChoice, choose
@@ -22,7 +21,7 @@ from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"
-#: How long the controller's first orders are waited for, where they may name a layout.
+#: How long the controller's first orders are waited for, as they may name a layout.
 _ORDERS_S = 5.0
 
 
@@ -36,7 +35,7 @@ class LayoutAgreement:
         reporter: source of the controller's orders.
         measured: profile of the layers from a checkpoint, or None.
         share: samples of a step for each rank.
-        space: ranks of a spatial group that the script asks for; 0: none.
+        space, tensor, undivided: as of `choose`.
 
     Attributes:
         choice: the layout.
@@ -55,6 +54,8 @@ class LayoutAgreement:
         measured: MeasuredLayers | None,
         share: int,
         space: int = 0,
+        tensor: int = 1,
+        undivided: str = "",
     ) -> None:
         self._rank_group, self._layers, self._directive, self._reporter = (
             rank_group,
@@ -62,7 +63,8 @@ class LayoutAgreement:
             directive,
             reporter,
         )
-        self._share, self._space = share, space
+        self._share, self._space, self._tensor = share, space, tensor
+        self._undivided = undivided
         self._seen = ("", "", "")
         self._profiled = measured is not None
         self._better = False
@@ -98,15 +100,16 @@ class LayoutAgreement:
         first = self.choice.provisional and measured is not None and not self._profiled
         if requested != self._seen or first:
             self._seen, self._profiled = requested, measured is not None
-            chosen = self.choice if self._premature(orders.layout) else self._choose(measured)
+            ordered = orders.plan or orders.layout
+            chosen = self.choice if self._premature(ordered) else self._choose(measured)
             self._better = (chosen.text, chosen.plan) != (self.choice.text, self.choice.plan)
         return self._better
 
     def _premature(self, ordered: str) -> bool:
-        """Return whether this layout is for another number of GPUs, such as the next one."""
+        """Return whether this plan is for another number of GPUs, such as the next one."""
         try:
-            return bool(ordered) and LayoutText.parse(ordered).world != self._rank_group.size
-        except LayoutTextError:
+            return bool(ordered) and ExecutionPlan.parse(ordered).world != self._rank_group.size
+        except ExecutionPlanError:
             return True
 
     def _chosen(self, measured: MeasuredLayers | None) -> LayoutChoice:
@@ -122,6 +125,7 @@ class LayoutAgreement:
             "text": str(choice.text),
             "lengths": choice.lengths,
             "spatial": choice.spatial,
+            "tensor": choice.tensor,
             "plan": str(choice.plan or ""),
         }
         self._publish(message)
@@ -142,31 +146,22 @@ class LayoutAgreement:
             LayoutText.parse(message["text"]),
             tuple(message["lengths"]),
             spatial=message["spatial"],
+            tensor=message["tensor"],
             plan=ExecutionPlan.parse(message["plan"]) if message["plan"] else None,
         )
 
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
-        orders = self._reporter.orders(wait_s=wait_s if self.may_be_staged else 0.0)
+        orders = self._reporter.orders(wait_s=wait_s)
         directive = Directive.parse(orders.directive) if orders.directive else self._directive
         ranks = AvailableRanks(self._rank_group.size, nodes=self._rank_group.nodes)
         profile = measured.at(self._share) if measured else None
-        choice = choose(
+        return choose(
             ranks,
             self._layers,
             directive=directive,
-            ordered=orders.layout,
+            ordered=orders.plan or orders.layout,
             profile=profile,
             space=self._space,
+            tensor=self._tensor,
+            undivided=self._undivided,
         )
-        return replace(choice, plan=_ordered_plan(orders.plan, choice.text))
-
-
-def _ordered_plan(text: str, layout: LayoutText) -> ExecutionPlan | None:
-    """Return the plan that was ordered, if it is of this layout and can be carried out."""
-    if not text:
-        return None
-    plan = ExecutionPlan.parse(text)
-    if obstacle := plan.obstacle_to_training():
-        log_line(f"plan {plan}: {obstacle}; its options are ignored")
-        return None
-    return plan if plan.layout == layout else None

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.execution.execution_plan import ExecutionPlan
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.layers import LayerProfile
-from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.training.pipeline import StageLayout
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class LayoutChoice:
         remark: for the job's log, or "".
         provisional: another will be chosen once the layers have been measured.
         spatial: ranks share samples in space, or would if a group had more than one.
-        plan: execution plan of the layout that was ordered; None: none was.
+        tensor: ranks that share the weights of layers; each rank of `text` stands for so many.
+        plan: execution plan that was ordered, if it has options; None: none was.
     """
 
     text: LayoutText
@@ -92,7 +93,15 @@ class LayoutChoice:
     remark: str = ""
     provisional: bool = False
     spatial: bool = False
+    tensor: int = 1
     plan: ExecutionPlan | None = None
+
+    @property
+    def used_plan(self) -> ExecutionPlan | None:
+        """The execution plan as far as it is known here; None: the layout says it all."""
+        if self.plan is None and self.tensor > 1:
+            return ExecutionPlan(self.text, tensor=self.tensor)
+        return self.plan
 
     @property
     def staged(self) -> bool:
@@ -113,6 +122,8 @@ def choose(
     ordered: str = "",
     profile: LayerProfile | None = None,
     space: int = 0,
+    tensor: int = 1,
+    undivided: str = "",
 ) -> LayoutChoice:
     """Return the layout of an attempt; the same for the same arguments.
 
@@ -121,28 +132,31 @@ def choose(
         layers: name, and whether it has parameters, of each layer in order; empty: the model
             cannot be cut.
         directive: the one in force.
-        ordered: text of a layout from the controller; "": none.
+        ordered: text of a layout or execution plan from the controller; "": none.
         profile: of the model; None: unknown.
         space: ranks of a spatial group that the script asks for; 0: none.
+        tensor: ranks that share the weights of layers as the script asks for; 1: it does not.
+        undivided: why layers cannot be divided among ranks, or "".
 
     Raises:
         ValueError: the directive requires stages, and the model cannot be cut; or the script asks
             for spatial groups, and the directive or the number of ranks does not allow them.
     """
-    data = LayoutText((ranks.world_size,))
     parallel = directive.parallel if directive else "spatial" if space else "data"
     if space and parallel != "spatial":
         raise ValueError(
             f"spatial: groups of {space} ranks are invalid with parallel={parallel} in the"
             f" directive: expected parallel=spatial,unit={space}"
         )
-    choice, remark = _as_ordered(ordered, ranks, layers, profile, spatial=parallel == "spatial")
+    choice, remark = _as_ordered(
+        ordered, ranks, layers, profile, spatial=parallel == "spatial", undivided=undivided
+    )
     if choice is not None:
         return choice
     if parallel == "spatial":
         return _in_space(ranks, directive, space, remark)
     if parallel == "data" or ranks.world_size == 1:
-        return LayoutChoice(data, remark=remark)
+        return _in_groups(ranks, tensor, remark, undivided)
     if not layers:
         raise ValueError(
             f"model: parallel={parallel} in the directive needs layers in order: expected an"
@@ -165,24 +179,52 @@ def _as_ordered(
     profile: LayerProfile | None,
     *,
     spatial: bool,
+    undivided: str,
 ) -> tuple[LayoutChoice | None, str]:
     """Return the layout that the controller has ordered, or None and why it is not possible."""
     if not ordered:
         return None, ""
     try:
-        text = LayoutText.parse(ordered)
-    except LayoutTextError as error:
+        plan = ExecutionPlan.parse(ordered)
+    except ExecutionPlanError as error:
         return None, f"{error}; the order is ignored"
-    parts = text.stages * text.chunks
-    if text.world != ranks.world_size:
-        remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world_size}"
-    elif parts > 1 if spatial else text.space > 1:
-        remark = f"layout {text} is for another value of parallel in the directive"
-    elif parts > max(1, len(layers)):
-        remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
+    ignored = plan.obstacle_to_training()
+    if ignored and plan.tensor == 1:
+        remark = f"plan {plan}: {ignored}; its options are ignored"
+        plan = ExecutionPlan(plan.layout)
+    elif ignored or (plan.tensor > 1 and undivided):
+        return None, f"plan {plan}: {ignored or undivided}; the order is ignored"
     else:
-        return replace(_cut(text, layers, profile), spatial=spatial), ""
+        remark = ""
+    text = plan.layout
+    parts = text.stages * text.chunks
+    name = f"layout {text}" if plan.plain else f"plan {plan}"
+    if plan.world != ranks.world_size:
+        remark = f"{name} is for {plan.world} GPUs, these are {ranks.world_size}"
+    elif parts > 1 if spatial else text.space > 1:
+        remark = f"{name} is for another value of parallel in the directive"
+    elif parts > max(1, len(layers)):
+        remark = f"{name} needs {parts} layers, the model has {len(layers) or 1}"
+    else:
+        return replace(
+            _cut(text, layers, profile, remark),
+            spatial=spatial,
+            tensor=plan.tensor,
+            plan=None if plan.plain else plan,
+        ), ""
     return None, f"{remark}; the order is ignored"
+
+
+def _in_groups(ranks: AvailableRanks, tensor: int, remark: str, undivided: str) -> LayoutChoice:
+    """Return replicas, each of which is one rank, or as many as the script asks for."""
+    data = LayoutChoice(LayoutText((ranks.world_size,)), remark=remark)
+    if tensor == 1 or ranks.world_size == 1:
+        return data
+    if undivided or ranks.world_size % tensor:
+        reason = undivided or f"{ranks.world_size} ranks are no multiple of it"
+        remark = f"{remark}; " if remark else ""
+        return replace(data, remark=f"{remark}tensor={tensor}: {reason}; each rank is a replica")
+    return replace(data, text=LayoutText((ranks.world_size // tensor,)), tensor=tensor)
 
 
 def _in_space(

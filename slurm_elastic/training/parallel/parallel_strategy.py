@@ -14,6 +14,8 @@ from slurm_elastic.training.step_requests import StepRequests
 
 #: Of (output, targets): the mean over the samples it is given, or one value each.
 LossFunction = Callable[[Any, Any], torch.Tensor]
+#: Added to a norm that is divided by, as by `torch.nn.utils.clip_grad_norm_`.
+CLIP_EPSILON = 1e-6
 
 
 class ParallelStrategy(Protocol):

@@ -19,6 +19,7 @@ class PlanSettings(NamedTuple):
         shard: replicas divide parameters.
         overlap: of the exchange of gradients.
         recompute: activations are computed again.
+        tensor: ranks that share the weights of layers, where no layout is ordered.
         micro_batch: most samples through the model at once; None: all of a rank's share.
     """
 
@@ -26,6 +27,7 @@ class PlanSettings(NamedTuple):
     overlap: str
     recompute: bool
     micro_batch: int | None
+    tensor: int = 1
 
     def under(self, plan: ExecutionPlan | None, *, global_batch: int) -> PlanSettings:
         """Return the settings that a plan asks for.
@@ -43,4 +45,6 @@ class PlanSettings(NamedTuple):
         if plan.accumulation is not None:
             share = -(-global_batch // plan.replicas)
             micro_batch = -(-share // (plan.accumulation + 1))
-        return PlanSettings(plan.sharding is Sharding.FULL, overlap, plan.recompute, micro_batch)
+        return PlanSettings(
+            plan.sharding is Sharding.FULL, overlap, plan.recompute, micro_batch, plan.tensor
+        )

@@ -41,8 +41,13 @@ def keep_activations(layers: Iterable[tuple[str, torch.nn.Module]]) -> None:
         layers: name and module of each; those that keep their activations stay as they are.
     """
     for _, layer in layers:
-        if _runs_again(layer):
-            layer.forward = layer.forward.args[0]
+        if not _runs_again(layer):
+            continue
+        first = layer.forward.args[0]
+        if getattr(first, "__func__", None) is type(layer).forward:
+            del layer.forward
+        else:
+            layer.forward = first
 
 
 def _runs_again(layer: torch.nn.Module) -> bool:

@@ -17,15 +17,12 @@ from slurm_elastic.training.measure.gradient_noise import squared_norm
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
-from slurm_elastic.training.parallel.parallel_strategy import LossFunction
+from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, LossFunction
 from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
-
-#: As of `torch.nn.utils.clip_grad_norm_`.
-_CLIP_EPSILON = 1e-6
 
 
 class SlicedParallel(ReplicaStrategy[SlicedExchange]):
@@ -105,7 +102,7 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
         """See `ParallelStrategy`."""
         with self._signals.tolerate_ending_peers():
             norm = self._squared_norm() ** 0.5
-        factor = min(1.0, most / (norm + _CLIP_EPSILON))
+        factor = min(1.0, most / (norm + CLIP_EPSILON))
         for gradient in self._gradients():
             gradient.mul_(factor)
 

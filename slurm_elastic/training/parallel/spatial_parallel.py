@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from slurm_elastic.training.parallel.parallel_strategy import LossFunction
 from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.link_errors import link_errors
 from slurm_elastic.training.ranks.process_group import RankGroup
-from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
+from slurm_elastic.training.sampler import BatchSplit, GroupSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
 from slurm_elastic.training.spatial.slab_dataset import SlabDataset, sample_extents
@@ -35,32 +34,6 @@ from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 from slurm_elastic.training.step_requests import StepRequests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSplit:
-    """As `EvenSplit`, with one share for each group, which counts on its first rank.
-
-    Attributes:
-        grid: place of this rank in its group.
-        rank: of this process.
-        world_size: of all groups.
-        micro: most samples of a micro-batch; None: no limit.
-    """
-
-    grid: SlabGrid
-    rank: int
-    world_size: int
-    micro: int | None = None
-
-    def slices(self, count: int) -> list[MicroBatchSlice]:
-        """See `BatchSplit`."""
-        size = self.grid.size
-        share = EvenSplit(
-            rank=self.rank // size, world_size=self.world_size // size, micro=self.micro
-        )
-        first = self.grid.index == 0
-        return [replace(part, counts=first) for part in share.slices(count)]
 
 
 class SpatialParallel(ReplicaStrategy[GradientExchange]):
@@ -108,7 +81,10 @@ class SpatialParallel(ReplicaStrategy[GradientExchange]):
         )
         self.layout = layout
         self.split: BatchSplit = GroupSplit(
-            grid=grid, rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
+            group_size=grid.size,
+            rank=rank_group.rank,
+            world_size=rank_group.size,
+            micro=micro_batch,
         )
         self._grid, self._extents = grid, extents
         self._overlap, self._log = overlap, log

@@ -1,8 +1,8 @@
-"""Return of a model that `fully_shard` has cut to the modules and parameters that it had before.
+"""Return of a model that was divided to the modules and parameters that it had before.
 
-torch has no such operation, and its `fully_shard` refuses a module twice. What it adds to a module
-is a class, hooks, a state and other parameters; all of them are removed, so that the same module
-can be cut for another group of ranks.
+torch has no such operation for `fully_shard`, and refuses a module twice. What that adds to a
+module is a class, hooks, a state and other parameters; all of them are removed, so that the same
+module can be divided for another group of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def possible() -> bool:
 
 
 class WholeModel:
-    """Modules and parameters of a model that is not cut yet.
+    """Modules and parameters of a model that is not divided yet.
 
     Args:
         model: whole.
@@ -35,9 +35,11 @@ class WholeModel:
         self._shapes = [(p, p.shape) for p in model.parameters()]
 
     def free(self) -> None:
-        """Free the memory of the whole parameters, once the model is cut."""
+        """Free the memory of the parameters that the model has no more, once it is divided."""
+        kept = {id(p) for module, *_ in self._modules for p in module.parameters(recurse=False)}
         for parameter, _ in self._shapes:
-            parameter.data = parameter.data.new_empty(0)
+            if id(parameter) not in kept:
+                parameter.data = parameter.data.new_empty(0)
 
     def restore(self) -> None:
         """Undo what was done to the model since; the values of its parameters are undefined."""
@@ -54,7 +56,9 @@ class WholeModel:
             if states is not None:
                 states.pop(module, None)
         for parameter, shape in self._shapes:
-            parameter.data, parameter.grad = parameter.data.new_empty(shape), None
+            if parameter.shape != shape:
+                parameter.data = parameter.data.new_empty(shape)
+            parameter.grad = None
 
 
 def _hook_tables(module: torch.nn.Module) -> list[tuple[str, dict[Any, Any]]]:

@@ -7,6 +7,7 @@ milliseconds, so that a sequence of five attempts takes a second, not a minute.
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
 import itertools
 import json
@@ -38,6 +39,7 @@ PROCESSES.set_forkserver_preload(
         "slurm_elastic.models.pipedream.partitioner",
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
+        "torch.distributed.tensor",
         "torch.fx.experimental.symbolic_shapes",
         "torch.optim.swa_utils",
         __name__,
@@ -107,6 +109,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         recompute=options.get("recompute", False),
         spatial=options.get("spatial"),
         keep_slabs=options.get("keep_slabs", False),
+        tensor=options.get("tensor", 1),
+        tensor_styles=options.get("tensor_styles"),
         schedule=options.get("schedule", "1f1b"),
         extra={"user_state": user_state} if "padding_kb" in options else None,
     )
@@ -190,6 +194,44 @@ def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
     return layers, torch.utils.data.TensorDataset(words[:, :-1], words[:, 1:])
 
 
+def transformer(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Return a small transformer, and sequences of words."""
+    words = torch.randint(11, (SAMPLES, 5), generator=generator)
+    block = torch.nn.TransformerEncoderLayer(
+        12, 6, 24, dropout=options.get("dropout", 0.0), batch_first=True
+    )
+    layers: list[tuple[str, torch.nn.Module]] = [("embed", torch.nn.Embedding(11, 12))]
+    layers += [(f"block{i}", copy.deepcopy(block)) for i in range(2)]
+    layers += [("wide", torch.nn.Linear(12, 6000)), ("narrow", torch.nn.Linear(6000, 12))]
+    layers += [("norm", torch.nn.LayerNorm(12)), ("last", torch.nn.Linear(12, 11))]
+    layers += [("classes", Transposed())]
+    return layers, torch.utils.data.TensorDataset(words[:, :-1], words[:, 1:])
+
+
+class Transposed(torch.nn.Module):
+    """Scores of each word, with classes in the second dimension as the loss expects them."""
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.transpose(1, 2)
+
+
+class WeightsUsedDirectly(torch.nn.Module):
+    """A layer whose weights the model multiplies by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, 12000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.inner.weight)
+
+
+def direct(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
+    """Return a model that does not call its layer, and points to classify."""
+    layers: list[tuple[str, torch.nn.Module]] = [("only", WeightsUsedDirectly())]
+    return layers, torch.utils.data.TensorDataset(*labelled_points(generator))
+
+
 def cosmology(generator: torch.Generator, options: dict[str, Any]) -> Parts:
     """Return a small CosmoFlow, volumes of odd extents, and their classes."""
     dropout = torch.nn.Dropout(options.get("dropout", 0.0))
@@ -239,6 +281,8 @@ MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
     "plain": plain,
     "narrow": narrow,
     "tied": tied,
+    "transformer": transformer,
+    "direct": direct,
     "cosmology": cosmology,
     "segmentation": segmentation,
 }
@@ -267,7 +311,11 @@ def sgd(parameters: Any) -> Any:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd}
+def foreach(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, foreach=True)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd, "foreach": foreach}
 
 
 class TrainingRuns:

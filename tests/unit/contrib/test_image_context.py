@@ -28,8 +28,9 @@ def test_what_compilers_and_linters_leave_is_no_part_of_it(
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    archive = tarfile.open(fileobj=io.BytesIO(context.project_archive("project")))
-    assert archive.getnames() == [
-        "project/slurm_elastic/module.py",
-        "project/docs/examples/train.py",
-    ]
+    content = io.BytesIO(context.project_archive("project"))
+    with tarfile.open(fileobj=content) as archive:
+        assert archive.getnames() == [
+            "project/slurm_elastic/module.py",
+            "project/docs/examples/train.py",
+        ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.core.cluster import Allocation
-from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.report import Report
 
@@ -80,8 +80,8 @@ def staged(report: Report) -> bool:
     """Return whether several ranks make up a replica, and wait for each other, too."""
     if not report.layout:
         return False
-    layout = LayoutText.parse(report.layout)
-    return layout.stages > 1 or layout.space > 1
+    plan = ExecutionPlan.parse(report.plan or report.layout)
+    return plan.stages > 1 or plan.space > 1 or plan.tensor > 1
 
 
 def _parts(report: Report) -> tuple[float, float] | None:

@@ -119,8 +119,8 @@ def test_size_mode_and_layout_in_one_command(site):
         ("2-8,parallel=spatial,unit=2", {"layout": "1x1s4"}, "unit=2 asks for groups of 2 GPUs"),
         ("1-8,parallel=hybrid", {"layout": "4x4"}, "layout 4x4 needs 16 GPUs, which"),
         ("2-8,parallel=hybrid,unit=2", {"layout": "3x1"}, "layout 3x1 needs 3 GPUs, which"),
-        ("2-8,parallel=hybrid,unit=2", {"layout": "1x4"}, "unit=2 asks for replicas of 2 stages"),
-        ("2-8,parallel=hybrid,unit=2", {"layout": "3-1"}, "unit=2 asks for replicas of 2 stages"),
+        ("2-8,parallel=hybrid,unit=2", {"layout": "1x4"}, "unit=2 asks for replicas of 2 GPUs"),
+        ("2-8,parallel=hybrid,unit=2", {"layout": "3-1"}, "unit=2 asks for replicas of 2 GPUs"),
         ("1-8,parallel=hybrid", {"layout": "4"}, "'4' is invalid: expected RxS"),
         ("1-8,parallel=hybrid", {"layout": ""}, "or auto"),
         ("1-8,parallel=hybrid", {"elastic": "8-1", "layout": "2x2"}, "write 1-8"),
@@ -227,7 +227,8 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ("2x1+tensor=2", "tensor=N cannot be trained with"),
+        ("2x1+tensor=2+shard=full", "tensor=N needs one stage, and no shard="),
+        ("2x2+tensor=2", "tensor=N needs one stage, and no shard="),
         ("4x1+shard=offload", "shard=offload cannot be trained with"),
         ("2x2+shard=optimizer", "shard=optimizer needs one stage"),
         ("4x1+shard", "option 'shard' is invalid"),

@@ -36,6 +36,12 @@ HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
         ([2, 4, 2], ["1x2", "1x4", "1x2"], PIPELINE | {"model": "tied", "clip_norm": 0.5}),
         ([1, 3, 1], ["1x1", "1x3", "1x1"], PIPELINE | {"optimizer": "sgd"}),
         ([2, 4, 2], ["1x2", "2x2", "1x2"], HYBRID),
+        (
+            [2, 4, 2],
+            ["1x1", "2x1", "1x1"],
+            {"tensor": 2, "model": "transformer", "recompute": True},
+        ),
+        ([1, 2, 1], ["1x1", "1x1", "1x1"], {"tensor": 2, "model": "transformer"}),
     ],
 )
 def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
@@ -47,7 +53,7 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     options: dict,
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
-    alone = {k: v for k, v in options.items() if k not in ("shard", "directive")}
+    alone = {k: v for k, v in options.items() if k not in ("shard", "directive", "tensor")}
     plain.run(1, epochs=LONG, **alone)
     options = options | {"step_s": 0.05, "epochs": LONG}
     port = begin(runs, launcher, sizes[0], **options)
@@ -64,10 +70,12 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     runs.hurry()
     assert runs.join() == [0] * sizes[1], runs.log()
     assert runs.sizes() == sizes
-    assert runs.layouts() == layouts
+    assert runs.layouts() == [b for a, b in zip(["", *layouts], layouts, strict=False) if a != b]
     assert runs.samples() == [Counter(range(SAMPLES))] * LONG
     assert sorted(runs.losses()) == list(range(1, 6 * LONG + 1))
-    assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
+    # Sums over a tensor-parallel group round each activation otherwise.
+    tolerance = 1e-5 if "tensor" in options else 1e-6
+    assert runs.losses() == pytest.approx(plain.losses(), abs=tolerance)
 
 
 @pytest.mark.parametrize(

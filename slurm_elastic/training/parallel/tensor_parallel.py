@@ -1,0 +1,253 @@
+"""Tensor parallelism as a way to share a step: replicas, each of which is a group of ranks.
+
+Ranks 0 to N-1 are the first group, the next N the second one, and so on. The ranks of a group
+compute the same samples; gradients are added up over the ranks that have the same part of the
+weights, one of each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.loader import Batch
+from slurm_elastic.training.measure.gradient_noise import squared_norm
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
+from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
+from slurm_elastic.training.parallel import unsharding
+from slurm_elastic.training.parallel.data_parallel import run_passes
+from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, LossFunction
+from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import subgroup
+from slurm_elastic.training.sampler import BatchSplit, GroupSplit
+from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.step_requests import StepRequests
+from slurm_elastic.training.tensor.chunk_choice import ChunkChoice
+from slurm_elastic.training.tensor.divided_layers import DividedLayers
+from slurm_elastic.training.tensor.layer_styles import layer_styles
+
+#: What torch says where a model computes with a DTensor and a plain tensor.
+_MIXED = "got mixed torch.Tensor and DTensor"
+
+
+class TensorParallel:
+    """Replicas whose ranks share the weights of layers; see `ParallelStrategy`.
+
+    The constructor is collective, and replaces the parameters of divided layers.
+
+    Args:
+        model: whole, the same on all ranks.
+        optimizer: of its parameters; afterwards of this rank's.
+        loss_fn: of (output, targets).
+        size: ranks of a group, more than one.
+        styles: of the script, by name or pattern of layers.
+        micro_batch: most samples through the model at once.
+        rank_group: all ranks, connected.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps.
+        overlap: "none", "buckets" or "auto": whether sums over a group travel in chunks.
+        log: takes one line for the job's log, on rank 0.
+
+    Raises:
+        InvalidInputError: styles that do not fit the model, or an optimizer that cannot update it.
+    """
+
+    updates_itself = False
+    #: Layers also wait for other ranks, so their own times are not measured.
+    measured: MeasuredLayers | None = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFunction,
+        *,
+        size: int,
+        styles: Mapping[str, str],
+        micro_batch: int | None,
+        rank_group: RankGroup,
+        signals: Signals,
+        step_profiler: StepProfiler,
+        overlap: str = "none",
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        _check_optimizer(optimizer)
+        self.model = model
+        self.layout = f"{rank_group.size // size}x1"
+        self.split: BatchSplit = GroupSplit(
+            group_size=size, rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
+        )
+        self.writers = tuple(range(size))
+        self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
+        self._step_profiler = step_profiler
+        self._chunks = ChunkChoice(overlap, leads=rank_group.rank == 0, log=log)
+        divided = layer_styles(model, size, styles)
+        if rank_group.rank == 0:
+            log(f"tensor={size}: {len(divided)} layers are divided among {size} ranks")
+        world = range(rank_group.size)
+        self._group = subgroup(rank_group, [world[i : i + size] for i in world[::size]])
+        self._replicas = subgroup(rank_group, [world[i::size] for i in range(size)])
+        self._whole = unsharding.WholeModel(model)
+        before = dict(model.named_parameters())
+        self._divided = DividedLayers(
+            model,
+            divided,
+            self._group,
+            name=f"tensor{rank_group.prefix}",
+            chunking=self._chunks.chunking,
+        )
+        now = dict(model.named_parameters())
+        replaced = {id(p): now[name] for name, p in before.items()}
+        for options in optimizer.param_groups:
+            options["params"] = [replaced[id(p)] for p in options["params"]]
+        self._whole.free()
+        self._parameters = [OwnParameter(p) for p in model.parameters()]
+        self._reducer = Reducer(self._parameters, self._replicas)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `ParallelStrategy`."""
+        return self._reducer.bytes
+
+    def report_fields(self, batch: int) -> dict[str, int]:
+        """See `ParallelStrategy`."""
+        del batch
+        return {}
+
+    def join(self, *, fresh: bool) -> None:
+        """See `ParallelStrategy`."""
+
+    def step(
+        self, batch: Batch, requested: StepRequests, update: Callable[[], None]
+    ) -> tuple[float, StepRequests]:
+        """See `ParallelStrategy`."""
+        del update
+        profiler, count = self._step_profiler, batch.share.count
+        self._reducer.clear()
+        if self._chunks.begin():
+            profiler.schedule_changed()
+        profiler.begin()
+        with self._signals.tolerate_ending_peers():
+            total = self._passes(batch)
+            profiler.enter(SYNC)
+            self._reducer.reduce(total.new_zeros(CONTROL), count)
+            requested = requested._replace(exchange=self._chunks.requested)
+            # Each rank of a group has the loss of the same samples.
+            sums = torch.stack([total / self._group.size, *total.new_tensor(requested).unbind()])
+            self._rank_group.add_up([sums], "adding up the values of a step")
+        self._chunks.end()
+        profiler.passed(len(batch.share.slices), pipeline=False)
+        profiler.exchanged(self._chunks.name, None)
+        summed_loss, *agreed = sums.tolist()
+        self._chunks.agree(agreed[StepRequests._fields.index("exchange")])
+        return summed_loss / count, StepRequests(*agreed)
+
+    def clip(self, most: float) -> None:
+        """See `ParallelStrategy`."""
+        with_gradient = [p for p in self._parameters if p.grad is not None]
+        parts = squared_norm([p.grad for p in with_gradient if p.divided])
+        with self._signals.tolerate_ending_peers():
+            self._group.add_up([parts], "adding up the norm of the gradient")
+        whole = squared_norm([p.grad for p in with_gradient if not p.divided])
+        norm = float(parts + whole.to(parts.device)) ** 0.5
+        factor = min(1.0, most / (norm + CLIP_EPSILON))
+        for parameter in with_gradient:
+            parameter.grad.mul_(factor)
+
+    def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
+            self._rank_group.broadcast(changed)
+        self._reducer = Reducer(self._parameters, self._replicas)
+
+    def close(self) -> None:
+        """See `ParallelStrategy`."""
+
+    def dissolve(self) -> None:
+        """See `ParallelStrategy`."""
+        self._divided.undo()
+        self._whole.restore()
+
+    def _passes(self, batch: Batch) -> torch.Tensor:
+        """Run the passes of this rank's micro-batches; return the sum of the losses."""
+        try:
+            return run_passes(
+                self.model,
+                self._loss_fn,
+                batch,
+                device=self._rank_group.device,
+                step_profiler=self._step_profiler,
+                before_last=lambda: None,
+            )
+        except RuntimeError as error:
+            if _MIXED not in str(error):
+                raise
+            raise InvalidInputError(
+                "tensor: the model computes with the weights of a divided layer itself: expected"
+                " that it calls the layer; leave the layer out, by"
+                " tensor_styles={'name of the layer': 'whole'}"
+            ) from error
+
+
+class OwnParameter:
+    """A parameter as the exchange of gradients sees it: this rank's part as a plain tensor.
+
+    Args:
+        parameter: plain, or a DTensor.
+
+    Attributes:
+        divided: whether other ranks of the group have other parts.
+        requires_grad, dtype, shape: of the part.
+    """
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+        self.divided = hasattr(parameter, "to_local")
+        own = parameter.detach().to_local() if self.divided else parameter
+        self.dtype, self.shape = own.dtype, own.shape
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it trains."""
+        return bool(self._parameter.requires_grad)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return int(self.shape.numel())
+
+    @property
+    def grad(self) -> Any:
+        """The gradient of the part, or None."""
+        gradient = self._parameter.grad
+        return gradient if gradient is None or not self.divided else gradient.to_local()
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and self.divided:
+            gradient = type(self._parameter).from_local(
+                gradient,
+                self._parameter.device_mesh,
+                self._parameter.placements,
+                run_check=False,
+                shape=self._parameter.shape,
+                stride=self._parameter.stride(),
+            )
+        self._parameter.grad = gradient
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check that the optimizer updates parameters one by one.
+
+    Raises:
+        InvalidInputError: it updates several at once, which torch cannot do with divided ones.
+    """
+    for option in ("foreach", "fused"):
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise InvalidInputError(
+                f"tensor: {type(optimizer).__name__}(..., {option}=True) is invalid with divided"
+                f" layers: expected {option}=None; leave it out"
+            )

@@ -1,0 +1,97 @@
+"""Trainings whose ranks share weights have the losses of one rank, over changes of the layout."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.job.rank_socket import RESTART_CODE
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+
+#: Ranks, how many of them the script lets share weights, and the layout that follows.
+WALK = [(1, 2, "1x1"), (2, 2, "1x1"), (4, 2, "2x1"), (3, 3, "1x1"), (3, 2, "3x1")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adamw", "clip_norm": 0.5, "micro_batch": 3},
+        {"optimizer": "sgd", "recompute": True, "overlap": "buckets", "workers": 1},
+    ],
+)
+def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    alone = TrainingRuns(tmp_path / "alone")
+    alone.run(1, model="transformer", **options)
+    walk = TrainingRuns(tmp_path / "walk")
+    ends = [STEPS * (i + 1) // len(WALK) for i in range(len(WALK))]
+    for (size, tensor, _), end in zip(WALK, ends, strict=True):
+        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
+        walk.start(size, model="transformer", tensor=tensor, **options, **stop)
+        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+    assert "tensor=2: 8 layers are divided among 2 ranks" in walk.log()
+    assert "tensor=2: 3 ranks are no multiple of it; each rank is a replica" in walk.log()
+    assert walk.layouts() == ["1x1", "2x1", "1x1", "3x1"]
+    assert walk.losses() == pytest.approx(alone.losses(), rel=1e-5)
+    assert walk.samples() == [Counter(range(SAMPLES))] * EPOCHS
+
+
+def test_a_job_goes_through_plans_with_shared_weights_by_order(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
+    alone = TrainingRuns(tmp_path / "alone")
+    alone.run(1, model="transformer")
+    runs = TrainingRuns(tmp_path / "moved")
+    plans = ["1x1+tensor=2+recompute+accumulation=1", "1x2+recompute", "1x1+tensor=2"]
+    orders = [{"layout": plan.partition("+")[0], "plan": plan} for plan in plans]
+    launcher.set_orders(**orders[0])
+    reported = []
+    for following in [*orders[1:], None]:
+        until = max(runs.losses(), default=0) + 2
+        launcher.clear_reports()
+        runs.start(
+            2,
+            model="transformer",
+            launcher=launcher,
+            directive="1-8,parallel=hybrid",
+            step_s=0.1 if following else 0.0,
+        )
+        runs.wait_for_step(until)
+        report = launcher.wait_for("training")
+        reported.append((report["plan"], report["layout"], report["accumulation"]))
+        if following:
+            launcher.set_orders(**following)
+            assert runs.join() == [RESTART_CODE] * 2, runs.log()
+    assert runs.join() == [0, 0], runs.log()
+    assert [plan for plan, *_ in reported] == plans
+    assert reported[0][1:] == ("1x1", 1)
+    assert runs.losses() == pytest.approx(alone.losses(), rel=1e-5)
+
+
+def test_the_number_of_chunks_is_chosen_in_the_first_steps(tmp_path: Path) -> None:
+    runs = TrainingRuns(tmp_path)
+    runs.run(2, model="transformer", tensor=2, overlap="auto", epochs=12)
+    assert "tensor-parallel products: " in runs.log()
+    assert "of one with 1 chunk" in runs.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tensor": 0}, "tensor: 0 is invalid"),
+        ({"tensor": 2, "tensor_styles": {"blockx": "whole"}}, "tensor_styles: 'blockx' is invalid"),
+        ({"tensor": 2, "model": "direct"}, "tensor_styles={'name of the layer': 'whole'}"),
+        ({"tensor": 2, "optimizer": "foreach"}, "foreach=True) is invalid with divided layers"),
+    ],
+)
+def test_what_cannot_be_divided_ends_in_one_line(
+    tmp_path: Path, options: dict[str, object], line: str
+) -> None:
+    runs = TrainingRuns(tmp_path)
+    runs.start(2, **{"model": "transformer"} | options)
+    assert set(runs.join()) == {1}, runs.log()
+    assert line in runs.log()
