@@ -20,6 +20,11 @@ counts, of each arm the median:
 The exposed share of an arm is (its step - alone) / exchange. Then, on the shaped link, a training
 of `init(…, overlap="auto")`, with what it logs about its choice; and, on the loopback, the largest
 difference of the gradients of buckets from those of the flat exchange over 2, 3 and 4 ranks.
+
+Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
+ranks share, forward and backward pass of 512 tokens. The link's rate makes the two sums of a step
+about as long as its other half, so as long as the products during which they can travel. Arms: the
+passes of a rank's part alone, the sums alone, and both in 1, 2, 4 and 8 chunks.
 """
 
 from __future__ import annotations
@@ -37,11 +42,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overlap_ranks import BUCKETS, DDP, GRADIENT_BYTES, SLICED
+from benchmarks.overlap_ranks import (
+    BUCKETS,
+    CHUNKS,
+    DDP,
+    GRADIENT_BYTES,
+    PRODUCT_BYTES,
+    SLICED,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of the exchange to the passes, where most of it can be hidden: backward passes take two thirds.
 _BACKWARD = 2 / 3
+#: Of the sums of shared layers to their passes: three of six products can hide a sum.
+_HIDING = 1 / 2
 _NAMESPACES = ("overlap-a", "overlap-b")
 _LINKS = ("overlap0", "overlap1")
 _ADDRESSES = ("10.231.7.1", "10.231.7.2")
@@ -87,6 +101,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         results = run_ranks("arms", 2, args, link=link)
         figures["shaped"] = medians([r["times"] for r in results])
         figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
+        link.unshape()
+        results = run_ranks("products", 2, args, link=link)
+        figures["products_unshaped"] = medians([r["times"] for r in results])
+        sums_s = figures["products_unshaped"]["alone"] * _HIDING
+        figures["products_rate"] = f"{8 * PRODUCT_BYTES / sums_s / 1e6:.0f}mbit"
+        link.shape(figures["products_rate"])
+        results = run_ranks("products", 2, args, link=link)
+        figures["products"] = medians([r["times"] for r in results])
     return figures
 
 
@@ -123,6 +145,11 @@ class Link:
         for namespace, device in zip(_NAMESPACES, _LINKS, strict=True):
             limit = f"tbf rate {rate} burst 256kb latency 50ms"
             _run(f"ip netns exec {namespace} tc qdisc replace dev {device} root {limit}")
+
+    def unshape(self) -> None:
+        """End the limit."""
+        for namespace, device in zip(_NAMESPACES, _LINKS, strict=True):
+            _run(f"ip netns exec {namespace} tc qdisc del dev {device} root")
 
 
 @contextlib.contextmanager
@@ -219,7 +246,18 @@ def _show(figures: dict[str, Any]) -> None:
     whole, sliced = SLICED
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
     print(f"    step by that of {whole} {shaped[sliced] / shaped[whole]:.2f} (1.00)")
-    print("4 chunked tensor parallelism: not built")
+    for name, times in (
+        ("4 products of shared layers, without a limit", figures["products_unshaped"]),
+        (f"  tbf {figures['products_rate']}", figures["products"]),
+    ):
+        part = times["exchange"] / times["alone"]
+        print(f"{name}: sums alone / passes alone {part:.2f}")
+        for arm in CHUNKS:
+            ratio = times[arm] / times[CHUNKS[0]]
+            print(f"    {arm:<15} step by that of 1 chunk {ratio:.2f}")
+    shared = figures["products"]
+    best = min(CHUNKS, key=lambda arm: shared[arm])
+    print(f"    best {best}: {shared[best] / shared[CHUNKS[0]]:.2f} (0.90)")
     print("5 a training of init(overlap='auto') on the shaped link:")
     for line in figures["chosen"]:
         print(f"    {line}")

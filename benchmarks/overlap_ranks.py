@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.overlap`: its arms, the equality of gradients, a training by `init`."""
+"""One rank of `benchmarks.overlap`: its arms, equality of gradients, products, a training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
 SLICED = ("adamw-buckets-1MiB", "adamw-sliced")
 ARMS = ("alone", "exchange", "flat", *BUCKETS, *DDP, *SLICED)
+#: Of the perceptron whose products are cut into chunks.
+INNER, HIDDEN, TOKENS = 1024, 3072, 512
+CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
+PRODUCT_ARMS = ("alone", "exchange", *CHUNKS)
+#: Bytes that a rank sums in a step of the perceptron: outputs, and gradients of the inputs.
+PRODUCT_BYTES = 2 * 4 * TOKENS * INNER
 #: Turns of each arm before the first that counts.
 _WARM_UP = 1
 
@@ -64,20 +70,81 @@ def _arms(args: argparse.Namespace) -> None:
     world = _world()
     inputs = torch.randn(args.batch, WIDTH)
     steps = {arm: _step(arm, world, inputs) for arm in ARMS}
-    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+
+    def after(arm: str) -> None:
+        if arm == SLICED[1]:
+            steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
+
+    times = _in_turns(args, steps, after)
+    state = [_state_bytes(steps[arm]) for arm in SLICED]
+    _write(args, world.rank, {"times": times, "state": state})
+    world.leave()
+
+
+def _in_turns(
+    args: argparse.Namespace,
+    steps: dict[str, Callable[[], None]],
+    after: Callable[[str], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Return the seconds of a step of each arm in each round, the order turned around."""
+    import torch  # noqa: PLC0415
+
+    times: dict[str, list[float]] = {arm: [] for arm in steps}
     signal = torch.zeros(1)
     for turn in range(_WARM_UP + args.rounds):
-        for arm in ARMS if turn % 2 else reversed(ARMS):
+        for arm in steps if turn % 2 else reversed(steps):
             torch.distributed.all_reduce(signal)
             begun = time.perf_counter()
             for _ in range(args.turn):
                 steps[arm]()
-            if arm == SLICED[1]:
-                steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
+            after(arm)
             if turn >= _WARM_UP:
                 times[arm].append((time.perf_counter() - begun) / args.turn)
-    state = [_state_bytes(steps[arm]) for arm in SLICED]
-    _write(args, world.rank, {"times": times, "state": state})
+    return times
+
+
+def _products(args: argparse.Namespace) -> None:
+    """Measure a perceptron whose layers the ranks share, as one rank."""
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.ranks.subgroup import subgroup  # noqa: PLC0415
+    from slurm_elastic.training.tensor.chunked_products import Chunking  # noqa: PLC0415
+    from slurm_elastic.training.tensor.divided_layers import DividedLayers  # noqa: PLC0415
+    from slurm_elastic.training.tensor.layer_styles import layer_styles  # noqa: PLC0415
+
+    world = _world()
+    torch.manual_seed(0)
+    inputs = torch.randn(TOKENS, INNER, requires_grad=True)
+    group = subgroup(world, [range(world.size)])
+
+    def perceptron() -> Any:
+        first, second = torch.nn.Linear(INNER, HIDDEN), torch.nn.Linear(HIDDEN, INNER)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def own_part() -> Any:  # the same products as a rank's, of layers that nobody shares
+        size = HIDDEN // world.size
+        first, second = torch.nn.Linear(INNER, size), torch.nn.Linear(size, INNER)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def step(arm: str) -> Callable[[], None]:
+        if arm == "exchange":
+            sums = [torch.zeros(TOKENS, INNER) for _ in range(2)]
+            return lambda: group.add_up(sums, "measuring")
+        model = own_part() if arm == "alone" else perceptron()
+        if arm != "alone":
+            chunking = Chunking(int(arm.removeprefix("chunks-")))
+            styles = layer_styles(model, world.size)
+            DividedLayers(model, styles, group, name=arm, chunking=chunking)
+
+        def passes() -> None:
+            inputs.grad = None
+            model.zero_grad(set_to_none=True)
+            model(inputs).square().mean().backward()
+
+        return passes
+
+    times = _in_turns(args, {arm: step(arm) for arm in PRODUCT_ARMS})
+    _write(args, world.rank, {"times": times})
     world.leave()
 
 
@@ -222,6 +289,7 @@ def _training(args: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms": _arms,
     "differences": _differences,
+    "products": _products,
     "training": _training,
 }
 

@@ -16,8 +16,11 @@ PACED = Path(__file__).parents[1] / "drivers" / "paced.py"
 STEP_S = 0.1
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
 MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied --rate 3e-4"
-#: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, and back.
-WALK = [(4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (4, "4x1"), (1, "1x1")]
+#: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, shared weights, and back.
+WALK = [
+    (4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (2, "1x1+tensor=2+recompute"),
+    (4, "2x1+tensor=2"), (4, "4x1"), (1, "1x1"),
+]  # fmt: skip
 OUT = "/shared/home/alice/hybrid"
 
 
@@ -45,10 +48,8 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
             change = (f"--elastic={count},parallel=hybrid", "--layout", layout)
             daemon.selastic("update", str(job), *change)
 
-        def arrived(layout: str = layout) -> bool:
-            found = losses(cluster, OUT)
-            mine = [line for line in found if line["layout"] == layout]
-            return len(mine) >= 3 and found[-1] == mine[-1]
+        def arrived(layout: str = layout.partition("+")[0]) -> bool:
+            return [line["layout"] for line in losses(cluster, OUT)[-3:]] == [layout] * 3
 
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
@@ -64,7 +65,12 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
 
     walked = losses(cluster, OUT)
     layouts = [line["layout"] for line in walked]
-    assert [b for a, b in pairwise(["", *layouts]) if a != b] == ["1x1", *(x for _, x in WALK)]
+    expected = ["1x1", *(plan.partition("+")[0] for _, plan in WALK)]
+    assert [b for a, b in pairwise(["", *layouts]) if a != b] == expected
+    log = cluster.exec(f"cat {OUT}.log").stdout
+    for plan in ("1x1+tensor=2+recompute", "2x1+tensor=2"):
+        assert f"plan {plan}, as ordered" in log
+    assert "tensor=2: 4 layers are divided among 2 ranks" in log
     steps = [line["step"] for line in walked]
     assert steps == list(range(1, len(steps) + 1)), "a step was lost or computed twice"
     cluster.exec(
