@@ -1,6 +1,7 @@
 """Time to a loss: a pipeline with weight stashing against data parallelism, on a slow network.
 
     python -m benchmarks.time_to_loss [--ranks 2] [--loss 0.02] [--network 200e6] [--rate 0.1]
+                                      [--seeds 3]
 
 Eight fully connected layers that really compute learn a smooth function of eight numbers. Ranks are
 processes in network namespaces of their own (drivers/slow_network.py). All arms see the same
@@ -11,6 +12,9 @@ They take turns, blocks of 12 steps, until the mean loss of a block is at most `
 - the same with as many times the learning rate as there are ranks; DDP and 1f1b with that, too;
 - pipedream: the partitioner's plan, an update for each of a step's minibatches (one per rank),
   with the weights of older versions that its forward passes had seen.
+
+A seed is that of the parameters and of the samples; the layers are measured, and the plan is made,
+anew for each. Medians are shown, and least and most of all seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import statistics
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.drivers import slow_network
@@ -35,29 +41,30 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
     parser.add_argument("--width", type=int, default=256, help="of the layers")
     parser.add_argument("--most", type=int, default=60, help="blocks of an arm")
+    parser.add_argument("--seeds", type=int, default=1, help="runs, with seeds from 0 on")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    for name in ("loss", "network", "rate", "width", "most"):
+    for name in ("loss", "network", "rate", "width", "most", "seeds"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name}: give more than 0")
     if importlib.util.find_spec("torch") is None:
         sys.exit("benchmarks.time_to_loss: needs PyTorch: pip install torch")
     try:
         slow_network.enter("benchmarks.time_to_loss", sys.argv[1:])
-        figures = race(args)
+        runs = [race(args, seed) for seed in range(args.seeds)]
     except slow_network.NoNetworkError as error:
         sys.exit(f"benchmarks.time_to_loss: {error}")
     if args.json:
-        print(json.dumps(figures))
+        print(json.dumps(runs))
     else:
-        _show(figures, args)
+        _show(runs, args)
 
 
-def race(args: argparse.Namespace) -> dict[str, Any]:
-    """Run all ranks; return the figures of rank 0."""
+def race(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Run all ranks with one seed; return the figures of rank 0."""
     options = {
         "--ranks": args.ranks, "--bits": args.network, "--width": args.width, "--loss": args.loss,
-        "--most": args.most, "--rate": args.rate,
+        "--most": args.most, "--rate": args.rate, "--seed": seed,
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.drivers.loss_race"]
     command += [str(word) for pair in options.items() for word in pair]
@@ -70,25 +77,46 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _show(figures: dict[str, Any], args: argparse.Namespace) -> None:
-    plan = "-".join(str(replicas) for replicas, _ in figures["plan"])
-    layers = "+".join(str(count) for _, count in figures["plan"])
+def _show(runs: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
+    first = runs[0]
     print(
-        f"{args.ranks} ranks, ports of {args.network / 1e6:.0f} Mb/s, plan {plan} of {layers}"
-        f" layers, {figures['parameter_bytes'] / 1e6:.2f} MB of parameters, {figures['batch']}"
-        f" samples a step, learning rate {args.rate:g}; to a loss of {args.loss:g}"
+        f"{args.ranks} ranks, ports of {args.network / 1e6:.0f} Mb/s,"
+        f" {first['parameter_bytes'] / 1e6:.2f} MB of parameters, {first['batch']} samples a step,"
+        f" learning rate {args.rate:g}; to a loss of {args.loss:g}, {len(runs)} seed(s)"
     )
-    print(f"{'':26}{'reached':>8}{'seconds':>9}{'of first':>10}{'samples':>9}{'updates':>9}"
-          f"{'ms a step':>11}{'last loss':>11}")  # fmt: skip
-    rows = figures["arms"]
-    for name, row in rows.items():
-        reached = row["losses"][-1] <= args.loss
-        steps = row["samples"] / figures["batch"]
+    for seed, run in enumerate(runs):
+        plan = "-".join(str(replicas) for replicas, _ in run["plan"])
+        layers = "+".join(str(count) for _, count in run["plan"])
+        print(f"seed {seed}: plan {plan} of {layers} layers")
+    print(f"{'':26}{'reached':>8}{'seconds':>22}{'of first':>20}{'updates':>18}{'ms a step':>11}")
+    for name in first["arms"]:
+        rows = [run["arms"][name] for run in runs]
+        reached = sum(row["losses"][-1] <= args.loss for row in rows)
+        step_ms = [
+            1e3 * row["seconds"] * run["batch"] / row["samples"]
+            for run, row in zip(runs, rows, strict=True)
+        ]
+        of_first = [
+            row["seconds"] / run["arms"][_BASE]["seconds"]
+            for run, row in zip(runs, rows, strict=True)
+        ]
         print(
-            f"{name:26}{'yes' if reached else 'no':>8}{row['seconds']:>9.1f}"
-            f"{row['seconds'] / rows[_BASE]['seconds']:>10.2f}{row['samples']:>9}"
-            f"{row['updates']:>9}{1e3 * row['seconds'] / steps:>11.0f}{row['losses'][-1]:>11.4f}"
+            f"{name:26}{f'{reached}/{len(runs)}':>8}"
+            f"{_range([row['seconds'] for row in rows], '{:.1f}'.format):>22}"
+            f"{_range(of_first, '{:.2f}'.format):>20}"
+            f"{_range([row['updates'] for row in rows], '{:.0f}'.format):>18}"
+            f"{statistics.median(step_ms):>11.0f}"
         )
+
+
+def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """Return the median, and least and most if there are several.
+
+    >>> _range([3.0, 1.0, 2.0], "{:.0f}".format)
+    '2 (1 to 3)'
+    """
+    median = text(statistics.median(values))
+    return f"{median} ({text(min(values))} to {text(max(values))})" if len(values) > 1 else median
 
 
 if __name__ == "__main__":

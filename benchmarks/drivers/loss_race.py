@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--loss", type=float, required=True)
     parser.add_argument("--most", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
     args.model, args.shrink, args.slow, args.rounds, args.steps = "linear", 1.0, 1.0, 1, _BLOCK
     report(args, lambda: Race(args).run())
@@ -38,7 +39,7 @@ class Race(Bench):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self.width, self._loss, self._most = args.width, args.loss, args.most
-        self._rate = args.rate
+        self._rate, self.seed = args.rate, args.seed
 
     def targets(self, inputs: Any, generator: Any) -> Any:
         """Return a smooth function of the inputs, the same on every rank."""

@@ -106,6 +106,8 @@ class Bench:
         self.rounds, self.steps = args.rounds, args.steps
         self.shrink, self.slow = args.shrink, args.slow
         self._model = args.model
+        #: Of the parameters, and of the samples.
+        self.seed = 0
         #: Of the layers of the model `linear`.
         self.width = _WIDTH
         #: Samples of one GPU's minibatch, the planner's unit; of a step.
@@ -159,7 +161,7 @@ class Bench:
         from benchmarks.drivers import emulated  # noqa: PLC0415
         from slurm_elastic.models.pipedream import profile_reader  # noqa: PLC0415
 
-        torch.manual_seed(0)
+        torch.manual_seed(self.seed)
         if self._model == "linear":
             sizes = pairwise([_FEATURES, *[self.width] * _LINEAR_LAYERS])
             return [
@@ -263,7 +265,7 @@ class Bench:
         """Return the next step's samples in so many parts, the same for all arms."""
         import torch  # noqa: PLC0415
 
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1 + self.seed)
 
         def following() -> list[tuple[Any, Any]]:
             inputs = torch.randn(self.batch, _FEATURES, generator=generator)

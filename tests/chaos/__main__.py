@@ -17,15 +17,12 @@ from tests.chaos.schedule import KINDS, LAYOUTS, Schedule, schedule
 from tests.chaos.script_histories import MANNERS
 from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
-#: Beside selasticd's log: file → (node, command that prints it).
+#: Beside selasticd's log: file → command that prints it, on `ctld`.
 EVIDENCE = {
-    "slurmctld.log": ("ctld", "cat /var/log/slurm/slurmctld.log"),
-    "sacct.txt": ("ctld", "sacct -aDXP -S now-3hours -o JobID,JobName,State,ExitCode,Start,End"),
-    **{
-        f"slurmd-g{n:02d}.log": (f"g{n:02d}", "cat /var/log/slurm/slurmd-*.log")
-        for n in range(1, 7)
-    },
+    "slurmctld.log": "cat /var/log/slurm/slurmctld.log",
+    "sacct.txt": "sacct -aDXP -S now-3hours -o JobID,JobName,State,ExitCode,Start,End",
 }
+SLURMD_LOG = "cat /var/log/slurm/slurmd-*.log"
 UP = ("up", "--small-disk", "32", "--conf", "RequeueExit=137")
 
 
@@ -50,7 +47,7 @@ def main() -> int:
     # Ctrl-C and a CI's SIGTERM leave nothing behind either.
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     try:
-        done = _cluster(args.name, *UP)
+        done = _cluster(args.name, *UP, "--nodes", str(len(plan.nodes)))
         return done or _campaign(args, plan)
     except KeyboardInterrupt:
         print("chaos: interrupted", file=sys.stderr)
@@ -101,7 +98,9 @@ def _keep(campaign: Campaign, folder: Path) -> None:
     """Save the logs that show how a rule was broken."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "selasticd.log").write_text(campaign.log)
-    for name, (node, command) in EVIDENCE.items():
+    printed = [(name, "ctld", command) for name, command in EVIDENCE.items()]
+    printed += [(f"slurmd-{node}.log", node, SLURMD_LOG) for node in campaign.plan.nodes]
+    for name, node, command in printed:
         text = campaign.cluster.exec(command, node=node, check=False).stdout
         (folder / name).write_text(text)
     jobs = campaign.cluster.exec(f"cd {HOME} && tail -n +1 */log", check=False).stdout

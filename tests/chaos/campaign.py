@@ -56,9 +56,11 @@ class Campaign:
 
     def run(self) -> dict[str, Any]:
         """Run the whole campaign and return its record for the results file."""
-        self.site = ChaosSite(self.cluster, self.plan.queue, sleep=self.plan.sleep)
+        self.site = ChaosSite(
+            self.cluster, self.plan.queue, nodes=self.plan.nodes, sleep=self.plan.sleep
+        )
         self.load = Load(self.cluster)
-        gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
+        gpus = dict.fromkeys(self.plan.nodes, 4)
         self.rules = Rules(self.load.jobs, gpus, self.site.excused)
         self.site.prepare()
         for layout in {j.manner for j in self.plan.submissions if j.kind == "train"}:
@@ -89,7 +91,11 @@ class Campaign:
             "minutes": self.plan.minutes,
             "queue": self.plan.queue,
             "abandoned": self.plan.abandoned,
-            **({"sleep": final_checks.sleep_figures(log)} if self.plan.sleep else {}),
+            **(
+                {"sleep": final_checks.sleep_figures(log, self.site.samples)}
+                if self.plan.sleep
+                else {}
+            ),
             "seconds": round(time.time() - begun),
             "jobs": len(self.load.accepted),
             "samples": len(self.site.samples),

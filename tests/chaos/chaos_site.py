@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,10 @@ class ChaosSite:
         unreachable: nodes that slurmctld gave up while jobs ran on them: it runs those twice.
     """
 
-    def __init__(self, cluster: SlurmCluster, queue: str, *, sleep: bool = False) -> None:
-        self.cluster, self.queue, self.sleep = cluster, queue, sleep
+    def __init__(
+        self, cluster: SlurmCluster, queue: str, *, nodes: Sequence[str], sleep: bool = False
+    ) -> None:
+        self.cluster, self.queue, self.nodes, self.sleep = cluster, queue, nodes, sleep
         self.home = cluster.exec("mktemp -d /tmp/chaosd.XXXXXX", user="selastic").stdout.strip()
         self.log_path = f"{self.home}/log"
         self.samples: list[dict[str, Any]] = []

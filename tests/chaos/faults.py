@@ -97,7 +97,7 @@ class Faults:
     def _node(self, event: Event) -> str:
         """Return a node, mostly one on which jobs run."""
         busy = sorted({n for j in self.site.jobs() for n in j["held"]})
-        nodes = busy if busy and event.size < 0.8 else [f"g{n:02d}" for n in range(1, 7)]
+        nodes = busy if busy and event.size < 0.8 else self.site.nodes
         return nodes[int(event.pick * len(nodes))]
 
     def _job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:

@@ -7,13 +7,13 @@ import re
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.core.nodelist import expand
 from tests.chaos.chaos_site import UNGUARDED, ChaosSite, live_at
 from tests.chaos.histories import faults
-from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
+from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, is_off, overlaps
 from tests.chaos.light_histories import light_reference, uneven_steps
 from tests.chaos.load import LIGHT_SIZE, Load
 from tests.chaos.script_histories import (
@@ -217,19 +217,32 @@ def in_place_transitions(log: str) -> dict[str, int]:
     return dict(ends)
 
 
-def sleep_figures(log: str) -> dict[str, int]:
-    """Return how often nodes were switched off and on, from selasticd's log.
+def sleep_figures(log: str, samples: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return how often nodes were switched off and on, and whether some were off throughout.
+
+    Args:
+        log: of selasticd.
+        samples: of drivers/observer.py.
 
     Returns:
         off: by selasticd; on: by selasticd, and up again; by_slurm: up again for a job, by Slurm;
-        lost: left to the administrator.
+        lost: left to the administrator; share: part of the samples in which a node was off;
+        longest_awake_s: longest time in which none was.
     """
+    seen = [s for s in samples if s["nodes"]]
+    asleep = [any(map(is_off, s["nodes"].values())) for s in seen]
+    awake_since, longest = None, 0.0
+    for sample, some in zip(seen, asleep, strict=True):
+        awake_since = None if some else awake_since or float(sample["at"])
+        longest = max(longest, float(sample["at"]) - awake_since if awake_since else 0.0)
     off = re.findall(r"\bSleep=act\b.* ToSleep=([a-z]\S*)", log)
     return {
         "off": sum(len(expand(names)) for names in off),
         "on": len(re.findall(r"\bPower=on\b", log)),
         "by_slurm": len(re.findall(r"\bPower=up By=slurm\b", log)),
         "lost": len(re.findall(r"\bPower=lost\b", log)),
+        "share": round(sum(asleep) / max(1, len(asleep)), 3),
+        "longest_awake_s": round(longest, 1),
     }
 
 

@@ -229,7 +229,7 @@ class Rules:
     def _asleep(
         self, sample: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]]
     ) -> Collection[tuple[str, str, float, str]]:
-        sleeping = [n for n, words in (sample.get("nodes") or {}).items() if _is_off(words)]
+        sleeping = [n for n, words in (sample.get("nodes") or {}).items() if is_off(words)]
         broken = []
         for name, job in jobs.items():
             waits = job["state"] == "PENDING" and job["reason"] in _WAITING
@@ -257,7 +257,7 @@ class Rules:
         return broken
 
 
-def _is_off(words: Collection[str]) -> bool:
+def is_off(words: Collection[str]) -> bool:
     """Return whether a node of this state is switched off, and Slurm may start it."""
     return "POWERED_DOWN" in words and not {"POWERING_UP", "POWER_UP", "DRAIN", "DOWN"} & set(words)
 

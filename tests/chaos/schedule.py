@@ -118,6 +118,7 @@ LAYOUTS = {
     "slices": Layout(),
     "stages": Layout(",unit=2,parallel=hybrid", pairs=True),
     "spatial": Layout(",unit=2,parallel=spatial", pairs=True),
+    "tensor": Layout(",unit=2", pairs=True),
 }
 
 
@@ -158,6 +159,11 @@ class Schedule:
     submissions: tuple[Submission, ...]
     events: tuple[Event, ...]
     sleep: bool = False  # idle nodes are switched off
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes of the cluster; where they may sleep, more than the jobs need at once."""
+        return tuple(f"g{number:02d}" for number in range(1, 10 if self.sleep else 7))
 
     def lines(self) -> list[str]:
         """Return the schedule as text."""

@@ -8,6 +8,7 @@
 | slices | the state of the optimizer is divided among replicas |
 | stages | a small GPT on pipeline stages |
 | spatial | a 3D network, each sample on several ranks |
+| tensor | a small GPT whose weights pairs of ranks share |
 
 OUT/losses.jsonl as docs/examples/train_library.py writes it; OUT/done: it has completed.
 """
@@ -58,6 +59,10 @@ def stages() -> dict[str, Any]:
     }
 
 
+def tensor() -> dict[str, Any]:
+    return stages() | {"tensor": 2}
+
+
 def spatial() -> dict[str, Any]:
     from train_volumes import RandomFields, cosmoflow  # noqa: PLC0415
 
@@ -70,16 +75,19 @@ def spatial() -> dict[str, Any]:
     }
 
 
+LAYOUTS = {"slices": slices, "stages": stages, "spatial": spatial, "tensor": tensor}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("layout", choices=("slices", "stages", "spatial"))
+    parser.add_argument("layout", choices=LAYOUTS)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--step", type=float, default=STEP_S)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    parts = {"slices": slices, "stages": stages, "spatial": spatial}[args.layout]()
+    parts = LAYOUTS[args.layout]()
     job = init(
         global_batch=BATCH,
         epochs=EPOCHS,

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.chaos.campaign import FaultRecord
 from tests.chaos.chaos_site import live_at
-from tests.chaos.final_checks import aftermath
+from tests.chaos.final_checks import aftermath, sleep_figures
 from tests.chaos.report import lines
 
 LOG = [
@@ -79,3 +79,17 @@ def test_the_table() -> None:
     assert "| drain | 4 | 4 | 4 | 0 | 0 | 3.0, 3.0 | 0 | - |" in text
     assert "6 transitions: 4 landed, 2 were undone" in text
     assert "Invariants broken: held 2." in text
+
+
+def test_how_often_nodes_were_off_and_how_long_none_was() -> None:
+    log = (
+        "info: Sleep=act Asleep=2 Nodes=9 Awake=7 ToSleep=g[02,04]\n"
+        "info: Node=g02 Power=on After=2s\n"
+    )
+    off, on = ["IDLE", "POWERED_DOWN"], ["IDLE"]
+    states = [(1, on), (3, off), (4, on), (6, on), (7.5, on), (9, off)]
+    samples: list[dict[str, Any]] = [{"at": at, "nodes": {"g01": on, "g02": s}} for at, s in states]
+    samples.insert(2, {"at": 3.5, "nodes": None})  # slurmctld does not answer
+    assert sleep_figures(log, samples) == {
+        "off": 2, "on": 1, "by_slurm": 0, "lost": 0, "share": 0.333, "longest_awake_s": 3.5,
+    }  # fmt: skip

@@ -30,7 +30,7 @@ def test_the_next_fault_on_a_killed_node_waits_until_it_has_started():
         return CompletedProcess("", answers.pop(0))
 
     site = SimpleNamespace(
-        cluster=SimpleNamespace(exec=pgrep, name="c"), hit={}, jobs=list,
+        cluster=SimpleNamespace(exec=pgrep, name="c"), hit={}, jobs=list, nodes=("g01", "g02"),
         lock=lambda _: lock, docker=lambda *_: None, disturb=lambda _: None,
         after_boot=lambda _: None,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_drain_whose_end_a_killed_slurmctld_has_lost_is_ended_again():
     cluster = SimpleNamespace(
         exec=lambda command, **_: words.append(command) or CompletedProcess("", 0)
     )
-    site = SimpleNamespace(cluster=cluster, jobs=list, lock=lambda _: lock)
+    site = SimpleNamespace(cluster=cluster, jobs=list, nodes=("g01",), lock=lambda _: lock)
     campaign = Faults(site, load=None)
     campaign.run(Event(at=0.0, kind="drain", outage_s=0.0, pick=0.0, size=1.0))
     resume = words[-1]

@@ -72,6 +72,18 @@ def test_a_job_goes_through_plans_with_shared_weights_by_order(
     assert runs.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
+def test_a_plan_of_one_stage_is_followed_without_a_word_in_the_directive(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
+    runs = TrainingRuns(tmp_path)
+    launcher.set_orders(layout="1x1", plan="1x1+tensor=2+accumulation=1")
+    runs.start(2, model="transformer", launcher=launcher, directive="2", step_s=0.05)
+    report = launcher.wait_for("training")
+    assert (report["plan"], report["accumulation"]) == ("1x1+tensor=2+accumulation=1", 1)
+    runs.hurry()
+    assert runs.join() == [0, 0], runs.log()
+
+
 def test_the_number_of_chunks_is_chosen_in_the_first_steps(tmp_path: Path) -> None:
     runs = TrainingRuns(tmp_path)
     runs.run(2, model="transformer", tensor=2, overlap="auto", epochs=12)
