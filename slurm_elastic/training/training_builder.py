@@ -121,6 +121,11 @@ class TrainingBuilder:
         self._profile, self._reporter, self._rank_group = profile, reporter, rank_group
         self._signals, self._regrouping = signals, regrouping
         self._shapes = {name: tuple(t.shape) for name, t in full_model.state_dict().items()}
+        self._undivided = ""
+        if freezing is not None:
+            self._undivided = "layers that may be frozen are not divided"
+        elif schedule == "pipedream":
+            self._undivided = "schedule='pipedream' keeps older weights, which are not divided"
         self._identity = {"samples": sampler.samples, "order": sampler.fingerprint()}
         self._tied = ties(full_model)
         self._nodes = rank_group.nodes
@@ -204,7 +209,7 @@ class TrainingBuilder:
             share=-(-self._sampler.global_batch // rank_group.size),
             space=0 if self._profile else math.prod(self._spatial or (0,)),
             tensor=1 if self._profile else self._settings.tensor,
-            undivided="layers that may be frozen are not divided" if self._freezing else "",
+            undivided=self._undivided,
         )
         choice = layout_agreement.choice
         settings = self._settings.under(choice.plan, global_batch=self._sampler.global_batch)
@@ -370,22 +375,23 @@ class TrainingBuilder:
             "step_profiler": step_profiler,
         }
         model, optimizer = self._full_model, self._optimizer
+        if choice.tensor > 1 or sharded:
+            self._rank_group.join()
+            if fresh and not staged:
+                self._rank_group.broadcast(model.state_dict().values())
         if staged:
-            pipeline = PipelineParallel(
+            return PipelineParallel(
                 self._layers,
                 choice,
                 self._loss_fn,
                 schedule=self._schedule,
                 ties=self._tied,
                 earlier=earlier_profile,
+                optimizer=optimizer,
+                styles=self._tensor_styles,
+                log=self._log,
                 **settings,
             )
-            _remove_foreign_parameters(optimizer, pipeline.model)
-            return pipeline
-        if sharded or choice.tensor > 1:
-            self._rank_group.join()
-            if fresh:
-                self._rank_group.broadcast(model.state_dict().values())
         if sharded:
             return FullyShardedParallel(model, optimizer, self._loss_fn, **settings)
         if sliced:
@@ -428,10 +434,3 @@ class TrainingBuilder:
         for line in filter(None, lines):
             if self._rank_group.rank == 0:
                 log_line(line)
-
-
-def _remove_foreign_parameters(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
-    """Remove parameters from the optimizer that this rank does not hold."""
-    held_ids = {id(p) for p in held.parameters()}
-    for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in held_ids]

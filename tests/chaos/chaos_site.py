@@ -225,9 +225,8 @@ class ChaosSite:
             f"LD_PRELOAD={_FAKE} FAKETIME_TIMESTAMP_FILE={_CLOCK} FAKETIME_CACHE_DURATION=1"
             " FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1 FAKETIME_SKIP_CMDS=scontrol"
         )
-        ledger = f"{STATE}/ledger.sqlite"
-        if self.sleep and self.cluster.exec(["test", "-e", ledger], check=False).returncode:
-            power_saving.remember_idle_day(self.cluster, ledger)
+        if self.sleep:
+            power_saving.remember_idle_day(self.cluster, f"{STATE}/ledger.sqlite")
         self._begun = len(self.log())
         command = f"{fake} selasticd -v -D --config {self.home}/elastic.toml"
         started = self.cluster.exec(

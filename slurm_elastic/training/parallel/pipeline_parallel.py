@@ -2,14 +2,15 @@
 
 The global batch is the same as without stages. It is divided into micro-batches, of
 which replica r of a stage with n replicas takes every nth; the ranks of the first stage
-load their inputs, those of the last their targets.
+load their inputs, those of the last their targets. Each replica of a stage is one rank, or
+consecutive ranks that share its weights.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,14 @@ from slurm_elastic.training.measure.layer_profile import LayerProfiler, Measured
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, moved
+from slurm_elastic.training.parallel.shared_layers import SharedLayers
 from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
+from slurm_elastic.training.tensor.chunked_products import Chunking
 
 #: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
 #: 3.3) finds the time lost to filling and draining negligible from 4 on.
@@ -39,13 +42,15 @@ class MicroBatchSplit:
 
     Attributes:
         layout: of the ranks.
-        rank: this one.
+        rank: this one, as the layout counts.
         micro: most samples of one; None: as large as keeps the pipeline full.
+        counts: this rank is the first of those that share weights.
     """
 
     layout: StageLayout
     rank: int
     micro: int | None = None
+    counts: bool = True
 
     def spans(self, count: int) -> list[range]:
         """Return the samples of each micro-batch of a step; sizes differ by one at most."""
@@ -62,7 +67,8 @@ class MicroBatchSplit:
         for number, span in enumerate(self.spans(count)):
             ends = self.layout.owner(0, number), self.layout.owner(last, number)
             if self.rank in ends:
-                slices.append(MicroBatchSlice(number, span, counts=ends[1] == self.rank))
+                counts = self.counts and ends[1] == self.rank
+                slices.append(MicroBatchSlice(number, span, counts=counts))
         return slices
 
 
@@ -80,6 +86,13 @@ class PipelineParallel:
         signals: distinguish a broken connection from the end of the job.
         step_profiler: measures steps.
         earlier: an earlier profile of the layers.
+        optimizer: of the parameters of all layers; afterwards of those that this rank holds.
+        styles: of the script, for layers that ranks share.
+        log: takes one line for the job's log, on rank 0.
+
+    Raises:
+        InvalidInputError: styles that do not fit the model, or an optimizer that cannot update
+            shared layers.
     """
 
     def __init__(
@@ -94,20 +107,28 @@ class PipelineParallel:
         rank_group: RankGroup,
         signals: Signals,
         step_profiler: StepProfiler,
+        optimizer: torch.optim.Optimizer,
         earlier: MeasuredLayers | None = None,
+        styles: Mapping[str, str] | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         layout, lengths = choice.layout, choice.lengths or (len(layers),)
+        rank, part = divmod(rank_group.rank, choice.tensor)
         self._micro_batch_split = MicroBatchSplit(
-            layout=layout, rank=rank_group.rank, micro=micro_batch
+            layout=layout, rank=rank, micro=micro_batch, counts=part == 0
         )
         self.split: BatchSplit = self._micro_batch_split
         self.layout = str(choice.text)
-        self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
+        first = sorted({0, *(ranks[0] for ranks in layout.stages)})
+        self.writers = tuple(
+            rank * choice.tensor + part for rank in first for part in range(choice.tensor)
+        )
+        self._rank = rank
         self.updates_itself = schedule == "pipedream"
         self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties
         self._rank_group, self._signals, self._step_profiler = rank_group, signals, step_profiler
         stages = cut(layers, lengths)
-        held = layout.held_by(rank_group.rank)
+        held = layout.held_by(rank)
         self._stages = {stage: stages[stage] for stage in held}
         ends = [sum(lengths[:stage]) for stage in range(len(lengths) + 1)]
         own_layers = [layer for stage in held for layer in layers[ends[stage] : ends[stage + 1]]]
@@ -115,11 +136,25 @@ class PipelineParallel:
             rank_group.device
         )
         self._emptied = _empty([module for _, module in layers], keep=self.model)
+        remove_others(optimizer, self.model)
+        self._shared: SharedLayers | None = None
+        if choice.tensor > 1:
+            self._shared = SharedLayers(
+                stages,
+                held,
+                optimizer,
+                size=choice.tensor,
+                styles=styles or {},
+                tied=[name for names in ties for name in names],
+                rank_group=rank_group,
+                chunking=Chunking(),
+                log=log,
+            )
         self._engine: PipelineEngine | None = None
         self._names = [name for name, _ in layers]
         self.measured = earlier
         # Only consecutive layers can be measured by the tensors that pass between them.
-        can_profile = len(held) == 1 and earlier is None
+        can_profile = len(held) == 1 and earlier is None and self._shared is None
         self._profiler = LayerProfiler(own_layers if can_profile else [], device=rank_group.device)
         self._profile_sent = False
 
@@ -164,8 +199,8 @@ class PipelineParallel:
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
             agreed = StepRequests(*engine.total(requested))
-        held = self._pipeline.held_by(self._rank_group.rank)
-        shares = (self._pipeline.share(stage, self._rank_group.rank, len(sizes)) for stage in held)
+        held = self._pipeline.held_by(self._rank)
+        shares = (self._pipeline.share(stage, self._rank, len(sizes)) for stage in held)
         self._step_profiler.passed(sum(map(len, shares)), pipeline=True)
         return loss, agreed
 
@@ -189,6 +224,8 @@ class PipelineParallel:
 
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
+        if self._shared is not None:
+            self._shared.undo()
         for parameter in self.model.parameters():
             parameter.grad = None
         for tensor, shape in self._emptied:
@@ -217,6 +254,7 @@ class PipelineParallel:
             ties=self._ties,
             enter=self._step_profiler.enter,
             device=self._rank_group.device,
+            tensor_group=self._shared.group if self._shared else None,
         )
 
     def _started(self) -> PipelineEngine:
@@ -231,6 +269,13 @@ class PipelineParallel:
 
     def _mean(self, output: Any, targets: Any) -> torch.Tensor:
         return loss_of(self._loss_fn, output, targets[0]).mean()
+
+
+def remove_others(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
+    """Remove parameters from the optimizer that this rank does not hold."""
+    held_ids = {id(p) for p in held.parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in held_ids]
 
 
 def _empty(

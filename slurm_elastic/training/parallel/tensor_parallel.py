@@ -8,7 +8,6 @@ weights, one of each group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -18,17 +17,16 @@ from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.gradient_noise import squared_norm
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
-from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, LossFunction
+from slurm_elastic.training.parallel.shared_layers import SharedLayers
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.subgroup import subgroup
 from slurm_elastic.training.sampler import BatchSplit, GroupSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
 from slurm_elastic.training.tensor.chunk_choice import ChunkChoice
-from slurm_elastic.training.tensor.divided_layers import DividedLayers
-from slurm_elastic.training.tensor.layer_styles import layer_styles
+from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 #: What torch says where a model computes with a DTensor and a plain tensor.
 _MIXED = "got mixed torch.Tensor and DTensor"
@@ -75,7 +73,6 @@ class TensorParallel:
         overlap: str = "none",
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        _check_optimizer(optimizer)
         self.model = model
         self.layout = f"{rank_group.size // size}x1"
         self.split: BatchSplit = GroupSplit(
@@ -85,26 +82,19 @@ class TensorParallel:
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
         self._chunks = ChunkChoice(overlap, leads=rank_group.rank == 0, log=log)
-        divided = layer_styles(model, size, styles)
-        if rank_group.rank == 0:
-            log(f"tensor={size}: {len(divided)} layers are divided among {size} ranks")
-        world = range(rank_group.size)
-        self._group = subgroup(rank_group, [world[i : i + size] for i in world[::size]])
-        self._replicas = subgroup(rank_group, [world[i::size] for i in range(size)])
-        self._whole = unsharding.WholeModel(model)
-        before = dict(model.named_parameters())
-        self._divided = DividedLayers(
-            model,
-            divided,
-            self._group,
-            name=f"tensor{rank_group.prefix}",
+        self._shared = SharedLayers(
+            [model],
+            [0],
+            optimizer,
+            size=size,
+            styles=styles,
+            rank_group=rank_group,
             chunking=self._chunks.chunking,
+            log=log,
         )
-        now = dict(model.named_parameters())
-        replaced = {id(p): now[name] for name, p in before.items()}
-        for options in optimizer.param_groups:
-            options["params"] = [replaced[id(p)] for p in options["params"]]
-        self._whole.free()
+        self._group = self._shared.group
+        world = range(rank_group.size)
+        self._replicas = subgroup(rank_group, [world[i::size] for i in range(size)])
         self._parameters = [OwnParameter(p) for p in model.parameters()]
         self._reducer = Reducer(self._parameters, self._replicas)
 
@@ -169,8 +159,7 @@ class TensorParallel:
 
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
-        self._divided.undo()
-        self._whole.restore()
+        self._shared.undo()
 
     def _passes(self, batch: Batch) -> torch.Tensor:
         """Run the passes of this rank's micro-batches; return the sum of the losses."""
@@ -191,63 +180,3 @@ class TensorParallel:
                 " that it calls the layer; leave the layer out, by"
                 " tensor_styles={'name of the layer': 'whole'}"
             ) from error
-
-
-class OwnParameter:
-    """A parameter as the exchange of gradients sees it: this rank's part as a plain tensor.
-
-    Args:
-        parameter: plain, or a DTensor.
-
-    Attributes:
-        divided: whether other ranks of the group have other parts.
-        requires_grad, dtype, shape: of the part.
-    """
-
-    def __init__(self, parameter: Any) -> None:
-        self._parameter = parameter
-        self.divided = hasattr(parameter, "to_local")
-        own = parameter.detach().to_local() if self.divided else parameter
-        self.dtype, self.shape = own.dtype, own.shape
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether it trains."""
-        return bool(self._parameter.requires_grad)
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return int(self.shape.numel())
-
-    @property
-    def grad(self) -> Any:
-        """The gradient of the part, or None."""
-        gradient = self._parameter.grad
-        return gradient if gradient is None or not self.divided else gradient.to_local()
-
-    @grad.setter
-    def grad(self, gradient: torch.Tensor | None) -> None:
-        if gradient is not None and self.divided:
-            gradient = type(self._parameter).from_local(
-                gradient,
-                self._parameter.device_mesh,
-                self._parameter.placements,
-                run_check=False,
-                shape=self._parameter.shape,
-                stride=self._parameter.stride(),
-            )
-        self._parameter.grad = gradient
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Check that the optimizer updates parameters one by one.
-
-    Raises:
-        InvalidInputError: it updates several at once, which torch cannot do with divided ones.
-    """
-    for option in ("foreach", "fused"):
-        if any(group.get(option) for group in optimizer.param_groups):
-            raise InvalidInputError(
-                f"tensor: {type(optimizer).__name__}(..., {option}=True) is invalid with divided"
-                f" layers: expected {option}=None; leave it out"
-            )

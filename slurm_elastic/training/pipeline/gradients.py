@@ -15,6 +15,7 @@ import torch
 from torch import distributed as dist
 
 from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 class FlatSum:
@@ -30,7 +31,7 @@ class FlatSum:
 
     def __init__(
         self,
-        slots: Sequence[Sequence[torch.nn.Parameter]],
+        slots: Sequence[Sequence[OwnParameter]],
         *,
         group: Any,
         device: torch.device,

@@ -27,6 +27,7 @@ from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageG
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
 from slurm_elastic.training.pipeline.weight_stashing import StashedStage, newest, synchronised
+from slurm_elastic.training.ranks.subgroup import Subgroup
 
 #: How long a rank waits for another before it gives up.
 TIMEOUT_S = 600.0
@@ -52,6 +53,7 @@ class PipelineEngine:
             and sending, or "reduce" for the reduction of gradients.
         device: of modules and data.
         timeout_s: how long a rank waits for another.
+        tensor_group: ranks that share the weights of this stage, as of `StageGroups`.
 
     Raises:
         LayoutError: invalid arguments, or such that differ between ranks; on all ranks.
@@ -71,9 +73,12 @@ class PipelineEngine:
         enter: Callable[[str], None] = lambda _: None,
         device: torch.device | str = "cpu",
         timeout_s: float = TIMEOUT_S,
+        tensor_group: Subgroup | None = None,
     ) -> None:
         self._device = torch.device(device)
-        self._groups = StageGroups(layout, device=self._device, timeout_s=timeout_s)
+        self._groups = StageGroups(
+            layout, device=self._device, timeout_s=timeout_s, tensor_group=tensor_group
+        )
         self._layout, self._schedule = layout, schedule
         self._count, self._loss, self._enter = micro_batches, loss, enter
         self._asynchronous = schedule == "pipedream"
@@ -160,7 +165,8 @@ class PipelineEngine:
         divisor = float(len(batch)) if divisor is None else divisor
         self._enter("reduce")
         self._shared.add_up(divisor)
-        total = self._groups.total([sum(losses)])[0]  # waits for the reductions of all stages
+        own = sum(losses) if self._groups.counts else 0.0
+        total = self._groups.total([own])[0]  # waits for the reductions of all stages
         self._enter("sync")
         return total / divisor
 

@@ -17,6 +17,7 @@ from slurm_elastic.training.pipeline.gradients import FlatSum
 from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 class SharedParameters:
@@ -45,7 +46,7 @@ class SharedParameters:
     ) -> None:
         self._modules, self._groups, self._device = modules, groups, device
         #: Each parameter of the whole model is in this list on exactly one rank.
-        self._counted: list[torch.nn.Parameter] = []
+        self._counted: list[OwnParameter] = []
         self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
         self._tied = self._ties(ties, holdings)
 
@@ -65,8 +66,9 @@ class SharedParameters:
 
     def norm(self) -> float:
         """Return the norm of the gradient of the whole model; collective."""
-        own = [p.grad for p in self._counted if p.grad is not None]
-        squares = math.fsum(float(g.double().square().sum()) for g in own)
+        own = [p for p in self._counted if p.divided or self._groups.counts]
+        gradients = [p.grad for p in own if p.grad is not None]
+        squares = math.fsum(float(g.double().square().sum()) for g in gradients)
         return math.sqrt(self._groups.total([squares])[0])
 
     def _replicas(self, tied: set[int]) -> dict[int, FlatSum]:
@@ -77,8 +79,9 @@ class SharedParameters:
                 continue
             module = self._modules[stage]
             if group is not None:
-                _equalise([*module.parameters(), *module.buffers()], ranks[0], group)
-            own = [p for p in module.parameters() if id(p) not in tied]
+                tensors = [OwnParameter(p).tensor for p in module.parameters()]
+                self._equalise([*tensors, *module.buffers()], ranks[0], group)
+            own = [OwnParameter(p) for p in module.parameters() if id(p) not in tied]
             self._counted += own if self._groups.rank == ranks[0] else []
             sums[stage] = FlatSum(
                 [[p] for p in own], group=group, device=self._device, name=f"stage {stage}"
@@ -114,14 +117,21 @@ class SharedParameters:
             if not parameters:
                 continue
             if group is not None:
-                _equalise(parameters[:1], ranks[0], group)
+                self._equalise(parameters[:1], ranks[0], group)
             with torch.no_grad():
                 for copy in parameters[1:]:
                     copy.copy_(parameters[0])
-            self._counted += parameters[:1] if self._groups.rank == ranks[0] else []
+            own = [OwnParameter(p) for p in parameters]
+            self._counted += own[:1] if self._groups.rank == ranks[0] else []
             name = " = ".join(names)
-            sums.append(FlatSum([parameters], group=group, device=self._device, name=name))
+            sums.append(FlatSum([own], group=group, device=self._device, name=name))
         return sums
+
+    def _equalise(self, tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
+        """Set the tensors of all ranks of a group to the values of one."""
+        for tensor in tensors:
+            with link_errors(f"taking parameters from rank {source}"):
+                dist.broadcast(tensor.detach(), self._groups.process(source), group=group)
 
     def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
         """Return those of the named parameters that are held here, each once."""
@@ -137,10 +147,3 @@ class SharedParameters:
                 if n in parameters_by_name
             }.values()
         )
-
-
-def _equalise(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
-    """Set the tensors of all ranks of a group to the values of one."""
-    for tensor in tensors:
-        with link_errors(f"taking parameters from rank {source}"):
-            dist.broadcast(tensor.detach(), source, group=group)

@@ -24,6 +24,7 @@ from slurm_elastic.training.pipeline.stage_links import (
     SameRank,
 )
 from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.ranks.subgroup import Subgroup
 from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
 
@@ -49,9 +50,12 @@ class StageGroups:
         layout: of all ranks of torch.distributed's default group; without one, a single rank.
         device: of the tensors.
         timeout_s: how long a rank waits for another.
+        tensor_group: ranks that share the weights of this stage; None: this one alone. Each rank of
+            the layout then stands for as many consecutive ranks, and every group made here is one
+            of ranks with the same part of the weights.
 
     Attributes:
-        rank: this one.
+        rank: this one, as the layout counts.
         all_ranks: the group of all ranks; None for a single rank.
 
     Raises:
@@ -59,11 +63,21 @@ class StageGroups:
         LinkError: another rank has ended, or the timeout has passed.
     """
 
-    def __init__(self, layout: StageLayout, *, device: torch.device, timeout_s: float) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: StageLayout,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        tensor_group: Subgroup | None = None,
+    ) -> None:
+        self.layout, self._tensor_group = layout, tensor_group
+        self.tensor_size = tensor_group.size if tensor_group else 1
         alone = not (dist.is_available() and dist.is_initialized())
-        self.rank = 0 if alone else dist.get_rank()
-        size = 1 if alone else dist.get_world_size()
+        world_size = 1 if alone else dist.get_world_size()
+        process: int = 0 if alone else dist.get_rank()
+        self.rank, self._part = divmod(process, self.tensor_size)
+        size = world_size // self.tensor_size
         if size != layout.world_size:
             raise LayoutError(
                 f"layout {layout} is invalid: expected one for {size} rank(s), not"
@@ -74,16 +88,35 @@ class StageGroups:
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
-        self.all_ranks = self.group(range(size))
+        self._one_part = self.group(range(size))
+        self.all_ranks = self._one_part
+        if self.tensor_size > 1:
+            self.all_ranks = self._new_group(range(world_size))
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank is the first of those that share the weights of its stage."""
+        return self._part == 0
+
+    def process(self, rank: int) -> int:
+        """Return the rank of torch's default group that a rank of the layout is here."""
+        return rank * self.tensor_size + self._part
 
     def group(self, ranks: Sequence[int]) -> Any:
         """Return a process group, None for one rank; all ranks call this in the same order."""
         members = sorted(set(ranks))
         if len(members) == 1:
             return None
-        with link_errors(f"forming a group of ranks {', '.join(map(str, members))}"):
-            group = dist.new_group(members, timeout=self._timeout)
-        if self.rank in members:
+        own = None
+        for part in range(self.tensor_size):
+            group = self._new_group([rank * self.tensor_size + part for rank in members])
+            own = group if part == self._part else own
+        return own
+
+    def _new_group(self, processes: Sequence[int]) -> Any:
+        with link_errors(f"forming a group of ranks {', '.join(map(str, processes))}"):
+            group = dist.new_group(list(processes), timeout=self._timeout)
+        if self.process(self.rank) in processes:
             self._groups.append(group)
         return group
 
@@ -95,10 +128,10 @@ class StageGroups:
                 parameters of one name.
         """
         descriptions: list[Any] = [own]
-        if self.all_ranks is not None:
+        if self._one_part is not None:
             descriptions = [None] * self.layout.world_size
             with link_errors("comparing what ranks hold"):
-                dist.all_gather_object(descriptions, own, group=self.all_ranks)
+                dist.all_gather_object(descriptions, own, group=self._one_part)
         for rank, other in enumerate(descriptions):
             if other.error:
                 raise LayoutError(f"rank {rank}: {other.error}")
@@ -146,10 +179,22 @@ class StageGroups:
                     following.setdefault(stage, {})[receiver] = link_to_self
                     former.setdefault(stage + 1, {})[sender] = link_to_self
                 elif sender == self.rank:
-                    link = NextRank(receiver, groups=groups, stride=stride, device=self._device)
+                    link = NextRank(
+                        self.process(receiver),
+                        groups=groups,
+                        stride=stride,
+                        device=self._device,
+                        tensor_group=self._tensor_group,
+                    )
                     following.setdefault(stage, {})[receiver] = link
                 elif receiver == self.rank:
-                    back = PreviousRank(sender, groups=groups, stride=stride, device=self._device)
+                    back = PreviousRank(
+                        self.process(sender),
+                        groups=groups,
+                        stride=stride,
+                        device=self._device,
+                        tensor_group=self._tensor_group,
+                    )
                     former.setdefault(stage + 1, {})[sender] = back
         return following, former
 

@@ -4,6 +4,10 @@ Shapes are sent once: the first value of each size of micro-batch is preceded by
 form, later ones are not. Sending does not block. The next value is requested as soon as
 the former has arrived, so that the transfer overlaps with computing.
 
+Where ranks share the weights of a stage, all of them have the same values. Each sends its slice to
+the rank with the same part in the other stage, whose ranks collect the slices (CoCoNet, ASPLOS'22,
+the pipeline boundary): so a value crosses the boundary once, and not once for each rank.
+
 Each direction of each boundary between two stages has its own process group: on one
 NCCL communicator an activation could wait for a gradient that waits for it.
 """
@@ -19,6 +23,7 @@ from torch import distributed as dist
 
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 from slurm_elastic.training.ranks.link_errors import LinkError, link_errors
+from slurm_elastic.training.ranks.subgroup import Subgroup
 
 
 class TensorForm(NamedTuple):
@@ -86,6 +91,34 @@ class PreviousLink(Protocol):
         """Free what was sent back up to this micro-batch: it has arrived."""
 
 
+class _Slices:
+    """Slices of values that all ranks of a tensor-parallel group have."""
+
+    def __init__(self, group: Subgroup | None) -> None:
+        self._group = group if group is not None and group.size > 1 else None
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the slice of this rank: a flat one, or the tensor where it has no equal ones."""
+        tensor = tensor.detach().contiguous()
+        if self._group is None or not tensor.numel() or tensor.numel() % self._group.size:
+            return tensor
+        return tensor.reshape(-1).chunk(self._group.size)[self._group.rank]
+
+    def memory(self, part: tuple[str, tuple[int, ...], bool], device: torch.device) -> torch.Tensor:
+        """Return memory for the slice of a tensor of this form."""
+        dtype, shape, _ = part
+        whole = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        return torch.empty(self.own(whole).shape, dtype=whole.dtype, device=device)
+
+    def whole(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the tensor of which this rank has received its slice; collective."""
+        if part.shape == shape:
+            return part
+        assert self._group is not None
+        slices = self._group.collect(part, "collecting slices of an activation")
+        return torch.cat(slices).view(shape)
+
+
 class _Sender:
     """Tensors being sent to one rank; kept until they have arrived."""
 
@@ -113,36 +146,44 @@ class _Sender:
 class _Receiver:
     """Tensors from one rank, in the order in which it sends them."""
 
-    def __init__(self, group: Any, peer: int, device: torch.device) -> None:
+    def __init__(self, group: Any, peer: int, device: torch.device, slices: _Slices) -> None:
         self._group, self._peer, self._device = group, peer, device
-        self._requested: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self._slices = slices
+        self._requested: dict[int, list[tuple[Any, torch.Tensor, tuple[int, ...]]]] = {}
 
     def ask(self, micro: int, parts: Sequence[tuple[str, tuple[int, ...], bool]]) -> None:
-        if micro in self._requested:
-            return
-        self._requested[micro] = []
-        for dtype, shape, _ in parts:
-            buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
-            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
-                self._requested[micro].append(
-                    (dist.irecv(buffer, self._peer, group=self._group), buffer)
-                )
+        """Request tensors of these forms, of which this rank gets its slices."""
+        if micro not in self._requested:
+            memory = [self._slices.memory(part, self._device) for part in parts]
+            self._request(micro, memory, [shape for _, shape, _ in parts])
 
     def take(self, micro: int) -> list[torch.Tensor]:
+        """Wait for what was requested and return it."""
         received = []
-        for work, buffer in self._requested.pop(micro):
+        for work, buffer, shape in self._requested.pop(micro):
             with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
                 work.wait()
-            received.append(buffer)
+            received.append(self._slices.whole(buffer, shape))
         return received
 
     def bytes(self, micro: int) -> bytes:
         """Wait for a message of any length and return it."""
-        self.ask(micro, [("int64", (1,), False)])
-        (length,) = self.take(micro)
-        self.ask(micro, [("uint8", (int(length.item()),), False)])
-        (text,) = self.take(micro)
+        length = torch.empty(1, dtype=torch.int64, device=self._device)
+        self._request(micro, [length], [(1,)])
+        self.take(micro)
+        text = torch.empty(int(length.item()), dtype=torch.uint8, device=self._device)
+        self._request(micro, [text], [tuple(text.shape)])
+        self.take(micro)
         return bytes(text.tolist())
+
+    def _request(
+        self, micro: int, memory: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        self._requested[micro] = []
+        for buffer, shape in zip(memory, shapes, strict=True):
+            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
+                work = dist.irecv(buffer, self._peer, group=self._group)
+            self._requested[micro].append((work, buffer, shape))
 
 
 class NextRank:
@@ -153,13 +194,21 @@ class NextRank:
         groups: of activations and of gradients.
         stride: every `stride`-th micro-batch takes this link.
         device: of the tensors.
+        tensor_group: ranks that share the weights of this stage; None: this one alone.
     """
 
     def __init__(
-        self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
+        self,
+        peer: int,
+        *,
+        groups: tuple[Any, Any],
+        stride: int,
+        device: torch.device,
+        tensor_group: Subgroup | None = None,
     ) -> None:
+        self._slices = _Slices(tensor_group)
         self._out = _Sender(groups[0], peer)
-        self._back = _Receiver(groups[1], peer, device)
+        self._back = _Receiver(groups[1], peer, device, self._slices)
         self._stride, self._device = stride, device
         self._sizes: Sequence[Hashable] = ()
         self._forms: dict[Hashable, TensorForm] = {}
@@ -186,7 +235,8 @@ class NextRank:
                 f"{self._forms[size].parts} as before; pass sizes= where shapes differ, and make "
                 "a new engine when layers freeze"
             )
-        self._out.send(micro, value if isinstance(value, tuple) else [value])
+        tensors = value if isinstance(value, tuple) else [value]
+        self._out.send(micro, [self._slices.own(tensor) for tensor in tensors])
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
         """See `NextLink`."""
@@ -205,9 +255,16 @@ class PreviousRank:
     """`PreviousLink` to another rank; arguments as for `NextRank`."""
 
     def __init__(
-        self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
+        self,
+        peer: int,
+        *,
+        groups: tuple[Any, Any],
+        stride: int,
+        device: torch.device,
+        tensor_group: Subgroup | None = None,
     ) -> None:
-        self._in = _Receiver(groups[0], peer, device)
+        self._slices = _Slices(tensor_group)
+        self._in = _Receiver(groups[0], peer, device, self._slices)
         self._out = _Sender(groups[1], peer)
         self._stride = stride
         self._sizes: Sequence[Hashable] = ()
@@ -239,7 +296,7 @@ class PreviousRank:
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
         """See `PreviousLink`."""
-        self._out.send(micro, gradients)
+        self._out.send(micro, [self._slices.own(gradient) for gradient in gradients])
 
     def settle(self, micro: int) -> None:
         """See `PreviousLink`."""

@@ -68,6 +68,19 @@ class Subgroup:
             if self.size > 1:
                 self.wait(self.start_sum(tensor, operation))
 
+    def broadcast(self, tensors: Iterable[torch.Tensor], operation: str) -> None:
+        """Set tensors to the values of the subgroup's first rank; errors as of `wait`."""
+        for tensor in tensors:
+            if self.size > 1:
+                begin = partial(
+                    torch.distributed.broadcast,
+                    tensor,
+                    src=self.ranks[0],
+                    group=self.process_group,
+                    async_op=True,
+                )
+                self._guard.run(begin, tensor, operation)
+
     def collect(self, tensor: torch.Tensor, operation: str) -> list[torch.Tensor]:
         """Return the tensors of all ranks, of equal shapes, in order; errors as of `wait`."""
         if self.size == 1:

@@ -20,7 +20,7 @@ own. Layers whose weights occur twice, or whose class is not torch's own, stay w
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -63,25 +63,26 @@ _TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def layer_styles(
-    model: nn.Module, size: int, given: Mapping[str, str] | None = None
+    model: nn.Module,
+    size: int,
+    given: Mapping[str, str] | None = None,
+    *,
+    tied: Iterable[str] = (),
 ) -> dict[str, LayerStyle]:
     """Return the layers to divide, by name; the same on all ranks.
 
     Args:
-        model: whole.
+        model: whole, or a stage of it.
         size: ranks of a group.
         given: styles of the script, by name or pattern (`blocks.*.fc1`); the first that matches
-            counts, before all rules.
-
-    Raises:
-        InvalidInputError: a style or pattern of the script is wrong.
+            counts, before all rules. `check_styles` has passed.
+        tied: names of parameters that another stage has, too.
     """
     given = given or {}
     modules = dict(model.named_modules())
-    whole = _with_shared_weights(model)
+    whole = _with_shared_weights(model, tied)
     asked = {name: style for name in modules if (style := _asked(name, given)) is not None}
-    _check(given, asked, modules, size)
-    pairs = dict(_pairs(model, size))
+    pairs = dict(_pairs(model, size, whole))
     styles: dict[str, LayerStyle] = {}
     within: set[nn.Module] = set()  # modules that a divided one uses itself
     for name, module in modules.items():
@@ -125,12 +126,18 @@ def _asked(name: str, given: Mapping[str, str]) -> LayerStyle | None:
     )
 
 
-def _check(
-    given: Mapping[str, str],
-    asked: Mapping[str, LayerStyle],
-    modules: Mapping[str, nn.Module],
-    size: int,
-) -> None:
+def check_styles(stages: Iterable[nn.Module], size: int, given: Mapping[str, str]) -> None:
+    """Check the styles of a script.
+
+    Args:
+        stages: of the whole model, in order; without stages the model.
+        size: ranks of a group.
+        given: styles, by name or pattern.
+
+    Raises:
+        InvalidInputError: a style or pattern is wrong.
+    """
+    modules = {name: module for stage in stages for name, module in stage.named_modules()}
     for pattern, value in given.items():
         if value not in _OF_SCRIPTS:
             raise InvalidInputError(
@@ -142,10 +149,10 @@ def _check(
                 f"tensor_styles: {pattern!r} is invalid: expected the name of a module of the"
                 " model, or a pattern of names such as blocks.*.fc1"
             )
-    for name, style in asked.items():
-        if style is LayerStyle.WHOLE:
+    for name, module in modules.items():
+        style = _asked(name, given)
+        if style is None or style is LayerStyle.WHOLE:
             continue
-        module = modules[name]
         if not _plain_linear(module):
             raise InvalidInputError(
                 f"tensor_styles: {name!r}, a {type(module).__name__}, is invalid: expected an"
@@ -180,9 +187,11 @@ def _chains(model: nn.Module) -> Iterator[tuple[str, list[nn.Module], str]]:
                 first = ""
 
 
-def _pairs(model: nn.Module, size: int) -> Iterator[tuple[str, LayerStyle]]:
+def _pairs(
+    model: nn.Module, size: int, whole: Collection[nn.Module]
+) -> Iterator[tuple[str, LayerStyle]]:
     """Yield the layers of pairs that can be divided; no layer belongs to two."""
-    modules, whole = dict(model.named_modules()), _with_shared_weights(model)
+    modules = dict(model.named_modules())
     taken: set[str] = set()
     for first, _, second in _chains(model):
         layers = [modules.get(name) for name in (first, second)]
@@ -196,7 +205,7 @@ def _pairs(model: nn.Module, size: int) -> Iterator[tuple[str, LayerStyle]]:
 
 
 def _alone(layer: nn.Linear, size: int) -> LayerStyle:
-    large = layer.weight.numel() >= LEAST_WEIGHTS
+    large = layer.in_features * layer.out_features >= LEAST_WEIGHTS
     return LayerStyle.COLLECTED if large and layer.out_features % size == 0 else LayerStyle.WHOLE
 
 
@@ -224,7 +233,8 @@ def _elementwise(activation: object) -> bool:
     return activation in _ELEMENTWISE_FUNCTIONS or type(activation) in _ELEMENTWISE
 
 
-def _with_shared_weights(model: nn.Module) -> set[nn.Module]:
+def _with_shared_weights(model: nn.Module, tied: Iterable[str]) -> set[nn.Module]:
     """Return the modules with a parameter that others have, too."""
-    shared = {name.rpartition(".")[0] for names in ties(model) for name in names}
+    names = [*tied, *(name for names in ties(model) for name in names)]
+    shared = {name.rpartition(".")[0] for name in names}
     return {module for name, module in model.named_modules() if name in shared}

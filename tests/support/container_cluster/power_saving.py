@@ -43,10 +43,16 @@ done
 _HISTORY = """
 import sys, time
 from slurm_elastic.controller.sleep.sleep_record import BIN_S, SleepBin, SleepRecord
-from slurm_elastic.controller.state.ledger import Ledger
-ledger, last = Ledger(sys.argv[1]), int(time.time() // BIN_S)
-bins = {last - i: SleepBin() for i in range(1, 200)}
-ledger.put("sleep_bins", SleepRecord(bins).to_json())
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.placement.sleep.awake_rule import LEAST_HISTORY
+try:
+    ledger, last = Ledger(sys.argv[1]), int(time.time() // BIN_S)
+except LedgerError:
+    sys.exit()
+record = SleepRecord.of_json(ledger.get("sleep_bins", []))
+if len(record.series()) < LEAST_HISTORY:
+    bins = {last - i: SleepBin() for i in range(1, 200)}
+    ledger.put("sleep_bins", SleepRecord(bins).to_json())
 ledger.close()
 """
 #: Section of elastic.toml with which idle nodes sleep as soon as they may.
@@ -98,7 +104,10 @@ def switch_on_by_hand(cluster: SlurmCluster, node: str) -> None:
 
 
 def remember_idle_day(cluster: SlurmCluster, ledger: str) -> None:
-    """Fill a new ledger with a day without jobs: nothing sleeps in a controller's first day."""
+    """Fill a ledger with a day without jobs: nothing sleeps in a controller's first day.
+
+    One with a record of a day stays as it is, and so does one that cannot be opened.
+    """
     cluster.exec([PYTHON, "-", ledger], user="selastic", stdin=_HISTORY)
 
 

@@ -72,6 +72,31 @@ def test_a_job_goes_through_plans_with_shared_weights_by_order(
     assert runs.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", [{"clip_norm": 0.5}, {"optimizer": "sgd", "model": "tied", "recompute": True}]
+)
+def test_stages_whose_ranks_share_weights_have_the_losses_of_one_rank(
+    tmp_path: Path, launcher: FakeLauncher, options: dict[str, object]
+) -> None:
+    options = {"model": "transformer"} | options
+    alone = TrainingRuns(tmp_path / "alone")
+    alone.run(1, **options)
+    walk = TrainingRuns(tmp_path / "walk")
+    plans = [(4, "1x2+tensor=2"), (4, "2x1+tensor=2"), (8, "2x2+tensor=2"), (6, "1x2+tensor=3")]
+    plans += [(4, "1x2x2+tensor=2"), (1, "1x1")]
+    ends = [STEPS * (i + 1) // len(plans) for i in range(len(plans))]
+    for (size, plan), end in zip(plans, ends, strict=True):
+        launcher.set_orders(layout=plan.partition("+")[0], plan=plan if "+" in plan else "")
+        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
+        directive = "1-8,parallel=hybrid"
+        walk.start(size, launcher=launcher, directive=directive, **options, **stop)
+        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        assert f"plan {plan}, as ordered" in walk.log() or "+" not in plan
+    assert walk.layouts() == [plan.partition("+")[0] for _, plan in plans]
+    assert walk.losses() == pytest.approx(alone.losses(), rel=1e-5)
+    assert walk.samples() == [Counter(range(SAMPLES))] * EPOCHS
+
+
 def test_a_plan_of_one_stage_is_followed_without_a_word_in_the_directive(
     tmp_path: Path, launcher: FakeLauncher
 ) -> None:

@@ -145,6 +145,7 @@ def test_what_cannot_be_is_refused_as_a_whole(directive, args, why):
         ("1-8", "2x1+tensor=2"),
         ("1-8", "4x1+recompute"),
         ("2-8,parallel=hybrid,unit=2", "2x1+tensor=2"),
+        ("4-8,parallel=hybrid,unit=4", "2x2+tensor=2"),
         ("2-8,parallel=hybrid,unit=2", "2x2"),
         ("2-8,parallel=hybrid,unit=a100:2/v100:4", "1x4"),
         ("2-8,types=v100:a100,parallel=hybrid,unit=v100:4", "1x3"),
@@ -230,8 +231,7 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ("2x1+tensor=2+shard=full", "tensor=N needs one stage, and no shard="),
-        ("2x2+tensor=2", "tensor=N needs one stage, and no shard="),
+        ("2x1+tensor=2+shard=full", "tensor=N cannot be trained with together with shard="),
         ("4x1+shard=offload", "shard=offload cannot be trained with"),
         ("2x2+shard=optimizer", "shard=optimizer needs one stage"),
         ("4x1+shard", "option 'shard' is invalid"),

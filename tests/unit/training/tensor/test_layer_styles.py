@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from slurm_elastic.core.errors import InvalidInputError
-from slurm_elastic.training.tensor.layer_styles import layer_styles
+from slurm_elastic.training.tensor.layer_styles import check_styles, layer_styles
 from tests.support.trainings.tensor_ranks import OwnBlock
 
 
@@ -66,4 +66,4 @@ def test_styles_of_the_script_come_first_and_the_first_pattern_counts() -> None:
 )
 def test_wrong_styles_are_named(given: dict[str, str], line: str) -> None:
     with pytest.raises(InvalidInputError, match=line):
-        styles(OwnBlock(9), given=given)
+        check_styles([OwnBlock(9)], 2, given)
