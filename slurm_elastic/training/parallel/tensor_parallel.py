@@ -140,6 +140,7 @@ class TensorParallel:
         """See `ParallelStrategy`."""
         with_gradient = [p for p in self._parameters if p.grad is not None]
         parts = squared_norm([p.grad for p in with_gradient if p.divided])
+        parts = parts.to(self._rank_group.device)
         with self._signals.tolerate_ending_peers():
             self._group.add_up([parts], "adding up the norm of the gradient")
         whole = squared_norm([p.grad for p in with_gradient if not p.divided])
