@@ -1,4 +1,4 @@
-"""Restarts in other layouts: replicas, stages, sharded parameters, on the CUDA and NCCL paths.
+"""Restarts in other layouts: replicas, stages, divided parameters, on the CUDA and NCCL paths.
 
 A training of 24 steps, started again after every three or four in another layout, has to give the
 losses of an undisturbed one. The controller's order names the layout; rank 0 sends itself SIGTERM.
@@ -40,6 +40,11 @@ WALKS = {
     4: ["1x1", "2x2", "1x4", "4x1", "1x2x2", "2-1", "1x1"],
     8: ["1x1", "2x4", "8x1", "4x2", "1x8", "3-1", "2x2x2", "1x1"],
 }
+#: The same, of plans whose ranks share weights.
+SHARED = {
+    2: ["1x1", "1x1+tensor=2", "2x1", "1x1+tensor=2+recompute"],
+    4: ["1x1+tensor=2", "2x1+tensor=2", "1x2+tensor=2", "1x1+tensor=4", "1x1"],
+}
 
 
 def run(setting: KitSetting, rows: RowWriter) -> None:
@@ -54,6 +59,12 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
         else:
             sharded = [f"{most}x1", "1x1", f"{max(1, most // 2)}x1", f"{most}x1"]
             _compare(rows, "FSDP2 (shard=True)", sharded, setting, reference, shard=True)
+        if most < 2:
+            rows.not_run("shared weights (tensor=N)", "needs 2 GPUs")
+        else:
+            shared = SHARED[max(size for size in SHARED if size <= most)]
+            options = {"overlap": "buckets"}
+            _compare(rows, "shared weights (tensor=N)", shared, setting, reference, **options)
     with rows.trial("dropout"):
         same = [f"{most}x1"]
         reference = _walk(setting, "dropout", same, dropout=0.2)
@@ -81,11 +92,12 @@ def _compare(
     with rows.trial(name):
         lines = _walk(setting, name.split(maxsplit=1)[0] + "-walk", walk, **options)
         losses, expected = ({x["step"]: x["loss"] for x in run} for run in (lines, reference))
+        expected_layouts = [plan.partition("+")[0] for plan in walk]
         rows.check(
             f"{name}: layouts, in order",
             " ".join(dict.fromkeys(f"{x['start']}:{x['layout']}" for x in lines)),
-            ok=[x["layout"] for x in lines if x["first"]] == list(walk),
-            expected=" ".join(f"{number}:{text}" for number, text in enumerate(walk)),
+            ok=[x["layout"] for x in lines if x["first"]] == expected_layouts,
+            expected=" ".join(f"{number}:{text}" for number, text in enumerate(expected_layouts)),
         )
         done = sorted(x["step"] for x in lines) == list(range(1, STEPS + 1))
         rows.check(f"{name}: steps, each once", len(lines), ok=done, expected=str(STEPS))
@@ -124,16 +136,17 @@ def _walk(
 
 
 def _world(layout: str) -> int:
-    from slurm_elastic.core.layout import LayoutText  # noqa: PLC0415
+    from slurm_elastic.core.execution.execution_plan import ExecutionPlan  # noqa: PLC0415
 
-    return LayoutText.parse(layout).world
+    return ExecutionPlan.parse(layout).world
 
 
 def rank(options: dict[str, Any]) -> None:
     """Train as one rank until a step."""
     folder = Path(options["folder"])
     os.environ["SLURM_ELASTIC"] = "1-64,parallel=hybrid"
-    serve_orders(layout=options["layout"])
+    layout, _, plan_options = options["layout"].partition("+")
+    serve_orders(layout=layout, plan=options["layout"] if plan_options else "")
     from slurm_elastic.training import init  # noqa: PLC0415, I001 - before torch
     from slurm_elastic.training.measure.step_times import process_age  # noqa: PLC0415
 
@@ -165,6 +178,7 @@ def rank(options: dict[str, Any]) -> None:
         micro_batch=3,
         checkpoint_every_s=1e9,
         shard=options.get("shard", False),
+        overlap=options.get("overlap", "none"),
         schedule=options.get("schedule", "1f1b"),
     )
     first = True
