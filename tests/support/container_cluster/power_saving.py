@@ -13,7 +13,6 @@ from tests.support.container_cluster.selasticd import PYTHON
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 POWER = "/shared/scratch/power"
-NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
 _PROGRAM = f"""#!/bin/sh
 for node in $(scontrol show hostnames "$1"); do
     echo {{power}} >{POWER}/$node.new && mv {POWER}/$node.new {POWER}/$node
@@ -78,7 +77,7 @@ def power_saving(cluster: SlurmCluster, *, resume_timeout_s: int) -> Iterator[No
     for power in ("off", "on"):
         write = f"mkdir -pm 777 {POWER}; cat >{POWER}/{power}; chmod 755 {POWER}/{power}"
         cluster.exec(write, stdin=_PROGRAM.format(power=power))
-    for node in NODES:
+    for node in states(cluster):
         start_hardware(cluster, node)
     cluster.exec(_ADMINISTRATOR.format("Administrator"))
     settings = _SETTINGS.format(resume_timeout_s=resume_timeout_s)
