@@ -163,6 +163,11 @@ class Reporter:
         """
         return self._link.first(wait_s) if wait_s else self._link.orders()
 
+    def read_orders(self) -> Orders:
+        """Return the newest orders that esrun has, once its first message has come."""
+        self.read_companions()
+        return self._link.orders()
+
     @property
     def companions(self) -> dict[str, int] | None:
         """Desired companions and their ranks; None: of an esrun that cannot have any."""

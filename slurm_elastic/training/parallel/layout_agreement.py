@@ -14,6 +14,7 @@ from typing import Any
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.report import Orders
 from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.parallel.layout_choice import AvailableRanks, LayoutChoice, choose
@@ -21,7 +22,7 @@ from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"
-#: How long the controller's first orders are waited for, as they may name a layout.
+#: How long the controller's first orders are waited for, where they may name stages.
 _ORDERS_S = 5.0
 
 
@@ -101,7 +102,7 @@ class LayoutAgreement:
         if requested != self._seen or first:
             self._seen, self._profiled = requested, measured is not None
             ordered = orders.plan or orders.layout
-            chosen = self.choice if self._premature(ordered) else self._choose(measured)
+            chosen = self.choice if self._premature(ordered) else self._choose(measured, orders)
             self._better = (chosen.text, chosen.plan) != (self.choice.text, self.choice.plan)
         return self._better
 
@@ -115,11 +116,11 @@ class LayoutAgreement:
     def _chosen(self, measured: MeasuredLayers | None) -> LayoutChoice:
         """Choose and publish the layout, on rank 0."""
         try:
-            choice = self._choose(measured, wait_s=_ORDERS_S)
+            orders = self._first_orders()
+            choice = self._choose(measured, orders)
         except ValueError as error:
             self._publish({"error": str(error)})
             raise
-        orders = self._reporter.orders()
         self._seen = orders.layout, orders.plan, orders.directive
         message = {
             "text": str(choice.text),
@@ -150,8 +151,17 @@ class LayoutAgreement:
             plan=ExecutionPlan.parse(message["plan"]) if message["plan"] else None,
         )
 
-    def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
-        orders = self._reporter.orders(wait_s=wait_s)
+    def _first_orders(self) -> Orders:
+        """Return the orders for an attempt that begins.
+
+        Where only a plan of one stage may come, the controller's answer is not waited for: once it
+        is there, the ranks start again, and esrun then has it.
+        """
+        if self.may_be_staged:
+            return self._reporter.orders(wait_s=_ORDERS_S)
+        return self._reporter.read_orders()
+
+    def _choose(self, measured: MeasuredLayers | None, orders: Orders) -> LayoutChoice:
         directive = Directive.parse(orders.directive) if orders.directive else self._directive
         ranks = AvailableRanks(self._rank_group.size, nodes=self._rank_group.nodes)
         profile = measured.at(self._share) if measured else None

@@ -136,7 +136,7 @@ class PipelineParallel:
             rank_group.device
         )
         self._emptied = _empty([module for _, module in layers], keep=self.model)
-        remove_others(optimizer, self.model)
+        _remove_others(optimizer, self.model)
         self._shared: SharedLayers | None = None
         if choice.tensor > 1:
             self._shared = SharedLayers(
@@ -271,7 +271,7 @@ class PipelineParallel:
         return loss_of(self._loss_fn, output, targets[0]).mean()
 
 
-def remove_others(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
+def _remove_others(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
     """Remove parameters from the optimizer that this rank does not hold."""
     held_ids = {id(p) for p in held.parameters()}
     for group in optimizer.param_groups:

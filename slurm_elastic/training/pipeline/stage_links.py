@@ -15,6 +15,7 @@ NCCL communicator an activation could wait for a gradient that waits for it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -99,16 +100,18 @@ class _Slices:
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the slice of this rank: a flat one, or the tensor where it has no equal ones."""
-        tensor = tensor.detach().contiguous()
-        if self._group is None or not tensor.numel() or tensor.numel() % self._group.size:
+        if self._slice_size(tensor.numel()) is None:
             return tensor
-        return tensor.reshape(-1).chunk(self._group.size)[self._group.rank]
+        assert self._group is not None
+        return tensor.detach().reshape(-1).chunk(self._group.size)[self._group.rank]
 
     def memory(self, part: tuple[str, tuple[int, ...], bool], device: torch.device) -> torch.Tensor:
         """Return memory for the slice of a tensor of this form."""
         dtype, shape, _ = part
-        whole = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        return torch.empty(self.own(whole).shape, dtype=whole.dtype, device=device)
+        size = self._slice_size(math.prod(shape))
+        return torch.empty(
+            shape if size is None else (size,), dtype=getattr(torch, dtype), device=device
+        )
 
     def whole(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor of which this rank has received its slice; collective."""
@@ -117,6 +120,12 @@ class _Slices:
         assert self._group is not None
         slices = self._group.collect(part, "collecting slices of an activation")
         return torch.cat(slices).view(shape)
+
+    def _slice_size(self, elements: int) -> int | None:
+        """Return the elements of a slice; None: the tensor is sent whole."""
+        if self._group is None or not elements or elements % self._group.size:
+            return None
+        return elements // self._group.size
 
 
 class _Sender:
