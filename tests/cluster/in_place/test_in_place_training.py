@@ -147,6 +147,9 @@ class LoopTraining(Training):
             timeout=200,
         )
         losses, expected = self._losses(self.out), self._losses(plain)
+        # Where a loss hits between the updates of two optimizers, no rank has a state to save.
+        if "the newest checkpoint stays" in self.log():
+            losses = list({line["step"]: line for line in losses}.values())
         assert [line["step"] for line in losses] == [line["step"] for line in expected]
         for line, other in zip(losses, expected, strict=True):
             assert line == pytest.approx(other, abs=1e-3)
