@@ -182,7 +182,12 @@ def test_slurmctld_forgets_a_whole_change(cluster: SlurmCluster, daemon: Daemon)
     options = ("--nodes=1", "--gres=gpu:1", "-Ca100&rack2", f"-o{LIGHT}/log", "--time=30")
     job = cluster.sbatch(script, "--elastic=1-4,in-place=never", "-Jraw", *options)
     cluster.wait(job, "RUNNING")
-    time.sleep(12)  # slurmctld saves the start
+    time.sleep(12)
+    started = shown(cluster, job)["start_time"]["number"]
+    until(
+        lambda: int(cluster.exec(forgotten_seconds.SAVED_AT).stdout) > started,
+        what="slurmctld has not saved the start",
+    )
     first = f"{forgotten_seconds.KEEP}; touch {LIGHT}/go"
     daemon.when(job, "DONE", forgotten_seconds.FORGET, first=first)
     until(lambda: gpus(cluster, job) == 1, seconds=30, what=daemon.log)

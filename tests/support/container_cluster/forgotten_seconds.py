@@ -8,6 +8,8 @@ _STATE = "/var/lib/slurm/ctld"
 
 #: Keep the jobs that slurmctld has saved.
 KEEP = f"cp -a {_STATE}/job_state /tmp/kept_job_state"
+#: Print when slurmctld saved its jobs last, epoch s.
+SAVED_AT = f"stat -c %Y {_STATE}/job_state"
 #: Kill slurmctld, and start it again with the jobs that were kept. After a reconfiguration Debian's
 #: is named slurmctld-wlm.
 FORGET = (
