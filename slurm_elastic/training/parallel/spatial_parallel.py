@@ -24,8 +24,8 @@ from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction
 from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
-from slurm_elastic.training.ranks.link_errors import link_errors
 from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import subgroup
 from slurm_elastic.training.sampler import BatchSplit, GroupSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
@@ -168,20 +168,13 @@ class SpatialParallel(ReplicaStrategy[GradientExchange]):
 
 def _own_group(grid: SlabGrid, rank_group: RankGroup) -> SpatialGroup:
     """Return the group of this rank; collective, as all ranks make all groups."""
-    own: SpatialGroup | None = None
-    for first in range(0, rank_group.size, grid.size):
-        ranks = range(first, first + grid.size)
-        process_group = None
-        if grid.size > 1:
-            with link_errors("forming the group of ranks of a sample"):
-                process_group = torch.distributed.new_group(list(ranks))
-        if rank_group.rank in ranks:
-            own = SpatialGroup(grid, ranks, process_group)
-    if own is None:
+    world = range(rank_group.size)
+    if len(world) % grid.size:
         raise SpatialCutError(
             f"spatial: {rank_group.size} ranks are invalid: expected a multiple of {grid.size}"
         )
-    return own
+    own = subgroup(rank_group, [world[i : i + grid.size] for i in world[:: grid.size]])
+    return SpatialGroup(grid, own.ranks, own.process_group)
 
 
 def slabs_of(

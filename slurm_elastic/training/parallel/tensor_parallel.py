@@ -133,8 +133,9 @@ class TensorParallel:
         profiler.passed(len(batch.share.slices), pipeline=False)
         profiler.exchanged(self._chunks.name, None)
         summed_loss, *agreed = sums.tolist()
-        self._chunks.agree(agreed[StepRequests._fields.index("exchange")])
-        return summed_loss / count, StepRequests(*agreed)
+        requests = StepRequests(*agreed)
+        self._chunks.agree(requests.exchange)
+        return summed_loss / count, requests
 
     def clip(self, most: float) -> None:
         """See `ParallelStrategy`."""
