@@ -11,7 +11,7 @@ local PENALTY_STEPS = 1000000
 local DEFAULT_PENALTY_STEPS = 5000
 
 local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes",
-	"in-place" }
+	"in-place", "plan" }
 local KNOWN = "known keys: " .. table.concat(KEYS, ", ")
 local UNIT_EXAMPLE = "unit=4 or unit=a100:2/v100:8"
 
@@ -165,6 +165,13 @@ readers["in-place"] = function(d, value)
 	d.in_place = value
 end
 
+readers["plan"] = function(d, value)
+	if not contains({ "own", "auto" }, value) then
+		fail(value, 'plan "%s" is unknown; write own or auto', value)
+	end
+	d.plan = value
+end
+
 readers["unit"] = function(d, value)
 	if is_digits(value) then
 		d.unit = number(value, "unit", MAX_GPUS)
@@ -269,11 +276,18 @@ local function check_units(d)
 	end
 end
 
+local function check_plan(d)
+	if d.plan == "auto" and d.parallel == "spatial" then
+		fail("plan=auto", "plan=auto is not possible with parallel=spatial: spatial groups have no"
+			.. " options; write plan=own or change parallel")
+	end
+end
+
 local function read(text)
 	check_bytes(text)
 	local items = split(text, ",")
-	local d = { types = {}, parallel = "data", freeze = "off", in_place = "auto", unit_names = {}, units = {},
-		listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
+	local d = { types = {}, parallel = "data", freeze = "off", in_place = "auto", plan = "own",
+		unit_names = {}, units = {}, listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
 	local seen = {}
 	d.min, d.max = read_gpus(items[1])
 	for position = 2, #items do
@@ -294,6 +308,7 @@ local function read(text)
 	end
 	check_sizes(d)
 	check_units(d)
+	check_plan(d)
 	return d
 end
 
@@ -343,6 +358,7 @@ function M.format(d)
 	add(#units > 0, "unit", table.concat(units, "/"))
 	add(#d.listed > 0, "sizes", joined(d.listed))
 	add(d.in_place ~= "auto", "in-place", d.in_place)
+	add(d.plan ~= "own", "plan", d.plan)
 	return table.concat(words, ",")
 end
 

@@ -147,6 +147,12 @@ class ResizeSettings:
         "a requeue (docs/reliability.md).",
         choices=("auto", "never"),
     )
+    plan_trials: float = key(
+        0.05,
+        "Share of a job's time that restarts for trying execution plans may take, for jobs with"
+        " `plan=auto` (docs/training.md); 0: plans are not tried.",
+        bounds=(0, 1),
+    )
     extend_time: bool = key(
         False,
         "Extend the time limit of jobs that run on fewer GPUs than submitted (docs/policies.md).",

@@ -1,7 +1,7 @@
 """Reports of running jobs, and the orders that answer them.
 
-Orders come from transitions (`engine`), batch tuning (`tuner`) and users: layout and directive,
-and layers to freeze.
+Orders come from transitions (`engine`), batch tuning (`tuner`), users (layout and directive) and
+the choice of plans (`plan_orders`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.metrics.attempt_comparison import AttemptComparison
 from slurm_elastic.controller.neighbours.neighbour_learning import NeighbourLearning
+from slurm_elastic.controller.plan_orders import PlanOrders
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
@@ -58,6 +59,7 @@ class ReportHandler:
         self.attempts = AttemptComparison(self._counts)
         self._store, self._engine, self._tuner, self._log = store, engine, tuner, log
         self._outbox = engine.outbox
+        self._plans = PlanOrders(store, live=engine.live, log=log)
         self.predicts_frozen_layers = False
         self._measuring: dict[int, Transition] = {}
 
@@ -96,6 +98,8 @@ class ReportHandler:
                 self._tuner.answer_report(
                     job, report, directive=self._store.directive(job), learned=learned
                 )
+            self._plans.acts = act
+            self._plans.consider(job, report)
         if report.phase == "saving" and report.notice is not None:
             self._engine.note_saving(report.job_id, report.run, report.notice)
         elif report.phase == "saved" and report.notice is not None:
@@ -116,7 +120,7 @@ class ReportHandler:
         answer = (report.failed_start, "end")
         if trials.failure is not None or self._store.lost_node(job):
             answer = (report.failed_start, "wait")
-        elif report.failed_start <= trials.restarts:
+        elif report.failed_start <= trials.restarts or self._store.blames_plan(job, report):
             answer = (report.failed_start, "restart")
         orders = self._outbox.orders(job.job_id, report.run)
         if (orders.failed_start, orders.on_failure) != answer:
@@ -135,13 +139,14 @@ class ReportHandler:
         return self._outbox.reason(job_id, run)
 
     def stand(self, job: Job) -> None:
-        """Send a job the layout or plan, and the directive, that users ordered, if they are new.
+        """Send a job the layout or plan that is ordered, and its owner's directive, if new.
 
         A setting for other GPUs than the job holds goes to the attempt that will have them: the
         present one would restart in vain.
         """
         entry, held, directive = self._store.entry(job), job.allocation, self._store.directive(job)
-        plan = ExecutionPlan.parse(entry.layout) if entry.layout else None
+        ordered = self._plans.ordered(job)
+        plan = ExecutionPlan.parse(ordered) if ordered else None
         waits = stays = False
         if held and held.gpus:
             waits = plan is not None and plan.world != held.gpus
@@ -208,10 +213,10 @@ def _is_after(report: Report, transition: Transition) -> bool:
 
 
 def _for_ranks(override: str) -> str:
-    """Return an ordered directive without its sizes.
+    """Return an ordered directive without the keys `sizes` and `plan`.
 
     Ranks do not use them, and the library of an earlier release cannot read them.
     """
     if not override:
         return ""
-    return str(dataclasses.replace(Directive.parse(override), listed=()))
+    return str(dataclasses.replace(Directive.parse(override), listed=(), plan="own"))

@@ -15,6 +15,8 @@ import enum
 from dataclasses import dataclass
 from itertools import pairwise
 
+from slurm_elastic.core.execution.plan_gains import PlanGains
+
 
 class JobClass(enum.Enum):
     """Properties that a scheduler may choose (Sia, section 3.2)."""
@@ -190,6 +192,8 @@ class Learned:
             (models/step_residuals.py).
         deviation: of times that are not the job's own, the standard deviation of the job's
             deviation from its application, in logarithms of seconds (models/application_pool.py).
+        plan_gains: of execution plans over the job's own choice, which `observations` are of; None:
+            the controller chooses no plan for the job.
     """
 
     application: Application
@@ -198,3 +202,4 @@ class Learned:
     prefixes: Prefixes | None = None
     residuals: bool = False
     deviation: float = 0.0
+    plan_gains: PlanGains | None = None

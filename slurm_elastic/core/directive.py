@@ -30,6 +30,7 @@ from slurm_elastic.core.directive_grammar import (
     Freeze,
     InPlace,
     Parallel,
+    PlanChoice,
     percent,
     printed_range,
     read_fields,
@@ -57,6 +58,8 @@ class Directive:
         listed: the numbers of GPUs that the job can run on, ascending; empty: all within MIN-MAX.
             MIN and MAX become the first and the last of them.
         in_place: Whether the job may be changed in place, without a requeue, where possible.
+        plan: Whether the controller may choose the execution plan; "own": the job chooses it, or
+            a user orders it.
         excluded: (type, GPUs) pairs that the job must not get, type "" for every type; see
             `excluding`. Not part of the text.
     """
@@ -73,6 +76,7 @@ class Directive:
     units: tuple[tuple[str, int], ...] = ()
     listed: tuple[int, ...] = ()
     in_place: InPlace = "auto"
+    plan: PlanChoice = "own"
     excluded: frozenset[tuple[str, int]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class Directive:
             read_fields(text)
             self._check_sizes()
             self._check_units()
+            self._check_plan()
         except DirectiveError as error:
             raise DirectiveError(error.part, error.reason, text) from None
 
@@ -129,6 +134,8 @@ class Directive:
             fields.append("sizes=" + ":".join(map(str, self.listed)))
         if self.in_place != "auto":
             fields.append("in-place=" + self.in_place)
+        if self.plan != "own":
+            fields.append("plan=" + self.plan)
         return ",".join(fields)
 
     def unit_for(self, gpu_type: str) -> int:
@@ -255,6 +262,14 @@ class Directive:
                     f"unit {part}: no multiple of {count} lies within {span};"
                     " widen MIN-MAX or change unit",
                 )
+
+    def _check_plan(self) -> None:
+        if self.plan == "auto" and self.parallel == "spatial":
+            raise DirectiveError(
+                "plan=auto",
+                "plan=auto is not possible with parallel=spatial: spatial groups have no options;"
+                " write plan=own or change parallel",
+            )
 
 
 @lru_cache(maxsize=4096)

@@ -24,10 +24,11 @@ DEFAULT_MAX_PENALTY = 0.005
 Parallel = Literal["data", "pipeline", "hybrid", "spatial"]
 Freeze = Literal["off", "auto"]
 InPlace = Literal["auto", "never"]
+PlanChoice = Literal["own", "auto"]
 
 KEYS = (
     *("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes"),
-    "in-place",
+    *("in-place", "plan"),
 )
 _KNOWN = "known keys: " + ", ".join(KEYS)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
@@ -181,6 +182,12 @@ def _in_place(value: str) -> dict[str, object]:
     return {"in_place": cast("InPlace", value)}
 
 
+def _plan(value: str) -> dict[str, object]:
+    if value not in {"own", "auto"}:
+        raise DirectiveError(value, f'plan "{value}" is unknown; write own or auto')
+    return {"plan": cast("PlanChoice", value)}
+
+
 def _unit(value: str) -> dict[str, object]:
     if _DIGITS.fullmatch(value):
         return {"unit": _number(value, "unit", MAX_GPUS)}
@@ -221,6 +228,7 @@ _READERS: dict[str, Callable[[str], dict[str, object]]] = {
     "unit": _unit,
     "sizes": _sizes,
     "in-place": _in_place,
+    "plan": _plan,
 }
 
 

@@ -20,6 +20,10 @@ from typing import Any, TypeVar
 
 from slurm_elastic.core.directive_grammar import MAX_BYTES
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
+from slurm_elastic.core.execution.supported_options import (
+    SupportedOptions,
+    SupportedOptionsError,
+)
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 from slurm_elastic.core.member_orders import (
     CHANGE_STATES,
@@ -109,6 +113,8 @@ class Report:
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
         plan: execution plan of this attempt, if one with options was ordered; else "".
+        supported_options: parts of execution plans that the training can carry out
+            (`slurm_elastic.core.execution.supported_options`); "": none, or not reported.
         layers, frozen: layers of the model, and how many from the front are frozen now.
         certified: how many may be frozen by the library's criteria.
         penalty, certified_penalty: fraction, 0-1, of useful progress lost at `frozen` and at
@@ -174,6 +180,7 @@ class Report:
     failed_gpus: int | None = None
     layout: str = ""
     plan: str = ""
+    supported_options: str = ""
     layers: int | None = None
     frozen: int | None = None
     certified: int | None = None
@@ -359,6 +366,7 @@ def _build(cls: type[T], data: Any, bounds: dict[str, float]) -> T:
 _TEXTS: dict[str, Callable[[str], object]] = {
     "layout": LayoutText.parse,
     "plan": ExecutionPlan.parse,
+    "supported_options": SupportedOptions.parse,
 }
 _READERS = {
     "profile": profile_rows,
@@ -381,7 +389,7 @@ def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
         if name in _TEXTS and value:
             try:
                 _TEXTS[name](value)
-            except (LayoutTextError, ExecutionPlanError) as error:
+            except (LayoutTextError, ExecutionPlanError, SupportedOptionsError) as error:
                 raise ReportError(name, str(error)) from None
         return value
     if "bool" in kind:

@@ -41,7 +41,7 @@ _KEPT_IN_PLACE = frozenset({
     *_OWN, "kind", "gpu_type", "step", "progress", "global_batch", "micro_batch", "accumulation",
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
-    "certified_penalty", "jump",
+    "certified_penalty", "supported_options", "jump",
 }) - {"failed_gpus", "busy_cpus"}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slurm_elastic.core.application import JobClass, Learned, Noise
+from slurm_elastic.core.execution.plan_gains import PlanGains
 from slurm_elastic.models import efficiency, goodput_tables
 from slurm_elastic.models.batch_candidates import ConfigurationSet
 from slurm_elastic.models.goodput_tables import WHOLE, GoodputBasis, GoodputTable, RemainingWork
@@ -49,13 +50,16 @@ class GoodputModel:
         observed_types: types with own observations, in the application's order.
     """
 
-    __slots__ = ("_basis", "_fixed", "_sqr", "_var", "compat", "noise", "observed_types")
+    __slots__ = ("_basis", "_fixed", "_gains", "_sqr", "_var", "compat", "noise", "observed_types")
 
-    def __init__(self, basis: GoodputBasis, noise: Noise | None) -> None:
+    def __init__(
+        self, basis: GoodputBasis, noise: Noise | None, gains: PlanGains | None = None
+    ) -> None:
         self.noise = noise
         self.compat = basis.compat
         self.observed_types: tuple[str, ...] = tuple(basis.observations)
         self._basis = basis
+        self._gains = gains
         self._sqr, self._var = efficiency.weights(noise)
         adaptive = basis.application.job_class is JobClass.ADAPTIVE
         # Without statistics no batch can be preferred: the user's is kept.
@@ -83,7 +87,7 @@ class GoodputModel:
             compat=compat,
             residuals=learned.residuals and not compat,
         )
-        return _model(of, learned.noise)
+        return _model(of, learned.noise, learned.plan_gains)
 
     def known(self, gpu_type: str) -> bool:
         """Return whether the job was observed on this type; else its predictions are borrowed."""
@@ -177,6 +181,7 @@ class GoodputModel:
             max_batch=max_batch,
             most=most,
             part=part,
+            gains=self._gains,
         )
 
 
@@ -205,8 +210,8 @@ def goodput_matrix(models: Sequence[GoodputModel], configurations: Configuration
 
 
 @lru_cache(maxsize=8192)
-def _model(of: GoodputBasis, noise: Noise | None) -> GoodputModel:
-    return GoodputModel(of, noise)
+def _model(of: GoodputBasis, noise: Noise | None, gains: PlanGains | None) -> GoodputModel:
+    return GoodputModel(of, noise, gains)
 
 
 @lru_cache(maxsize=4096)

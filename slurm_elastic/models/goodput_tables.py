@@ -8,6 +8,7 @@ with a new measurement. A `GoodputTable` holds the latter, so that a round only 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.core.application import Application, JobClass, Observation
+from slurm_elastic.core.execution.plan_gains import PlanGains
 from slurm_elastic.models import bootstrap, step_residuals, throughput
 from slurm_elastic.models.batch_candidates import BatchCandidates, ConfigurationSet, candidates
 from slurm_elastic.models.step_residuals import CorrectedThroughput
@@ -185,6 +187,7 @@ def table(
     max_batch: int | None = None,
     most: int | None = None,
     part: RemainingWork = WHOLE,
+    gains: PlanGains | None = None,
 ) -> GoodputTable:
     """Return the table of a job and its configurations.
 
@@ -199,7 +202,35 @@ def table(
         most: largest micro-batch instead of each type's.
         part: what frozen layers leave of a step; it counts where a step is predicted from
             observations, and not for rigid jobs.
+        gains: of execution plans over the job's own choice, whose times the observations are.
     """
+    made = _own_table(
+        of,
+        configurations,
+        fixed=fixed,
+        own_limits=own_limits,
+        max_batch=max_batch,
+        most=most,
+        part=part,
+    )
+    if gains is None:
+        return made
+    rows = zip(configurations.types, configurations.nodes, configurations.gpus, strict=True)
+    factors = np.array([gains.factor(name, nodes=n, gpus=g) for name, n, g in rows])
+    return dataclasses.replace(made, weight=made.weight * factors[:, None])
+
+
+def _own_table(
+    of: GoodputBasis,
+    configurations: ConfigurationSet,
+    *,
+    fixed: bool,
+    own_limits: bool,
+    max_batch: int | None,
+    most: int | None,
+    part: RemainingWork,
+) -> GoodputTable:
+    """Return the table of a job that runs in the plans of its own choice; see `table`."""
     if of.source is None:
         # Before the first run no noise is known either, yet an elastic batch may take any value.
         fixed = of.application.job_class is not JobClass.ADAPTIVE

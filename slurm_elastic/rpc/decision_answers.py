@@ -173,13 +173,31 @@ class ExchangeRow(TypedDict):
     exposed: float | None
 
 
+class PlanSpeedRow(TypedDict):
+    """Measured speed of an execution plan; `plan` "": the job's own choice."""
+
+    gpu_type: str
+    gpus: int
+    nodes: int
+    plan: str
+    samples_per_s: float
+
+
+class PlansRow(TypedDict):
+    """Plans that the controller tries for a job; `ordered` "": the job's own choice."""
+
+    ordered: str
+    measured: list[PlanSpeedRow]
+
+
 class ExplainAnswer(TypedDict):
     """`selastic explain`. `ended`: null for a job that has not ended.
 
     `exchange`: null where nothing but the exchange after the backward pass is chosen.
     `on_trial`: since when the attempt lacks a checkpoint newer than the last change; null: it has
     one. `failed`: why the job goes back to where it worked. `layout`: replicas, stages, spatial
-    groups and options of the present attempt, as it reported them; "": it has not.
+    groups and options of the present attempt, as it reported them; "": it has not. `plans`: null
+    unless the directive has `plan=auto`.
     """
 
     time: float
@@ -205,6 +223,7 @@ class ExplainAnswer(TypedDict):
     batch: BatchRow | None
     exchange: ExchangeRow | None
     layout: str
+    plans: PlansRow | None
     next_round: float | None
     last: ChangeRow | None
     ended: EndingRow | None

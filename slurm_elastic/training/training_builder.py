@@ -40,6 +40,7 @@ from slurm_elastic.training.parallel.plan_settings import PlanSettings
 from slurm_elastic.training.parallel.recomputation import keep_activations, recompute
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
+from slurm_elastic.training.parallel.supported_plans import supported_options
 from slurm_elastic.training.parallel.tensor_parallel import TensorParallel
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.loss_restart import LossRestart
@@ -234,6 +235,7 @@ class TrainingBuilder:
         self._make_optimizer()
         if not slabs:
             keep_activations(layers_of(full_model))
+        self._report_supported_options(spatial=choice.spatial)
         plain = not (staged or sharded or sliced or slabs or divided or self._profile)
         step_profiler = StepProfiler(
             timer=reporter.timer,
@@ -330,6 +332,24 @@ class TrainingBuilder:
                 rank_group=rank_group,
             ),
         )
+
+    def _report_supported_options(self, *, spatial: bool) -> None:
+        """Report what plans may ask of this training, before it is divided."""
+        if self._rank_group.rank or spatial:
+            return
+        supported = supported_options(
+            self._full_model,
+            self._layers,
+            self._optimizer,
+            recompute=self._settings.recompute,
+            # Objects of the script may be of the size of whole parameters, as a mean of them is.
+            restricted=self._freezing is not None
+            or self._schedule == "pipedream"
+            or bool(self._extra),
+            undivided=self._undivided,
+            styles=self._tensor_styles,
+        )
+        self._reporter.set_fields(supported_options=str(supported))
 
     def _make_optimizer(self) -> None:
         """Call functions that make optimizer and scheduler, when the job is built first."""

@@ -66,7 +66,7 @@ local DIRECTIVES = {
 	"2-16,batch=256-4096,parallel=hybrid,freeze=auto,max-penalty=0.5%,notice=60", "65536",
 	"1-65536", "2-16,types=", "2,types=mig", "x", "6-16,types=h100", "7-7", "3-5,types=v100:a100",
 	"1-8,sizes=1:2:4", "2-16,sizes=6:12,types=v100:a100", "1-16,sizes=8:2,unit=a100:2/v100:8",
-	"1-65536,sizes=1:65536", "1-8,sizes=9",
+	"1-65536,sizes=1:65536", "1-8,sizes=9", "2-8,plan=auto",
 }
 local GRES = {
 	"gres/gpu:2", "gres/gpu", "gres/gpu:a100:4", "gres/gpu:a100", "gres:gpu:2", "gres/gpu=1",

@@ -26,7 +26,7 @@ NUMBERS = (
     ),
 )
 PERCENTS = ("0%", "0.5%", "100%", "100.0001%", "0.00001%", "1.", ".5%", "5", "%", "1.2.3%", "5%%")
-MODES = ("data", "pipeline", "hybrid", "spatial", "off", "auto", "on", "Data", "")
+MODES = ("data", "pipeline", "hybrid", "spatial", "off", "auto", "on", "Data", "", "own")
 #: Longest text made.
 MAX_BYTES = 8000
 BREAKERS = (
@@ -107,6 +107,7 @@ class Directives:
             draw.choice((f"unit={unit}", f"unit=a100:{unit}/v100:{2 * unit}")),
             "sizes=" + ":".join(map(str, self._sizes(low, high, unit))),
             "in-place=" + draw.choice(("auto", "never")),
+            "plan=" + draw.choice(("own", "auto")),
         )
         words = [f"{low}-{high}", *draw.sample(items, draw.randrange(0, 9))]
         return ",".join(words).encode()

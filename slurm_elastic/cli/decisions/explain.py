@@ -89,6 +89,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Batch", _batch(answer))
     add("Layout", _layout(answer))
     add("Exchange", _exchange(answer))
+    add("Plans", _plans(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", _not_yet(answer))
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
@@ -156,6 +157,21 @@ def _layout(answer: ExplainAnswer) -> str:
     if plan.stages > 1:
         return f"a pipeline of {plan.stages} stages ({text})"
     return "" if plan.plain else f"{counted(plan.replicas, 'replica')} ({text})"
+
+
+def _plans(answer: ExplainAnswer) -> str:
+    """Return the plan that the controller has ordered, and the speeds in the present allocation."""
+    row = answer.get("plans")  # a controller of an older release sends none
+    if row is None:
+        return ""
+    held = answer["job"]["gpus"], answer["job"]["gpu_type"]
+    speeds = ", ".join(
+        f"{speed['plan'] or 'own choice'} {speed['samples_per_s']:.3g}/s"
+        for speed in sorted(row["measured"], key=lambda r: -r["samples_per_s"])
+        if (speed["gpus"], speed["gpu_type"]) == held
+    )
+    text = f"{row['ordered']} is ordered" if row["ordered"] else "the job's own choice"
+    return f"{text}; samples measured here: {speeds}" if speeds else text
 
 
 def _not_yet(answer: ExplainAnswer) -> str:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.controller.batch_tuning import BatchChoice
-from slurm_elastic.controller.queries.model_answers import exchange_row, model_row
+from slurm_elastic.controller.queries.model_answers import exchange_row, model_row, plans_row
 from slurm_elastic.controller.queries.neighbour_answers import neighbour_rows
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
@@ -276,6 +276,7 @@ def explain(
         "batch": None if ended else _batch(rows, view.batches.get(job_id)),
         "exchange": None if ended else exchange_row(job, view.reports.get(job_id)),
         "layout": "" if ended else _layout(job, view.reports.get(job_id)),
+        "plans": None if ended else plans_row(job, record),
         "next_round": view.next_round,
         "last": change(rows, of_job[-1]) if of_job else None,
         "ended": _ending(rows, ended) if ended else None,

@@ -1,4 +1,4 @@
-"""Goodput model and exchange of gradients of a job, for `explain` and `show`."""
+"""Goodput model, exchange of gradients and execution plans of a job, for `explain` and `show`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import bisect
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.report import Report
-from slurm_elastic.rpc.decision_answers import ExchangeRow, ModelRow, TypeRow
+from slurm_elastic.rpc.decision_answers import (
+    ExchangeRow,
+    ModelRow,
+    PlanSpeedRow,
+    PlansRow,
+    TypeRow,
+)
 
 
 def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow | None:
@@ -73,6 +80,23 @@ def exchange_row(job: Job, report: Report | None) -> ExchangeRow | None:
     if report is None or report.run != job.run or job.allocation is None or not report.exchange:
         return None
     return {"schedule": report.exchange, "exposed": report.exposed}
+
+
+def plans_row(job: Job, record: JobRecord) -> PlansRow | None:
+    """Return the execution plans that were tried of a job, if the controller chooses them."""
+    if job.directive is None or job.directive.plan != "auto":
+        return None
+    measured: list[PlanSpeedRow] = [
+        {
+            "gpu_type": speed.gpu_type,
+            "gpus": speed.gpus,
+            "nodes": speed.nodes,
+            "plan": speed.plan,
+            "samples_per_s": speed.samples_per_s,
+        }
+        for speed in record.plan_speeds
+    ]
+    return {"ordered": record.ordered_plan, "measured": measured}
 
 
 def _next_shapes(snapshot: Snapshot, job: Job) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from slurm_elastic.controller.server.request_dispatcher import RequestRefusedErr
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
+from slurm_elastic.core.execution.possible_plans import misfit
 
 #: In place of a layout: the job's own choice.
 AUTO = "auto"
@@ -66,29 +67,6 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
         effects.append(f"layout {layout} is no longer possible: the job's own choice")
         layout = ""
     return DirectiveUpdate(override, layout), "; ".join(effects)
-
-
-def misfit(plan: ExecutionPlan, directive: Directive) -> str:
-    """Return why a job of this directive can never run in this plan, or ""."""
-    layout, mode = plan.layout, f"layout {plan}: parallel={directive.parallel}"
-    if directive.parallel != "spatial" and layout.space > 1:
-        return f"{mode} has no spatial groups; add --elastic=...,parallel=spatial"
-    if directive.parallel == "data" and (layout.stages > 1 or plan.plain):
-        return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
-    if directive.parallel == "pipeline" and max(layout.replicas) > 1:
-        return f"{mode} has one replica: write 1x{layout.world}, or use parallel=hybrid"
-    if directive.parallel == "spatial" and layout.stages > 1:
-        return f"{mode} has no stages: write Rx1sN, R groups of N GPUs, or use parallel=hybrid"
-    types = directive.types or (*(name for name, _ in directive.units), "")
-    units = [directive.unit_for(name) for name in types if directive.allows(plan.world, name)]
-    if not units:
-        return f"layout {plan} needs {plan.world} GPUs, which --elastic={directive} rules out"
-    replica = layout.stages * plan.tensor if layout.even else 0
-    if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
-        return f"layout {plan}: unit={units[0]} asks for replicas of {units[0]} GPUs"
-    if directive.parallel == "spatial" and not {1, layout.space}.intersection(units):
-        return f"layout {plan}: unit={units[0]} asks for groups of {units[0]} GPUs"
-    return ""
 
 
 def _obstacle(plan: ExecutionPlan, directive: Directive) -> str:

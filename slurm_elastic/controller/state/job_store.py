@@ -133,13 +133,15 @@ class JobStore:
                 and report.steps_measured >= LEAST_STEPS
             ):
                 held = None
+            entry.plan_trials.record(report, held)
             self._profiles.add_report(report, job)
             profile = self._profiles.of(job, report.application) if report.frozen else None
+            as_own, own_held = entry.plan_trials.as_own(report, held)
             learned = self.learning.add_report(
                 entry.observations,
-                freezing_reports.thawed(report, profile),
+                freezing_reports.thawed(as_own, profile),
                 self.in_force(job),
-                held,
+                own_held,
             )
             self._update_gradient_bytes(entry, report, job)
             attempt_progress.record_report(entry.watch, report, now=now)
@@ -173,6 +175,8 @@ class JobStore:
         failure = program_failure(report, trials)
         if report.run != trials.run or failure is None or self.lost_node(job):
             return ended
+        if entry.plan_trials.fail(report, now):
+            return ended
         own = job.base_allocation
         if report.failed_gpus is not None and own is not None:
             return trials.fail_in_place(report, own, failure, now=now) or ended
@@ -203,6 +207,10 @@ class JobStore:
         with self._lock:
             last = self._reports.get(job_id)
         return last[1] if last else None
+
+    def blames_plan(self, job: Job, report: Report) -> bool:
+        """Return whether an ordered plan made this start fail, which is repeated without it."""
+        return self.entry(job).plan_trials.failed_start == (report.run, report.failed_start)
 
     def lost_node(self, job: Job) -> bool:
         """Return whether a node of a job was down in the last snapshot: its program fails then."""
@@ -457,6 +465,9 @@ class JobStore:
         learned = self.learning.learned(
             job, entry.observations, directive=directive, cluster=types, now=now
         )
+        plans = entry.plan_trials if directive and directive.plan == "auto" else None
+        if plans and learned and (gains := plans.gains()):
+            learned = dataclasses.replace(learned, plan_gains=gains)
         frozen = None
         if report is not None and report.certified:  # an attempt goes on with the last one's
             profile = self._profiles.of(job, entry.observations.stated)

@@ -10,6 +10,7 @@ from typing import Any
 from slurm_elastic.controller.companions.placed_companions import PlacedCompanions
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
 from slurm_elastic.controller.state.job_ending import JobEnding
+from slurm_elastic.controller.state.plan_trials import PlanTrials
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.controller.state.reported.measurement import from_ledger
 from slurm_elastic.controller.state.reported.observations import Observations
@@ -44,6 +45,7 @@ class StoredJob:
         watch: progress of its attempts.
         rehearsal: whether its script was seen to resume, and earlier rehearsals.
         trials: shapes in which it worked, and failed.
+        plan_trials: execution plans that were tried, where the controller chooses them.
         jump: as in `JobRecord`.
         placed: its companions, and how changes in place went.
         reported: whether any report of the job has arrived.
@@ -79,6 +81,7 @@ class StoredJob:
     watch: AttemptProgress = field(default_factory=AttemptProgress)
     rehearsal: RehearsalRecord = field(default_factory=RehearsalRecord)
     trials: ShapeTrials = field(default_factory=ShapeTrials)
+    plan_trials: PlanTrials = field(default_factory=PlanTrials)
     jump: str = ""
     placed: PlacedCompanions = field(default_factory=PlacedCompanions)
     reported: bool = False
@@ -93,6 +96,7 @@ class StoredJob:
         body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
         body["watch"], body["trials"] = self.watch.to_body(), self.trials.to_body()
         body["rehearsal"], body["placed"] = self.rehearsal.to_body(), self.placed.to_body()
+        body["plan_trials"] = self.plan_trials.to_body()
         return body
 
     @classmethod
@@ -106,6 +110,7 @@ class StoredJob:
         entry.watch = AttemptProgress.from_body(body.get("watch"))
         entry.rehearsal = RehearsalRecord.from_body(body.get("rehearsal"))
         entry.trials = ShapeTrials.from_body(body.get("trials"))
+        entry.plan_trials = PlanTrials.from_body(body.get("plan_trials"))
         entry.placed = PlacedCompanions.from_body(body.get("placed"))
         entry.ending = JobEnding.from_body(body.get("ending"))
         try:
@@ -174,6 +179,8 @@ def job_record(
         on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
         failed=entry.trials.failure if _is_current(entry, job) else None,
         barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
+        ordered_plan=entry.plan_trials.ordered,
+        plan_speeds=entry.plan_trials.measured(),
     )
 
 

@@ -50,7 +50,7 @@ class SharedLayers:
         chunking: Chunking,
         log: Callable[[str], None],
     ) -> None:
-        _check_optimizer(optimizer)
+        check_separate_updates(optimizer)
         check_styles(stages, size, styles)
         chosen = [layer_styles(stage, size, styles, tied=tied) for stage in stages]
         _check_ends(stages, chosen)
@@ -108,7 +108,7 @@ def _check_ends(
             )
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_separate_updates(optimizer: torch.optim.Optimizer) -> None:
     """Check that the optimizer updates parameters one by one.
 
     Raises:

@@ -148,9 +148,11 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
 
     selasticd is stopped until then: else the change might repeat its requeue before.
     """
-    told, handles = "/shared/scratch/told", "/shared/scratch/handles-term"
-    cluster.exec(["rm", "-f", told, handles])
-    script = f"trap 'touch {told}; sleep 3; exit 143' TERM; touch {handles}; sleep 600 & wait"
+    told, killed = "/shared/scratch/told", "/shared/scratch/killed"
+    handles = "/shared/scratch/handles-term"
+    cluster.exec(["rm", "-f", told, killed, handles])
+    ending = f"touch {told}; until [ -e {killed} ]; do sleep 0.1; done; exit 143"
+    script = f"trap '{ending}' TERM; touch {handles}; sleep 600 & wait"
     options = ("--elastic=1-4", "-o/dev/null", "-Ca100&rack2", "-Jraw", "--nice=7")
     job = cluster.sbatch(script, *options)
     until(lambda: cluster.exec(["test", "-e", handles], check=False).returncode == 0)
@@ -160,7 +162,8 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
     failed = f"scontrol show job {job} | grep -q JobState=FAILED"
     within = "for _ in $(seq 300); do {} && break; sleep 0.2; done"
     forget = (
-        f"{within.format(f'[ -e {told} ]')}; kill -STOP {daemon.pid}; {forgotten_seconds.FORGET}; "
+        f"{within.format(f'[ -e {told} ]')}; kill -STOP {daemon.pid}; "
+        f"pkill -9 slurmctld; touch {killed}; {forgotten_seconds.FORGET}; "
         f"{within.format(failed)}; kill -CONT {daemon.pid}"
     )
     daemon.when(job, "DRAIN", forget, first=first)

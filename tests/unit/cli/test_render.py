@@ -12,6 +12,7 @@ from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.plan_gains import PlanSpeed
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
@@ -224,6 +225,30 @@ def test_explain_and_show_the_exchange_of_gradients():
     )
     view = replace(view, reports={4711: replace(report, exchange="")})
     assert "Exchange" not in explained(4711, view)
+
+
+def test_explain_the_plans_that_were_tried():
+    job = example.PLANNED.snapshot.job[4711]
+    auto = replace(job, override=Directive.parse("2-16,plan=auto"))
+    record = replace(
+        example.PLANNED.records[4711],
+        ordered_plan="4x1+tensor=2",
+        plan_speeds=(
+            PlanSpeed("a100", 8, 2, "", 480.0),
+            PlanSpeed("a100", 8, 2, "4x1+tensor=2", 612.0),
+            PlanSpeed("a100", 4, 1, "", 250.0),
+        ),
+    )
+    jobs = tuple(auto if j.job_id == 4711 else j for j in example.PLANNED.snapshot.jobs)
+    view = replace(
+        example.PLANNED,
+        snapshot=replace(example.PLANNED.snapshot, jobs=jobs),
+        records={**example.PLANNED.records, 4711: record},
+    )
+    shown = " ".join(explained(4711, view).split())
+    measured = "samples measured here: 4x1+tensor=2 612/s, own choice 480/s."
+    assert f"Plans: 4x1+tensor=2 is ordered; {measured}" in shown
+    assert "Plans" not in explained(4711)
 
 
 @pytest.mark.parametrize(

@@ -198,13 +198,14 @@ def test_exit_code_0_ends_a_job_where_it_worked(site):
     assert failing(site, job({"n1": 4}, run=2), code=0, run=2) == (1, "wait")
 
 
-def test_ranks_get_an_ordered_directive_without_sizes(site):
-    """A library of the release before does not have the key."""
+def test_ranks_get_an_ordered_directive_without_sizes_and_plan(site):
+    """A library of the release before does not have the keys."""
     running = job({"n1": 4})
-    site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4")
+    site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4,plan=auto")
     site.report_handler.stand(running)
     assert site.report_handler.orders(7, 0, job=running).directive == "1-4,batch=8-64"
     assert site.store.directive(running).listed == (1, 2, 4)
+    assert site.store.directive(running).plan == "auto"
     site.store.order(running, override="")
     site.report_handler.stand(running)
     assert site.report_handler.orders(7, 0, job=running).directive == ""

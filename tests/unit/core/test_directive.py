@@ -80,6 +80,8 @@ def test_values_built_in_code_follow_the_same_grammar():
         Directive(1, 3, unit=3)
     with pytest.raises(DirectiveError, match="sizes: 9 is outside 1-3"):
         Directive(1, 3, listed=(9, 2))
+    with pytest.raises(DirectiveError, match="spatial groups have no options"):
+        Directive(1, 3, parallel="spatial", plan="auto")
 
 
 def test_value_is_hashable_and_picklable():
@@ -170,6 +172,8 @@ def directives(draw: st.DrawFn) -> Directive:
         unit=None if per_type else unit,
         units=tuple((name, unit) for name in chosen) if per_type else (),
         listed=tuple(size * unit for size in listed),
+        in_place=draw(st.sampled_from(["auto", "never"])),
+        plan=draw(st.sampled_from(["own", "auto"])),
     )
 
 

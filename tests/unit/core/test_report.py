@@ -59,6 +59,9 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("layout", "4"),
         ("layout", "2x0"),
         ("layout", 4),
+        ("supported_options", "stages=1"),
+        ("supported_options", "tensor,tensor"),
+        ("supported_options", 3),
         ("layers", -1),
         ("frozen", 0.5),
         ("certified", "3"),
@@ -197,6 +200,15 @@ def test_sentences_of_older_launchers_and_codes_of_newer_ones_are_texts():
     unknown = {"code": "companion-bored", "parameters": {"job": "4712"}}
     newer = Report.from_wire({**GOOD, "change_reason": unknown})
     assert newer.change_reason == Reason("text", text="companion-bored")
+
+
+def test_supported_options_travel_and_older_libraries_send_none():
+    text = "stages=6,tensor,shard,recompute"
+    report = Report.from_wire({**GOOD, "supported_options": text})
+    assert report.supported_options == text
+    assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
+    assert Report.from_wire({**GOOD, "supported_options": "expert=8"}).supported_options
+    assert Report.from_wire(GOOD).supported_options == ""
 
 
 def test_a_state_of_a_rehearsal_that_is_not_known_is_none():

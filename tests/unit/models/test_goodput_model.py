@@ -16,6 +16,7 @@ from slurm_elastic.core.application import (
     Observation,
     TypeProfile,
 )
+from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind
 from slurm_elastic.models.goodput import ConfigurationSet, GoodputModel, goodput_matrix
 
 T4 = TypeProfile("t4", least=8, most=64, single=100.0)
@@ -52,6 +53,18 @@ def test_goodput_is_throughput_times_efficiency_of_the_chosen_batch():
     scale = replicas * micro_batch * (accumulation + 1) / 32
     assert goodput == pytest.approx(rate * (50 + 1) / (50 + scale))
     assert m.goodputs("t4", 1, [1, 2, 4]) == pytest.approx(goodput)
+
+
+@pytest.mark.parametrize("job_class", list(JobClass))
+def test_a_configuration_is_worth_what_its_best_execution_plan_gains(job_class):
+    gains = PlanGains((PlanGain("t4", 4, 1, PlanKind(tensor=4), 1.5),))
+    application = with_class(job_class, gpus=4)
+    own = Learned(application, ON_T4, NOISE)
+    of = [
+        GoodputModel.of(learned, per_node=PER_NODE).goodputs("t4", 1, [1, 2, 4])
+        for learned in (own, dataclasses.replace(own, plan_gains=gains))
+    ]
+    assert of[1] == pytest.approx(of[0] * [1.0, 1.0, 1.5])
 
 
 def test_less_noise_means_smaller_batches():

@@ -1,0 +1,100 @@
+"""Orders of execution plans: those of users, and for jobs with `plan=auto` the controller's choice.
+
+A job is only made to change its plan while nothing else is done to it: it is proven that it resumes
+from its checkpoints, no transition is under way, and no user has ordered a layout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import Any
+
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.possible_plans import possible_plans
+from slurm_elastic.core.report import Report
+
+
+class PlanOrders:
+    """The plan that is ordered of each job.
+
+    Args:
+        store: where the plans of jobs are kept.
+        live: ids of the jobs that a transition changes.
+        log: structlog logger.
+
+    Attributes:
+        acts: whether plans may be chosen now; else those that are ordered stand.
+    """
+
+    def __init__(self, store: JobStore, *, live: Container[int], log: Any) -> None:
+        self._store, self._live, self._log = store, live, log
+        self.acts = False
+
+    def consider(self, job: Job, report: Report) -> None:
+        """Choose another plan, if a report of the running job is a reason to."""
+        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
+        if directive is None or held is None or not self._chooses(job, directive):
+            return
+        if report.run != job.run or report.gpus != held.gpus or report.kind != "library":
+            return
+        if entry.proven and not entry.held and job.job_id not in self._live:
+            self._choose(job, directive, held, _restart_s(report))
+
+    def ordered(self, job: Job) -> str:
+        """Return the plan that is ordered of a job; "": its own choice."""
+        entry, directive = self._store.entry(job), self._store.directive(job)
+        trials = entry.plan_trials
+        if directive is None or not self._chooses(job, directive):
+            if trials.shape is not None:
+                trials.withdraw(time.time())
+                self._store.touch(job)
+            return entry.layout
+        if trials.shape is not None and job.allocation and job.allocation.gpus:
+            self._choose(job, directive, job.allocation, None, new_only=True)
+        return trials.ordered
+
+    def _chooses(self, job: Job, directive: Directive) -> bool:
+        return directive.plan == "auto" and not self._store.entry(job).layout
+
+    def _choose(
+        self,
+        job: Job,
+        directive: Directive,
+        held: Allocation,
+        restart_s: float | None,
+        *,
+        new_only: bool = False,
+    ) -> None:
+        """Choose a plan.
+
+        Args:
+            job: running.
+            directive: in force.
+            held: its allocation.
+            restart_s: seconds that a restart of its ranks takes; None: not known.
+            new_only: only if the allocation is another one than before.
+        """
+        trials = self._store.entry(job).plan_trials
+        if not self.acts or (new_only and not trials.is_new(held)):
+            return
+        plans = possible_plans(directive, trials.supported, gpus=held.gpus, nodes=len(held.nodes))
+        changed = trials.choose(
+            plans,
+            held,
+            now=time.time(),
+            restart_s=restart_s,
+            share=self._store.learning.config.resize.plan_trials,
+        )
+        if changed:
+            self._store.touch(job)
+            self._log.info(f"JobId={job.job_id} Plan={trials.ordered or 'own'} GPUs={held.gpus}")
+
+
+def _restart_s(report: Report) -> float | None:
+    """Return the seconds of a restart of the ranks in place: a save, and a start."""
+    if report.startup_s is None:
+        return None
+    return report.startup_s + (report.checkpoint_s or 0.0)

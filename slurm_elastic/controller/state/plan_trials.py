@@ -1,0 +1,284 @@
+"""Choice of a job's execution plan by trying plans, for jobs with `plan=auto`. Pure.
+
+Our definition (docs/training.md, "Plans that the controller chooses"). The speed of each plan is
+measured in the allocations in which the job runs in it, `""` being the job's own choice. What a
+plan gains in an allocation where it was not measured is taken from a similar one
+(`core.execution.plan_gains`).
+
+- In a new allocation the job begins with the plan that gains most as far as is known.
+- As soon as `REPORTS` reports tell the speed of the present plan, a plan that is known to be faster
+  by `MARGIN` replaces it. So a slow plan is left at once.
+- When the restarts would cost at most a stated share of the time, the next unknown plan is tried;
+  the job's own choice first, with which the others are compared.
+- A plan in which the program fails before it has reported a step is not tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.execution.execution_plan import (
+    ExecutionPlan,
+    ExecutionPlanError,
+    Sharding,
+)
+from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind, PlanSpeed
+from slurm_elastic.core.execution.supported_options import SupportedOptions, SupportedOptionsError
+from slurm_elastic.core.report import LEAST_STEPS, Report
+
+#: Reports that tell the speed of a plan, and the most of which the median counts (our choice).
+REPORTS, _RECENT = 3, 5
+#: By which a plan must be faster to replace another.
+MARGIN = 1.05
+#: Pairs of an allocation and a plan that are kept.
+_MOST = 128
+#: Seconds of a restart that has not been measured.
+_RESTART_S = 30.0
+
+#: GPU type, GPUs, nodes.
+_Shape: TypeAlias = tuple[str, int, int]
+#: Shape, samples of a step, text of the plan.
+_Key: TypeAlias = tuple[str, int, int, int, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanTrials:
+    """Plans of one job: their speeds, and the one that is ordered now.
+
+    Attributes:
+        ordered: text of the plan; "": the job's own choice.
+        shape: allocation for which it was chosen; None: no plan was chosen yet.
+        since: when it was ordered (epoch s).
+        running: whether the program is known to run in it.
+        before: plan in which the program ran when it was ordered.
+        supported: what the training can carry out.
+        speeds: samples/s by allocation, batch and plan, the latest last.
+        failed: kinds of plans in which the program failed.
+        failed_start: restart count of the attempt, and number of its start, that failed last.
+    """
+
+    ordered: str = ""
+    shape: _Shape | None = None
+    since: float = 0.0
+    running: bool = False
+    before: str = ""
+    supported: SupportedOptions = field(default_factory=SupportedOptions)
+    speeds: dict[_Key, list[float]] = field(default_factory=dict)
+    failed: set[PlanKind] = field(default_factory=set)
+    failed_start: tuple[int, int] = (-1, 0)
+
+    def record(self, report: Report, held: Allocation | None) -> None:
+        """Record a report.
+
+        Args:
+            report: of the present attempt.
+            held: the allocation that its times were measured in; None: they were not.
+        """
+        if report.supported_options:
+            self.supported = SupportedOptions.parse(report.supported_options)
+        text = report.plan or report.layout
+        begins = report.phase == "starting"
+        if not self.running:
+            self.running = text == self.ordered if self.ordered else begins or text != self.before
+        if not (self.running and held and report.step_time_s and report.global_batch):
+            return
+        if report.steps_measured < LEAST_STEPS or shape_of(held) != self.shape:
+            return
+        speed = report.global_batch / report.step_time_s
+        names = {self.ordered} if self.ordered else {"", text if not report.plan else ""}
+        for name in names:
+            self._add((*self.shape, report.global_batch, name), speed)
+
+    def _add(self, key: _Key, speed: float) -> None:
+        recent = self.speeds.pop(key, [])
+        self.speeds[key] = [*recent, speed][-_RECENT:]
+        while len(self.speeds) > _MOST:
+            del self.speeds[next(iter(self.speeds))]
+
+    def choose(
+        self,
+        plans: Sequence[ExecutionPlan],
+        held: Allocation,
+        *,
+        now: float,
+        restart_s: float | None,
+        share: float,
+    ) -> bool:
+        """Choose the plan for an allocation; return whether another is ordered now.
+
+        Args:
+            plans: that are possible there, in the order in which they are tried.
+            held: the allocation.
+            now: epoch s.
+            restart_s: seconds that a change of the plan costs; None: not known.
+            share: of the time that these restarts may take, 0 to 1; 0: nothing is tried.
+        """
+        shape = shape_of(held)
+        texts = {PlanKind.of(p): str(p) for p in plans if PlanKind.of(p) not in self.failed}
+        gains = self.gains()
+        known: dict[str, float] = {}
+        for kind, text in texts.items():
+            gain = gains.of(kind, shape[0], gpus=shape[1], nodes=shape[2]) if gains else None
+            if gain is not None:
+                known[text] = gain
+        own = self._measured(shape, "")
+        best = max(known, key=lambda text: known[text], default="")
+        if shape != self.shape:
+            self.shape = shape
+            return self._order(best if known.get(best, 0.0) >= MARGIN else "", now)
+        if not (self.running and self._measured(shape, self.ordered)):
+            return False
+        present = known.get(self.ordered, 1.0)
+        if self.ordered and own and present * MARGIN <= 1.0:
+            return self._order(best if known.get(best, 0.0) >= MARGIN else "", now)
+        if known.get(best, 0.0) >= MARGIN * present:
+            return self._order(best, now)
+        if not share or now - self.since < (restart_s or _RESTART_S) / share:
+            return False
+        if not own:
+            return self._order("", now)
+        unknown = [text for text in texts.values() if text not in known]
+        return self._order(unknown[0], now) if unknown else False
+
+    def _order(self, text: str, now: float) -> bool:
+        """Order a plan; return whether it is another one."""
+        changed = text != self.ordered
+        if changed:
+            self.before, self.running = self.ordered, False
+        self.ordered, self.since = text, now
+        return changed
+
+    def is_new(self, held: Allocation) -> bool:
+        """Return whether no plan was chosen for this allocation."""
+        return shape_of(held) != self.shape
+
+    def withdraw(self, now: float) -> bool:
+        """Leave the plan to the job; return whether one was ordered."""
+        self.shape = None
+        return self._order("", now)
+
+    def fail(self, report: Report, now: float) -> bool:
+        """Record a start that has failed, if its plan may be the cause: it has reported no speed.
+
+        Returns:
+            Whether the program is to be started again, in the plan before.
+        """
+        start = report.run, report.failed_start or 0
+        if start == self.failed_start:
+            return True
+        if not self.ordered or self.shape is None or self._reports(self.shape, self.ordered):
+            return False
+        self.failed.add(PlanKind.of(ExecutionPlan.parse(self.ordered)))
+        self.failed_start = start
+        self._order(self.before if self._reports(self.shape, self.before) else "", now)
+        return True
+
+    def gains(self) -> PlanGains | None:
+        """Return what each kind of plan gained where it was measured; None: none was."""
+        rows: dict[tuple[_Shape, PlanKind], PlanGain] = {}
+        for (gpu_type, gpus, nodes, batch, text), speeds in self.speeds.items():
+            own = self.speeds.get((gpu_type, gpus, nodes, batch, ""), [])
+            if text and min(len(speeds), len(own)) >= REPORTS:
+                kind = PlanKind.of(ExecutionPlan.parse(text))
+                gain = round(statistics.median(speeds) / statistics.median(own), 2)
+                rows[(gpu_type, gpus, nodes), kind] = PlanGain(gpu_type, gpus, nodes, kind, gain)
+        return PlanGains(tuple(rows.values())) if rows else None
+
+    def as_own(self, report: Report, held: Allocation | None) -> tuple[Report, Allocation | None]:
+        """Return a report as if the job ran in its own choice, for models of that.
+
+        Returns:
+            The report, and the allocation in which its times count; None where the gain of its plan
+            is not known.
+        """
+        if held is None or not self.ordered:
+            return report, held if self.running or self.shape is None else None
+        kind = PlanKind.of(ExecutionPlan.parse(self.ordered))
+        gains, (gpu_type, gpus, nodes) = self.gains(), shape_of(held)
+        gain = gains.of(kind, gpu_type, gpus=gpus, nodes=nodes) if gains else None
+        if gain is None or not self.running or not report.step_time_s:
+            return report, None
+        own = dataclasses.replace(
+            report,
+            step_time_s=report.step_time_s * gain,
+            micro_step_s=None,
+            plan="",
+            layout="",
+            micro_batches=None,
+        )
+        return own, held
+
+    def measured(self) -> tuple[PlanSpeed, ...]:
+        """Return the speed of each plan in each allocation in which it was measured."""
+        return tuple(
+            PlanSpeed(gpu_type, gpus, nodes, text, statistics.median(speeds))
+            for (gpu_type, gpus, nodes, _, text), speeds in self.speeds.items()
+            if len(speeds) >= REPORTS
+        )
+
+    def _measured(self, shape: _Shape, text: str) -> bool:
+        return self._reports(shape, text) >= REPORTS
+
+    def _reports(self, shape: _Shape, text: str) -> int:
+        """Return how many reports tell the speed of a plan, for the batch that has most."""
+        return max(
+            (len(v) for k, v in self.speeds.items() if (k[:3], k[4]) == (shape, text)), default=0
+        )
+
+    def to_body(self) -> dict[str, Any]:
+        """Return JSON for the ledger."""
+        return {
+            "ordered": self.ordered,
+            "shape": self.shape,
+            "since": self.since,
+            "running": self.running,
+            "before": self.before,
+            "supported": str(self.supported),
+            "speeds": [[*key, speeds] for key, speeds in self.speeds.items()],
+            "failed": [[k.stages, k.tensor, k.sharding.value] for k in self.failed],
+            "failed_start": list(self.failed_start),
+        }
+
+    @classmethod
+    def from_body(cls, body: object) -> PlanTrials:
+        """Return it from the ledger's JSON; nothing is known if it is missing or unreadable."""
+        values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+        try:
+            shape, (run, start) = values.get("shape"), values.get("failed_start", (-1, 0))
+            ordered = str(values.get("ordered", ""))
+            speeds = {_key(row): [float(v) for v in row[5]] for row in values.get("speeds", ())}
+            for text in {ordered, *(key[4] for key in speeds)} - {""}:
+                ExecutionPlan.parse(text)
+            return cls(
+                ordered=ordered,
+                shape=(str(shape[0]), int(shape[1]), int(shape[2])) if shape else None,
+                since=float(values.get("since", 0.0)),
+                running=values.get("running") is True,
+                before=str(values.get("before", "")),
+                supported=SupportedOptions.parse(str(values.get("supported", ""))),
+                speeds=speeds,
+                failed={
+                    PlanKind(int(s), int(t), Sharding(v)) for s, t, v in values.get("failed", ())
+                },
+                failed_start=(int(run), int(start)),
+            )
+        except (
+            *(TypeError, ValueError, IndexError, KeyError),
+            *(ExecutionPlanError, SupportedOptionsError),
+        ):
+            return cls()
+
+
+def shape_of(held: Allocation) -> _Shape:
+    """Return GPU type, GPUs and nodes of an allocation."""
+    return held.gpu_type, held.gpus, len(held.nodes)
+
+
+def _key(row: Sequence[Any]) -> _Key:
+    gpu_type, gpus, nodes, batch, text = row[:5]
+    return str(gpu_type), int(gpus), int(nodes), int(batch), str(text)

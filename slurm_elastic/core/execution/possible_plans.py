@@ -1,0 +1,82 @@
+"""Execution plans that a job may run in, by its directive and what its training can carry out.
+
+>>> from slurm_elastic.core.directive import Directive
+>>> from slurm_elastic.core.execution.supported_options import SupportedOptions
+>>> job = Directive.parse("2-8,parallel=hybrid,plan=auto")
+>>> able = SupportedOptions(stages=4, tensor=True)
+>>> [str(plan) for plan in possible_plans(job, able, gpus=4, nodes=2)]
+['4x1', '2x2', '2x1+tensor=2', '1x4', '1x2+tensor=2']
+"""
+
+from __future__ import annotations
+
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
+from slurm_elastic.core.execution.supported_options import SupportedOptions
+from slurm_elastic.core.layout import LayoutText
+
+#: Most stages, and the tensor degrees, of plans that are tried (our choice).
+_MOST_STAGES = 8
+_DEGREES = (1, 2, 4, 8)
+
+
+def possible_plans(
+    directive: Directive, supported: SupportedOptions, *, gpus: int, nodes: int
+) -> tuple[ExecutionPlan, ...]:
+    """Return the plans for an allocation, those with the smallest replicas first.
+
+    Ranks that share weights are on one node. Options that the training's own script asks for are
+    kept.
+
+    Args:
+        directive: in force.
+        supported: what the training can carry out.
+        gpus: of the allocation.
+        nodes: of the allocation.
+    """
+    on_node = gpus // nodes
+    hybrid = directive.parallel in ("hybrid", "pipeline")
+    most = min(supported.stages, _MOST_STAGES) if hybrid else 1
+    degrees = _DEGREES if supported.tensor else (1,)
+    shapes = sorted(
+        (
+            (count, degree)
+            for count in range(1, most + 1)
+            for degree in degrees
+            if gpus % (count * degree) == 0 and on_node % degree == 0
+        ),
+        key=lambda shape: (shape[0] * shape[1], shape[1]),
+    )
+    plans = []
+    for count, tensor in shapes:
+        layout = LayoutText((gpus // (count * tensor),) * count)
+        # A layout alone leaves every option to the script.
+        plans.append(ExecutionPlan(layout, tensor, recompute=supported.recompute and tensor > 1))
+    if supported.shard and gpus > 1:
+        layout = LayoutText((gpus,))
+        sharded = ExecutionPlan(layout, sharding=Sharding.FULL, recompute=supported.recompute)
+        plans.insert(1, sharded)
+    return tuple(p for p in plans if not p.obstacle_to_training() and not misfit(p, directive))
+
+
+def misfit(plan: ExecutionPlan, directive: Directive) -> str:
+    """Return why a job of this directive can never run in this plan, or ""."""
+    layout, mode = plan.layout, f"layout {plan}: parallel={directive.parallel}"
+    if directive.parallel != "spatial" and layout.space > 1:
+        return f"{mode} has no spatial groups; add --elastic=...,parallel=spatial"
+    if directive.parallel == "data" and (layout.stages > 1 or plan.plain):
+        return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
+    if directive.parallel == "pipeline" and max(layout.replicas) > 1:
+        return f"{mode} has one replica: write 1x{layout.world}, or use parallel=hybrid"
+    if directive.parallel == "spatial" and layout.stages > 1:
+        return f"{mode} has no stages: write Rx1sN, R groups of N GPUs, or use parallel=hybrid"
+    types = directive.types or (*(name for name, _ in directive.units), "")
+    units = [directive.unit_for(name) for name in types if directive.allows(plan.world, name)]
+    if not units:
+        return f"layout {plan} needs {plan.world} GPUs, which --elastic={directive} rules out"
+    replica = layout.stages * plan.tensor if layout.even else 0
+    if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
+        return f"layout {plan}: unit={units[0]} asks for replicas of {units[0]} GPUs"
+    if directive.parallel == "spatial" and not {1, layout.space}.intersection(units):
+        return f"layout {plan}: unit={units[0]} asks for groups of {units[0]} GPUs"
+    return ""

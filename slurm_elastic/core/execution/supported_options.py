@@ -1,0 +1,125 @@
+"""Text of the execution plans that a training can carry out, as its library reports them.
+
+Words, separated by commas, each of which allows a part of a plan
+(`slurm_elastic.core.execution.execution_plan`):
+
+    stages=N     the model can be cut into up to N pipeline stages
+    tensor       layers can be divided among ranks (tensor=2, 4 or 8)
+    shard        replicas can divide parameters (shard=full)
+    recompute    the script asks for recomputation: each plan with options has to name it
+
+A word that is missing is not possible. Unknown words are ignored: a newer library may send more.
+
+>>> options = SupportedOptions.parse("recompute,tensor,stages=6,later=3")
+>>> options.stages, options.tensor, options.shard, options.recompute
+(6, True, False, True)
+>>> str(options)
+'stages=6,tensor,recompute'
+>>> SupportedOptions.parse("")
+SupportedOptions(stages=1, tensor=False, shard=False, recompute=False)
+>>> SupportedOptions.parse("stages=1")
+Traceback (most recent call last):
+    ...
+slurm_elastic.core.execution.supported_options.SupportedOptionsError: supported options \
+'stages=1': 'stages=1' is invalid: expected stages=N with N from 2 to 4096
+
+Code inside jobs imports this module: standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.core.errors import InvalidInputError
+
+#: Most stages of a text.
+MAX_STAGES = 4096
+#: Longest text.
+_MOST_TEXT = 128
+_WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", re.ASCII)
+_STAGES = re.compile("[1-9][0-9]{0,3}", re.ASCII)
+#: Words without a value, in the order of the canonical text.
+_FLAGS = ("tensor", "shard", "recompute")
+
+
+class SupportedOptionsError(InvalidInputError):
+    """An invalid text of supported options; the message is one line with value and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedOptions:
+    """Parts of execution plans that a training can carry out; `str` gives the canonical text.
+
+    Attributes:
+        stages: most pipeline stages that the model can be cut into; 1: it cannot be cut.
+        tensor: whether layers can be divided among 2, 4 or 8 ranks.
+        shard: whether replicas can divide parameters.
+        recompute: whether the script itself asks for recomputation, which each plan has to keep.
+
+    Raises:
+        SupportedOptionsError: the number of stages is out of range.
+    """
+
+    stages: int = 1
+    tensor: bool = False
+    shard: bool = False
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= MAX_STAGES:
+            raise SupportedOptionsError(
+                f"supported options: {self.stages} stages is invalid: expected 1 to {MAX_STAGES}"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> SupportedOptions:
+        """Parse a text; "" is a training that can carry out plans of whole replicas only.
+
+        Raises:
+            SupportedOptionsError: it is invalid.
+        """
+        shown = repr(text if len(text) <= 40 else f"{text[:40]}...")
+        if len(text) > _MOST_TEXT:
+            raise SupportedOptionsError(
+                f"supported options {shown}: the text is invalid: expected at most {_MOST_TEXT}"
+                " characters"
+            )
+        fields: dict[str, Any] = {}
+        for word in text.split(",") if text else ():
+            match = _WORD.fullmatch(word)
+            if match is None:
+                raise SupportedOptionsError(
+                    f"supported options {shown}: {word[:40]!r} is invalid: expected words such as"
+                    " stages=4,tensor,shard,recompute"
+                )
+            name, value = match["name"], match["value"]
+            if name in fields:
+                raise SupportedOptionsError(
+                    f"supported options {shown}: {name} is given twice; leave one out"
+                )
+            if name == "stages":
+                fields[name] = _stages(value or "", word, shown)
+            elif name in _FLAGS:
+                if value is not None:
+                    raise SupportedOptionsError(
+                        f"supported options {shown}: {word[:40]!r} is invalid: expected {name}"
+                        " without a value"
+                    )
+                fields[name] = True
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        words = [f"stages={self.stages}"] if self.stages > 1 else []
+        return ",".join([*words, *(name for name in _FLAGS if getattr(self, name))])
+
+
+def _stages(value: str, word: str, shown: str) -> int:
+    number = int(value) if _STAGES.fullmatch(value) else 0
+    if not 2 <= number <= MAX_STAGES:
+        raise SupportedOptionsError(
+            f"supported options {shown}: {word[:40]!r} is invalid: expected stages=N with N from 2"
+            f" to {MAX_STAGES}"
+        )
+    return number

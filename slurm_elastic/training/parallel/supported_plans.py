@@ -1,0 +1,101 @@
+"""Parts of execution plans that a training can carry out, found without dividing anything.
+
+Cautious: a part is named only if nothing that is known before the first step speaks against it.
+What a model computes in its own `forward` is not known, such as products with the weights of a
+layer that it does not call; there an ordered plan ends in an error of the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.execution.supported_options import MAX_STAGES, SupportedOptions
+from slurm_elastic.training.measure.layer_profile import layers_of
+from slurm_elastic.training.parallel.fsdp import unsupported
+from slurm_elastic.training.parallel.shared_layers import check_separate_updates
+from slurm_elastic.training.tensor.layer_styles import LayerStyle, check_styles, layer_styles
+from slurm_elastic.training.tied_parameters import ties
+
+#: Sizes of the groups that all have to be possible.
+_GROUPS = (2, 4, 8)
+#: Optimizers that update divided parameters as whole ones. Not so: Rprop, Adafactor, Muon; unknown:
+#: those of others, and Adagrad, which in some releases keeps its state by the whole ones.
+_OPTIMIZERS = (
+    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adam, torch.optim.AdamW,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD,
+)  # fmt: skip
+
+
+def supported_options(
+    model: nn.Module,
+    layers: Sequence[tuple[str, nn.Module]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    recompute: bool,
+    restricted: bool,
+    undivided: str,
+    styles: Mapping[str, str],
+) -> SupportedOptions:
+    """Return what an ordered plan may ask of a training.
+
+    Args:
+        model: whole, not divided yet, and without recomputation.
+        layers: its layers in order; empty: it cannot be cut. More stages than layers with
+            parameters are not worth a try.
+        optimizer: of its parameters.
+        recompute: the script asks for recomputation.
+        restricted: the script has settings or objects that go with whole replicas only.
+        undivided: why layers cannot be divided among ranks, or "".
+        styles: of the script, for layers that ranks share.
+    """
+    if restricted:
+        return SupportedOptions(recompute=recompute)
+    with_parameters = sum(any(True for _ in module.parameters()) for _, module in layers)
+    parts = type(optimizer) in _OPTIMIZERS and not _compiled(model)
+    return SupportedOptions(
+        stages=min(max(1, with_parameters), MAX_STAGES),
+        tensor=parts and not undivided and _divisible(model, optimizer, styles),
+        shard=parts and _shardable(model),
+        recompute=recompute,
+    )
+
+
+def _divisible(
+    model: nn.Module, optimizer: torch.optim.Optimizer, styles: Mapping[str, str]
+) -> bool:
+    """Return whether groups of each size divide some layer, and nothing is refused."""
+    if any(style != LayerStyle.WHOLE.value for style in styles.values()):
+        return False  # which sizes its own attention allows, only the script knows
+    try:
+        check_separate_updates(optimizer)
+        check_styles([model], max(_GROUPS), styles)
+    except InvalidInputError:
+        return False
+    return all(layer_styles(model, size, styles) for size in _GROUPS)
+
+
+def _shardable(model: nn.Module) -> bool:
+    """Return whether FSDP2 takes the model's parameters and layers."""
+    parameters = list(model.parameters())
+    if unsupported() or any(p.dim() == 0 for p in parameters):
+        return False
+    if len({p.dtype for p in parameters if p.requires_grad}) != 1:
+        return False
+    # Parameters are gathered by the calls of layers; modules that are not called only hold others.
+    layers = [] if ties(model) else [module for _, module in layers_of(model)]
+    return all(
+        type(layer).forward is not nn.Module.forward
+        for layer in layers
+        if any(True for _ in layer.parameters())
+    )
+
+
+def _compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )

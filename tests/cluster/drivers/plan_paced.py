@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Runs train_gpt.py at a speed that depends on the execution plan: devices that do not exist here.
+
+`PACE` is a JSON object of seconds per step by plan; in a plan with 0 seconds the program fails.
+"""
+
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+from slurm_elastic.training.reporting import Reporter  # before torch, as in the example
+
+PACE = json.loads(os.environ["PACE"])
+plan = ""
+set_fields = Reporter.set_fields
+
+
+def noting_the_plan(self: Reporter, **fields: object) -> None:
+    """Note the plan of this attempt, which is part of every report."""
+    global plan  # noqa: PLW0603
+    if "layout" in fields:
+        plan = str(fields.get("plan") or fields["layout"])
+        if PACE.get(plan) == 0:
+            sys.exit(f"out of memory in plan {plan}")
+    set_fields(self, **fields)
+
+
+Reporter.set_fields = noting_the_plan
+
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+
+register_optimizer_step_post_hook(lambda *_: time.sleep(PACE.get(plan, 0.1)))
+real = Path(os.environ["REAL_EXAMPLES"], "train_gpt.py")
+sys.path.insert(0, str(real.parent))
+runpy.run_path(str(real), run_name="__main__")

@@ -1,0 +1,96 @@
+"""The controller tries execution plans of a job, and keeps the fastest for its GPUs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.container_cluster.selasticd import Daemon, eager_config, running, total_gpus
+from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
+
+EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
+DRIVER = Path(__file__).parents[1] / "drivers" / "plan_paced.py"
+MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied --rate 3e-4"
+OUT = "/shared/home/alice/plans"
+#: Seconds per step; 0: the program does not fit into memory.
+PACE = {
+    "2x1": 0.2, "1x1+tensor=2": 0.1, "4x1": 0.2, "2x1+tensor=2": 0.1, "1x1+tensor=4": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
+    # Restarts may take half of the time here, so that all plans are tried within a test.
+    config = eager_config().replace("[resize]\n", "[resize]\nplan_trials = 0.5\n")
+    with running(cluster, config, reporters=()) as daemon:
+        yield daemon
+
+
+def losses(cluster: SlurmCluster, out: str) -> list[dict]:
+    text = cluster.exec(f"cat {out}/losses.jsonl 2>/dev/null || true").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_controller_keeps_the_fastest_plan_of_each_size(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-*; mkdir {OUT}-paced", user="alice")
+    cluster.exec(f"cat >{OUT}-paced/plan_paced.py", stdin=DRIVER.read_text(), user="alice")
+    job = cluster.sbatch(
+        f"export OMP_NUM_THREADS=1 REAL_EXAMPLES={EXAMPLES} PACE='{json.dumps(PACE)}'\n"
+        f"exec esrun python3 {OUT}-paced/plan_paced.py --out {OUT} {MODEL} --checkpoint-every 2",
+        *("--elastic=2,plan=auto", "-Jgpt", "-t30", f"--output={OUT}.log", "-Ca100"),
+    )
+
+    def plans() -> dict:
+        text = daemon.selastic("explain", str(job), "--json", check=False)
+        answer = json.loads(text) if text.startswith("{") else {}  # the job is not known yet
+        return answer.get("plans") or {"ordered": "", "measured": []}
+
+    def measured(gpus: int) -> dict[str, float]:
+        rows = plans()["measured"]
+        return {r["plan"]: r["samples_per_s"] for r in rows if r["gpus"] == gpus}
+
+    def settled(gpus: int, best: str) -> bool:
+        return {"", best} <= measured(gpus).keys() and plans()["ordered"] == best
+
+    def log() -> str:
+        return cluster.exec(f"cat {OUT}.log").stdout
+
+    until(lambda: settled(2, "1x1+tensor=2"), seconds=150, what=log)
+    assert measured(2)["1x1+tensor=2"] > 1.2 * measured(2)[""]
+    assert "1x1+tensor=2 is ordered; samples measured here" in " ".join(
+        daemon.selastic("explain", str(job)).split()
+    )
+
+    daemon.selastic("update", str(job), "--elastic=4,plan=auto")
+    until(lambda: total_gpus(cluster, job) == 4, seconds=60, what="it does not grow")
+    failure = "out of memory in plan 1x1+tensor=4"
+    until(lambda: failure in log(), seconds=120, what=log)
+    until(lambda: settled(4, "2x1+tensor=2"), seconds=120, what=log)
+    cluster.exec(["scancel", str(job)], user="alice")
+    cluster.wait(job, "CANCELLED")
+
+    orders = [line.partition("plan ")[2] for line in log().splitlines() if "as ordered" in line]
+    # With more GPUs it begins with the kind of plan that was fastest on fewer, and compares that
+    # with its own choice before it tries others.
+    assert [order.partition(",")[0] for order in orders] == [
+        "1x1+tensor=2", "2x1+tensor=2", "2x1+tensor=2", "1x1+tensor=4", "2x1+tensor=2",
+    ]  # fmt: skip
+    walked = losses(cluster, OUT)
+    steps = [line["step"] for line in walked]
+    assert steps == list(range(1, len(steps) + 1)), "a step was lost or computed twice"
+    assert walked[0]["layout"] == "2x1", "the job begins with its own choice"
+    cluster.exec(
+        f"export OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent\n"
+        f"python3 {EXAMPLES}/train_gpt.py --out {OUT}-alone {MODEL} >/dev/null 2>&1 & pid=$!\n"
+        f"until [ $(wc -l <{OUT}-alone/losses.jsonl || echo 0) -ge {len(steps)} ]; do\n"
+        f"  kill -0 $pid || exit 1; sleep 0.2\ndone 2>/dev/null; kill -9 $pid",
+        user="alice",
+        timeout=300,
+    )
+    alone = {line["step"]: line["loss"] for line in losses(cluster, f"{OUT}-alone")}
+    worst = max(abs(line["loss"] / alone[line["step"]] - 1) for line in walked)
+    print(f"{len(steps)} steps over {len(orders)} orders, losses within {worst:.1e}")
+    assert worst < 1e-5

@@ -1,0 +1,212 @@
+import json
+
+import pytest
+
+from slurm_elastic.controller.state.plan_trials import MARGIN, REPORTS, PlanTrials
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
+from slurm_elastic.core.execution.plan_gains import PlanKind
+from slurm_elastic.core.execution.possible_plans import possible_plans
+from slurm_elastic.core.execution.supported_options import SupportedOptions
+from slurm_elastic.core.report import Report
+
+ABLE = SupportedOptions(tensor=True, shard=True)
+BATCH = 32
+
+
+class Job:
+    """A job that trains in the plan that is ordered, at speeds by plan in samples/s."""
+
+    def __init__(self, speeds: dict[str, float], *, gpus: int = 4, share: float = 0.05) -> None:
+        self.trials = PlanTrials()
+        self.speeds, self.share = speeds, share
+        self.now, self.run = 1000.0, 0
+        self.hold(gpus)
+        self.report("starting")
+
+    def hold(self, gpus: int) -> None:
+        self.held = Allocation.of("a100", {"n1": gpus})
+        self.text = self.trials.ordered or f"{gpus}x1"
+
+    def report(self, phase: str = "training", **fields) -> Report:
+        plan = "+" in self.text
+        values = {
+            "step_time_s": BATCH / self.speeds[self.text] if phase == "training" else None,
+            "steps_measured": 5,
+            "global_batch": BATCH,
+            "layout": self.text.partition("+")[0],
+            "plan": self.text if plan else "",
+            "gpus": self.held.gpus,
+            "supported_options": str(ABLE),
+        }
+        report = Report(job_id=7, run=self.run, phase=phase, **values | fields)
+        self.trials.record(report, self.held)
+        return report
+
+    def choose(self) -> bool:
+        directive = Directive.parse("1-16,plan=auto")
+        plans = possible_plans(directive, self.trials.supported, gpus=self.held.gpus, nodes=1)
+        return self.trials.choose(plans, self.held, now=self.now, restart_s=2.0, share=self.share)
+
+    def go(self, seconds: float) -> list[tuple[float, str]]:
+        """Report every ten seconds; return when which plan was ordered."""
+        orders, end, began = [], self.now + seconds, self.now
+        while self.now < end:
+            self.now += 10
+            self.report()
+            if self.choose():
+                orders.append((self.now - began, self.trials.ordered))
+                self.text = self.trials.ordered or f"{self.held.gpus}x1"
+                self.report("starting")
+        return orders
+
+
+def test_every_plan_is_tried_and_the_fastest_kept():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 130.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    orders = job.go(600)
+    # A slower plan is left after three reports, the next one tried when restarts cost 5 % again.
+    assert [text for _, text in orders] == [
+        "4x1+shard=full",
+        "",
+        "2x1+tensor=2",
+        "1x1+tensor=4",
+        "2x1+tensor=2",
+    ]
+    assert job.go(3000) == []
+    (gain,) = {g.gain for g in job.trials.gains().rows if g.kind == PlanKind(tensor=2)}
+    assert gain == 1.3
+
+
+def test_restarts_for_trials_take_at_most_their_share_of_the_time():
+    job = Job(dict.fromkeys(("4x1", "4x1+shard=full", "2x1+tensor=2", "1x1+tensor=4"), 100.0))
+    job.choose()
+    times = [at for at, _ in job.go(1000)]
+    assert len(times) == 3
+    assert min(b - a for a, b in zip([0.0, *times], times, strict=False)) >= 2.0 / 0.05
+
+
+def test_without_a_share_nothing_is_tried():
+    job = Job({"4x1": 100.0}, share=0.0)
+    job.choose()
+    assert job.go(3000) == []
+
+
+def test_a_plan_that_is_hardly_faster_does_not_replace_another():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 104.0, "2x1+tensor=2": 103.0, "1x1+tensor=4": 50.0})
+    job.choose()
+    job.go(1000)
+    assert job.trials.ordered != "1x1+tensor=4"
+    speed = job.speeds[job.trials.ordered or "4x1"]
+    assert speed * MARGIN >= 104.0
+
+
+def test_a_new_allocation_begins_with_the_plan_that_gained_most_in_a_similar_one():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 130.0, "1x1+tensor=4": 90.0,
+               "8x1": 150.0, "4x1+tensor=2": 240.0, "1x1+tensor=8": 9.0})  # fmt: skip
+    job.choose()
+    job.go(600)
+    job.hold(8)
+    job.run += 1
+    assert job.choose()
+    assert job.trials.ordered == "4x1+tensor=2"
+    job.hold(8)
+    job.report("starting")
+    job.go(400)
+    # The own choice was measured there, too, and the gain is now the one of this size.
+    rows = {(g.gpus, g.kind.tensor): g.gain for g in job.trials.gains().rows}
+    assert rows[8, 2] == 1.6
+    assert job.trials.ordered == "4x1+tensor=2"
+    job.hold(1)
+    assert job.choose()
+    assert job.trials.ordered == ""
+
+
+def test_a_plan_in_which_the_program_fails_is_withdrawn_and_not_tried_again():
+    job = Job({"4x1": 100.0, "2x1+tensor=2": 90.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    while not job.trials.ordered:
+        job.go(10)
+    assert job.trials.ordered == "4x1+shard=full"
+    failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=2, gpus=4)
+    assert job.trials.fail(failed, job.now)
+    assert job.trials.fail(failed, job.now), "the report comes again until it is answered"
+    assert job.trials.ordered == ""
+    assert not job.trials.fail(Report(**{**vars_of(failed), "failed_start": 3}), job.now)
+    job.text = "4x1"
+    job.report("starting")
+    assert "4x1+shard=full" not in [text for _, text in job.go(1000)]
+
+
+def test_after_a_failure_the_plan_before_is_ordered_again():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 130.0, "2x1+tensor=2": 90.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    while job.trials.ordered != "2x1+tensor=2":
+        job.go(10)
+    failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=3, gpus=4)
+    assert job.trials.fail(failed, job.now)
+    assert job.trials.ordered == "4x1+shard=full"
+
+
+def vars_of(report: Report) -> dict:
+    return {name: getattr(report, name) for name in report.__dataclass_fields__}
+
+
+def test_a_failure_in_a_plan_that_has_worked_is_not_the_plans():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 130.0, "2x1+tensor=2": 90.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    job.go(600)
+    assert job.trials.ordered == "4x1+shard=full"
+    failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=9, gpus=4)
+    assert not job.trials.fail(failed, job.now)
+
+
+def test_times_of_a_plan_count_for_models_of_the_own_choice_by_its_gain():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 130.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    job.go(600)
+    assert job.trials.ordered == "2x1+tensor=2"
+    own, held = job.trials.as_own(job.report(), job.held)
+    assert held is job.held
+    assert BATCH / own.step_time_s == pytest.approx(100.0, rel=0.01)
+    assert not own.plan
+
+
+def test_reports_of_the_old_plan_do_not_count_for_the_new_one():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0})
+    job.choose()
+    while not job.trials.ordered:
+        job.now += 10
+        job.report()
+        job.choose()
+    late = job.report()  # its ranks have not restarted yet
+    assert job.trials.as_own(late, job.held)[1] is None
+    assert {key[4] for key in job.trials.speeds} == {"", "4x1"}
+
+
+def test_it_survives_the_ledger_and_unreadable_rows():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 130.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    job.go(300)
+    body = json.loads(json.dumps(job.trials.to_body()))
+    assert PlanTrials.from_body(body) == job.trials
+    for wrong in (
+        None,
+        [],
+        {"ordered": "4x"},
+        {**body, "speeds": [["a100", 4, 1]]},
+        {"failed": [1]},
+    ):
+        assert PlanTrials.from_body(wrong) == PlanTrials()
+
+
+def test_speeds_of_few_reports_are_not_shown():
+    job = Job({"4x1": 100.0})
+    job.choose()
+    for _ in range(REPORTS - 1):
+        job.report()
+    assert job.trials.measured() == ()
+    job.report()
+    assert {row.plan for row in job.trials.measured()} == {"", "4x1"}
+    assert ExecutionPlan.parse("4x1").plain

@@ -1,0 +1,114 @@
+"""Plans that jobs with `plan=auto` are ordered to run in, by their reports."""
+
+import pytest
+
+from slurm_elastic.controller.state.plan_trials import REPORTS
+from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.execution.plan_gains import PlanKind
+from tests.support.controller.job_records import job
+from tests.unit.controller.test_report_handler import Site
+
+AUTO = "1-8,plan=auto"
+BATCH = 32
+
+
+@pytest.fixture
+def site(monkeypatch):
+    site = Site()
+    site.now = 1e6
+    monkeypatch.setattr("time.time", lambda: site.now)
+    yield site
+    site.engine.close()
+    site.ledger.close()
+
+
+def train(site, of, plan="", *, speed=100.0, reports=REPORTS, run=0, **fields):
+    """Let a job start in a plan and report its speed; return the plan that is ordered then."""
+    gpus = of.allocation.gpus
+    values = {
+        "run": run, "gpus": gpus, "global_batch": BATCH, "proven": True, "startup_s": 2.0,
+        "layout": plan.partition("+")[0] or f"{gpus}x1", "plan": plan,
+        "supported_options": "stages=4,tensor",
+    } | fields  # fmt: skip
+    site.report(of, phase="starting", **values)
+    for _ in range(reports):
+        site.now += 10
+        site.report(of, step_time_s=BATCH / speed, steps_measured=5, **values)
+    site.now += 1000
+    site.report(of, **values)
+    return site.report_handler.orders(7, run, job=of).plan
+
+
+def test_plans_are_ordered_only_with_the_directives_leave(site):
+    assert train(site, job({"n1": 2})) == ""
+    assert train(site, job({"n1": 2}, directive=AUTO)) == "1x1+tensor=2"
+
+
+@pytest.mark.parametrize("fields", [{"proven": False}, {"kind": "script"}])
+def test_a_job_that_cannot_resume_keeps_its_plan(site, fields):
+    assert train(site, job({"n1": 2}, directive=AUTO), **fields) == ""
+
+
+def test_a_controller_that_only_observes_orders_nothing(site):
+    act, site.report_handler.handle = site.report_handler.handle, None
+    site.report_handler.handle = lambda report, of, **_: act(report, of, act=False)
+    assert train(site, job({"n1": 2}, directive=AUTO)) == ""
+
+
+def test_a_held_job_keeps_its_plan(site):
+    running = job({"n1": 2}, directive=AUTO)
+    site.store.order(running, held=True)
+    assert train(site, running) == ""
+
+
+def test_the_layout_that_a_user_orders_takes_precedence(site):
+    running = job({"n1": 2}, directive="1-8,parallel=hybrid,plan=auto")
+    assert train(site, running) == ""
+    assert site.report_handler.orders(7, 0, job=running).layout == "1x2"
+    site.store.order(running, layout="2x1")
+    assert site.report_handler.orders(7, 0, job=running).layout == "2x1"
+
+
+def test_the_fastest_plan_is_kept_and_policies_learn_its_gain(site):
+    running = job({"n1": 2}, directive=AUTO)
+    assert train(site, running) == "1x1+tensor=2"
+    assert train(site, running, "1x1+tensor=2", speed=150.0) == "1x1+tensor=2"
+    (record,) = site.store.records(Snapshot(time=site.now, nodes=(), jobs=(running,)), {}).values()
+    assert {(r.plan, r.samples_per_s) for r in record.plan_speeds} >= {
+        ("", 100.0), ("1x1+tensor=2", 150.0),
+    }  # fmt: skip
+    assert record.ordered_plan == "1x1+tensor=2"
+    entry = site.store.entry(running)
+    (gain,) = {r.gain for r in entry.plan_trials.gains().rows if r.kind == PlanKind(tensor=2)}
+    assert gain == 1.5
+    # Its times are those of the own choice for the models, whatever plan it runs in.
+    speeds = [o.step_s for o in entry.observations.observations()]
+    assert speeds == [pytest.approx(BATCH / 100.0)]
+
+
+def test_another_attempt_on_more_gpus_begins_with_the_best_kind_of_plan(site):
+    running = job({"n1": 2}, directive=AUTO)
+    train(site, running)
+    train(site, running, "1x1+tensor=2", speed=150.0)
+    grown = job({"n1": 4}, directive=AUTO, run=1)
+    assert site.report_handler.orders(7, 1, job=grown).plan == "2x1+tensor=2"
+
+
+def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):
+    running = job({"n1": 2}, directive=AUTO)
+    assert train(site, running, checkpoint_step=50) == "1x1+tensor=2"
+    failed = {"phase": "ended", "exit_code": 1, "failed_start": 2, "gpus": 2}
+    site.report(running, **failed, checkpoint_step=50)
+    orders = site.report_handler.orders(7, 0, job=running)
+    assert (orders.failed_start, orders.on_failure, orders.plan) == (2, "restart", "")
+    site.report(running, **failed, checkpoint_step=50)
+    assert site.report_handler.orders(7, 0, job=running).on_failure == "restart"
+    assert site.store.entry(running).trials.barred == [], "its size is not to blame"
+    assert train(site, running, checkpoint_step=50) == ""
+
+
+def test_without_the_directives_leave_any_more_the_job_chooses_again(site):
+    running = job({"n1": 2}, directive=AUTO)
+    assert train(site, running) == "1x1+tensor=2"
+    without = job({"n1": 2}, directive="1-8")
+    assert site.report_handler.orders(7, 0, job=without).plan == ""
