@@ -14,6 +14,7 @@
     │   ├── ConfigError                 config.section_reader
     │   ├── DirectiveError              core.directive
     │   ├── ExecutionPlanError          core.execution.execution_plan
+    │   ├── SupportedOptionsError       core.execution.supported_options
     │   ├── LayerError                  core.layers
     │   ├── LayoutTextError             core.layout
     │   ├── MemberOrdersError           core.member_orders

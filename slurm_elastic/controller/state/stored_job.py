@@ -91,8 +91,12 @@ class StoredJob:
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
-        body = dataclasses.asdict(self)
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del body["dirty"], body["observations"]
+        rows = {key: dataclasses.asdict(row) for key, row in self.measurements.items()}
+        body["measurements"] = rows
+        body["budget"] = dataclasses.asdict(self.budget) if self.budget else None
+        body["ending"] = dataclasses.asdict(self.ending) if self.ending else None
         body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
         body["watch"], body["trials"] = self.watch.to_body(), self.trials.to_body()
         body["rehearsal"], body["placed"] = self.rehearsal.to_body(), self.placed.to_body()

@@ -31,10 +31,15 @@ def reordered(sizes: Ints, present: Ints) -> Ints:
         sizes: [K, J] GPUs of each job in each schedule, together at most G.
         present: [G] the job on each GPU, or EMPTY.
     """
-    blocks = _by_states(sizes, present)
-    for row in np.flatnonzero((sizes > 0).sum(axis=1) <= _EXACT):
-        blocks[row] = _exact(sizes[row], present)
-    return blocks
+    # Schedules of a population are often alike.
+    different, index = np.unique(sizes, axis=0, return_inverse=True)
+    blocks = np.empty((len(different), len(present)), dtype=np.int64)
+    few = (different > 0).sum(axis=1) <= _EXACT
+    for row in np.flatnonzero(few):
+        blocks[row] = _exact(different[row], present)
+    if not few.all():
+        blocks[~few] = _by_states(different[~few], present)
+    return blocks[index.ravel()]
 
 
 def _entry_costs(jobs: int, present: Ints) -> Ints:
