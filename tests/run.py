@@ -36,6 +36,8 @@ BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
 COMPUTATIONS = (
     "tests/property", "tests/unit/cli", "tests/unit/core", "tests/unit/models",
     "tests/unit/placement", "tests/unit/policies", "tests/unit/simulator",
+    "tests/unit/training/pipeline", "tests/unit/training/spatial", "tests/unit/training/tensor",
+    "tests/unit/training/test_layout_changes.py", "tests/unit/training/test_tensor_training.py",
 )  # fmt: skip
 UNIT_TESTS = ("tests/unit", "tests/property")
 CLUSTER_TESTS = "tests/cluster"

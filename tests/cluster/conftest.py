@@ -23,7 +23,9 @@ from tests.support.container_cluster.slurm_cluster import (
 #: Files in which the controller acts on step times that it measures. They run one after the other:
 #: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
 #: by then the unit tests are over.
-MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
+MEASURING = (
+    "test_hybrid.py", "test_plan_choice.py", "test_learning_layouts.py", "test_near_places.py",
+)  # fmt: skip
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 LONG = (

@@ -15,7 +15,7 @@ MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2
 OUT = "/shared/home/alice/plans"
 #: Seconds per step; 0: the program does not fit into memory.
 PACE = {
-    "2x1": 0.2, "1x1+tensor=2": 0.1, "4x1": 0.2, "2x1+tensor=2": 0.1, "1x1+tensor=4": 0,
+    "2x1": 0.4, "1x1+tensor=2": 0.1, "4x1": 0.4, "2x1+tensor=2": 0.1, "1x1+tensor=4": 0,
 }  # fmt: skip
 
 
