@@ -5,7 +5,8 @@ measured in the allocations in which the job runs in it, `""` being the job's ow
 plan gains in an allocation where it was not measured is taken from a similar one
 (`core.execution.plan_gains`).
 
-- In a new allocation the job begins with the plan that gains most as far as is known.
+- In a new allocation, or where its plan is not possible any more, the job begins with the plan that
+  gains most as far as is known.
 - As soon as `REPORTS` reports tell the speed of the present plan, a plan that is known to be faster
   by `MARGIN` replaces it. So a slow plan is left at once.
 - When the restarts would cost at most a stated share of the time, the next unknown plan is tried;
@@ -128,7 +129,7 @@ class PlanTrials:
                 known[text] = gain
         own = self._measured(shape, "")
         best = max(known, key=lambda text: known[text], default="")
-        if shape != self.shape:
+        if shape != self.shape or (self.ordered and self.ordered not in texts.values()):
             self.shape = shape
             return self._order(best if known.get(best, 0.0) >= MARGIN else "", now)
         if not (self.running and self._measured(shape, self.ordered)):

@@ -173,6 +173,16 @@ def test_times_of_a_plan_count_for_models_of_the_own_choice_by_its_gain():
     assert not own.plan
 
 
+def test_a_plan_that_is_not_possible_any_more_is_left():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 130.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    job.go(600)
+    assert job.trials.ordered == "2x1+tensor=2"
+    plans = [ExecutionPlan.parse("4x1+shard=full")]
+    assert job.trials.choose(plans, job.held, now=job.now, restart_s=2.0, share=0.05)
+    assert job.trials.ordered == ""
+
+
 def test_reports_of_the_old_plan_do_not_count_for_the_new_one():
     job = Job({"4x1": 100.0, "4x1+shard=full": 80.0})
     job.choose()
