@@ -133,7 +133,7 @@ class JobStore:
                 and report.steps_measured >= LEAST_STEPS
             ):
                 held = None
-            entry.plan_trials.record(report, held)
+            self._record_plans(entry, report, job, held)
             self._profiles.add_report(report, job)
             profile = self._profiles.of(job, report.application) if report.frozen else None
             as_own, own_held = entry.plan_trials.as_own(report, held)
@@ -164,6 +164,19 @@ class JobStore:
         entry.reported_run = report.run
         with contextlib.suppress(LedgerError):  # the next round writes it
             self._ledger.put_job(job.key, job.job_id, entry.to_body())
+
+    def _record_plans(
+        self, entry: StoredJob, report: Report, job: Job, held: Allocation | None
+    ) -> None:
+        """Record the speed of a job's plan, for it and for its application's next jobs."""
+        directive, trials = self.directive(job), entry.plan_trials
+        shared = self.learning.shared(job, entry.observations)
+        chosen = directive is not None and directive.plan == "auto"
+        if chosen and shared is not None and not trials.known:
+            trials.inherit(shared.plans)
+        trials.record(report, held)
+        if chosen and trials.known:
+            self.learning.add_plans(entry.observations, job, trials)
 
     def _record_trial(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
         """Record a report's part in a trial; return whether that has ended, or failed."""

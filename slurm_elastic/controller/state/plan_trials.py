@@ -101,6 +101,26 @@ class PlanTrials:
         while len(self.speeds) > _MOST:
             del self.speeds[next(iter(self.speeds))]
 
+    @property
+    def known(self) -> bool:
+        """Whether the speed of any plan was measured, or it was seen to fail."""
+        return bool(self.speeds or self.failed)
+
+    def inherit(self, body: object) -> None:
+        """Begin with the speeds and failures of another job of the application.
+
+        Args:
+            body: from `legacy`, perhaps of an older release, or unreadable.
+        """
+        other = PlanTrials.from_body(body)
+        self.speeds, self.failed = other.speeds, other.failed
+
+    def legacy(self) -> dict[str, Any]:
+        """Return JSON of what the next job of the application may begin with."""
+        body = self.to_body()
+        speeds = [row for row in body["speeds"] if len(row[5]) >= REPORTS]
+        return {"speeds": speeds, "failed": body["failed"]}
+
     def choose(
         self,
         plans: Sequence[ExecutionPlan],

@@ -2,9 +2,11 @@
 
 import pytest
 
+from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.plan_trials import REPORTS
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.execution.plan_gains import PlanKind
+from slurm_elastic.core.report import Report
 from tests.support.controller.job_records import job
 from tests.unit.controller.test_report_handler import Site
 
@@ -15,7 +17,7 @@ BATCH = 32
 @pytest.fixture
 def site(monkeypatch):
     site = Site()
-    site.now = 1e6
+    site.now = 2e9
     monkeypatch.setattr("time.time", lambda: site.now)
     yield site
     site.engine.close()
@@ -92,6 +94,25 @@ def test_another_attempt_on_more_gpus_begins_with_the_best_kind_of_plan(site):
     train(site, running, "1x1+tensor=2", speed=150.0)
     grown = job({"n1": 4}, directive=AUTO, run=1)
     assert site.report_handler.orders(7, 1, job=grown).plan == "2x1+tensor=2"
+
+
+def test_the_next_job_of_the_application_begins_with_what_is_known(site):
+    first = job({"n1": 2}, directive=AUTO, name="gpt")
+    train(site, first)
+    train(site, first, "1x1+tensor=2", speed=150.0)
+    snapshot = Snapshot(time=site.now, nodes=(), jobs=(first,))
+    site.store.observe(snapshot)
+    store = JobStore(site.ledger)  # of a later controller
+    running = job({"n1": 4}, directive=AUTO, name="gpt", job_id=8, display_id="8")
+    other = job({"n1": 4}, directive=AUTO, name="gpt", job_id=9, user="bob", uid=2002)
+    for of, gain in ((running, 1.5), (other, None)):
+        report = Report(
+            job_id=of.job_id, run=0, phase="starting", gpus=4, layout="4x1", global_batch=BATCH
+        )
+        store.record_report(report, of, site.now)
+        gains = store.entry(of).plan_trials.gains()
+        kind = PlanKind(tensor=2)
+        assert (gains and gains.of(kind, "a100", nodes=1, gpus=4)) == gain, of.user
 
 
 def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):

@@ -106,6 +106,7 @@ class Observations:
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
         jobs: of an application only: points of its newest jobs.
+        plans: of an application only: `PlanTrials.legacy` of its newest job; {}: none.
         version: rises with every change.
     """
 
@@ -120,6 +121,7 @@ class Observations:
     rates: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, Measurement] = field(default_factory=dict)
     jobs: ApplicationJobs = field(default_factory=ApplicationJobs)
+    plans: dict[str, Any] = field(default_factory=dict)
     version: int = 0
     _unmeasured: tuple[str, int] = ("", 0)
 
@@ -157,6 +159,8 @@ class Observations:
             with contextlib.suppress(TypeError):
                 observations.shapes = {k: Measurement(**row) for k, row in shapes.items()}
         observations.jobs = ApplicationJobs.from_body(body.get("jobs"))
+        if isinstance(body.get("plans"), dict):
+            observations.plans = body["plans"]
         return observations
 
     def observations(self) -> tuple[Observation, ...]:
