@@ -119,6 +119,7 @@ LAYOUTS = {
     "stages": Layout(",unit=2,parallel=hybrid", pairs=True),
     "spatial": Layout(",unit=2,parallel=spatial", pairs=True),
     "tensor": Layout(",unit=2", pairs=True),
+    "plans": Layout(",parallel=hybrid,plan=auto"),
 }
 
 

@@ -9,6 +9,7 @@
 | stages | a small GPT on pipeline stages |
 | spatial | a 3D network, each sample on several ranks |
 | tensor | a small GPT whose weights pairs of ranks share |
+| plans | a small GPT whose execution plan the controller chooses |
 
 OUT/losses.jsonl as docs/examples/train_library.py writes it; OUT/done: it has completed.
 """
@@ -75,7 +76,9 @@ def spatial() -> dict[str, Any]:
     }
 
 
-LAYOUTS = {"slices": slices, "stages": stages, "spatial": spatial, "tensor": tensor}
+LAYOUTS = {
+    "slices": slices, "stages": stages, "spatial": spatial, "tensor": tensor, "plans": stages,
+}  # fmt: skip
 
 
 def main() -> None:
