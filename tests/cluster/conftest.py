@@ -23,13 +23,12 @@ from tests.support.container_cluster.slurm_cluster import (
 #: Files in which the controller acts on step times that it measures. They run one after the other:
 #: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
 #: by then the unit tests are over.
-MEASURING = (
-    "test_hybrid.py", "test_plan_choice.py", "test_learning_layouts.py", "test_near_places.py",
-)  # fmt: skip
+MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 LONG = (
-    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_in_place_training.py",
+    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_plan_choice.py",
+    "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
     "test_life.py", "test_companion_faults.py", "test_launchers.py",
     "test_trouble.py", "test_engine.py", "test_many.py", "test_sia_rounds.py",
