@@ -287,7 +287,8 @@ class ScriptWatch:
             self._scanner.wait(self._interval_s())
             # Events come in bursts, and each scan costs the file server a stat per checkpoint.
             time.sleep(_BURST_S)
-            self.check()
+            if not self._is_stopped:
+                self.check()
 
     def _interval_s(self) -> float:
         """Return the seconds until the next scan if no event comes."""

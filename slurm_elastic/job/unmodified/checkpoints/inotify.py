@@ -64,9 +64,10 @@ class _Inotify:
 
     def close(self) -> None:
         """Stop watching."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Taken first: of two threads that close it, the second would close a file of someone else.
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __del__(self) -> None:
         self.close()  # a user has few instances (fs.inotify.max_user_instances)
@@ -152,9 +153,9 @@ class DirectoryWatch(_Inotify):
     def close(self) -> None:
         """Stop watching."""
         super().close()
-        if self._wake_event >= 0:
-            os.close(self._wake_event)
-            self._wake_event = -1
+        descriptor, self._wake_event = self._wake_event, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _take(self) -> None:
         for directory, mask, name in self._events():
