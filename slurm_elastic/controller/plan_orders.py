@@ -80,7 +80,7 @@ class PlanOrders:
         trials = self._store.entry(job).plan_trials
         if not self.acts or (new_only and not trials.is_new(held)):
             return
-        plans = possible_plans(directive, trials.supported, gpus=held.gpus, nodes=len(held.nodes))
+        plans = possible_plans(directive, trials.supported, [held.on(n) for n in held.nodes])
         changed = trials.choose(
             plans,
             held,

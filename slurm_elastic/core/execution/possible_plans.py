@@ -1,14 +1,18 @@
 """Execution plans that a job may run in, by its directive and what its training can carry out.
 
->>> from slurm_elastic.core.directive import Directive
+>>> from collections.abc import Sequence
+
+from slurm_elastic.core.directive import Directive
 >>> from slurm_elastic.core.execution.supported_options import SupportedOptions
 >>> job = Directive.parse("2-8,parallel=hybrid,plan=auto")
 >>> able = SupportedOptions(stages=4, tensor=True)
->>> [str(plan) for plan in possible_plans(job, able, gpus=4, nodes=2)]
+>>> [str(plan) for plan in possible_plans(job, able, (2, 2))]
 ['4x1', '2x2', '2x1+tensor=2', '1x4', '1x2+tensor=2']
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
@@ -21,7 +25,7 @@ _DEGREES = (1, 2, 4, 8)
 
 
 def possible_plans(
-    directive: Directive, supported: SupportedOptions, *, gpus: int, nodes: int
+    directive: Directive, supported: SupportedOptions, gpus_on_nodes: Sequence[int]
 ) -> tuple[ExecutionPlan, ...]:
     """Return the plans for an allocation, those with the smallest replicas first.
 
@@ -31,10 +35,9 @@ def possible_plans(
     Args:
         directive: in force.
         supported: what the training can carry out.
-        gpus: of the allocation.
-        nodes: of the allocation.
+        gpus_on_nodes: GPUs of the allocation on each of its nodes.
     """
-    on_node = gpus // nodes
+    gpus = sum(gpus_on_nodes)
     hybrid = directive.parallel in ("hybrid", "pipeline")
     most = min(supported.stages, _MOST_STAGES) if hybrid else 1
     degrees = _DEGREES if supported.tensor else (1,)
@@ -43,7 +46,7 @@ def possible_plans(
             (count, degree)
             for count in range(1, most + 1)
             for degree in degrees
-            if gpus % (count * degree) == 0 and on_node % degree == 0
+            if gpus % (count * degree) == 0 and all(g % degree == 0 for g in gpus_on_nodes)
         ),
         key=lambda shape: (shape[0] * shape[1], shape[1]),
     )

@@ -46,7 +46,7 @@ class Job:
 
     def choose(self) -> bool:
         directive = Directive.parse("1-16,plan=auto")
-        plans = possible_plans(directive, self.trials.supported, gpus=self.held.gpus, nodes=1)
+        plans = possible_plans(directive, self.trials.supported, [self.held.gpus])
         return self.trials.choose(plans, self.held, now=self.now, restart_s=2.0, share=self.share)
 
     def go(self, seconds: float) -> list[tuple[float, str]]:

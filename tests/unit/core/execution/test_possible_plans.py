@@ -8,7 +8,14 @@ ABLE = SupportedOptions(stages=4, tensor=True, shard=True)
 
 
 def plans(text: str, able: SupportedOptions = ABLE, *, gpus: int, nodes: int = 1) -> list[str]:
-    return [str(p) for p in possible_plans(Directive.parse(text), able, gpus=gpus, nodes=nodes)]
+    places = [gpus // nodes] * nodes
+    return [str(p) for p in possible_plans(Directive.parse(text), able, places)]
+
+
+def test_ranks_that_share_weights_are_on_one_node():
+    directive = Directive.parse("1-8")
+    assert [str(p) for p in possible_plans(directive, ABLE, (3, 1))] == ["4x1+shard=full"]
+    assert "3x1+tensor=2" in map(str, possible_plans(directive, ABLE, (4, 2)))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ def test_each_plan_fits_the_directive_and_the_allocation(kind):
     directive = Directive.parse(f"1-64,parallel={kind}")
     for gpus in range(1, 33):
         for nodes in (n for n in range(1, gpus + 1) if gpus % n == 0):
-            found = possible_plans(directive, ABLE, gpus=gpus, nodes=nodes)
+            found = possible_plans(directive, ABLE, [gpus // nodes] * nodes)
             assert len(set(found)) == len(found)
             for plan in found:
                 assert plan.world == gpus
