@@ -120,7 +120,7 @@ class ReportHandler:
         answer = (report.failed_start, "end")
         if trials.failure is not None or self._store.lost_node(job):
             answer = (report.failed_start, "wait")
-        elif report.failed_start <= trials.restarts or self._store.blames_plan(job, report):
+        elif report.failed_start <= trials.restarts or self._store.failed_by_plan(job, report):
             answer = (report.failed_start, "restart")
         orders = self._outbox.orders(job.job_id, report.run)
         if (orders.failed_start, orders.on_failure) != answer:

@@ -129,9 +129,8 @@ class ChaosSite:
         """Return selasticd's configuration."""
         # The rise of a load that begins at once would keep as many nodes awake.
         sleep = power_saving.SLEEP.format(mode="act") + "served = 0.5\n" if self.sleep else ""
-        text = eager_config(queue=self.queue, extra=sleep)
         # Plans are tried within trainings that last two minutes.
-        text = text.replace("[resize]\n", "[resize]\nplan_trials = 1\n")
+        text = eager_config(queue=self.queue, extra=sleep, plan_trials=1)
         return text.replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:

@@ -170,13 +170,12 @@ class JobStore:
     ) -> None:
         """Record the speed of a job's plan, for it and for its application's next jobs."""
         directive, trials = self.directive(job), entry.plan_trials
-        shared = self.learning.shared(job, entry.observations)
         chosen = directive is not None and directive.plan == "auto"
-        if chosen and shared is not None and not trials.known:
-            trials.inherit(shared.plans)
-        trials.record(report, held)
-        if chosen and trials.known:
-            self.learning.add_plans(entry.observations, job, trials)
+        shared = self.learning.shared(job, entry.observations) if chosen else None
+        if shared is not None:
+            trials.begin_with(shared.plans)
+        if trials.record(report, held):
+            self.learning.add_plans(entry.observations, job, trials.results())
 
     def _record_trial(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
         """Record a report's part in a trial; return whether that has ended, or failed."""
@@ -189,6 +188,7 @@ class JobStore:
         if report.run != trials.run or failure is None or self.lost_node(job):
             return ended
         if entry.plan_trials.fail(report, now):
+            self.learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
         own = job.base_allocation
         if report.failed_gpus is not None and own is not None:
@@ -221,8 +221,8 @@ class JobStore:
             last = self._reports.get(job_id)
         return last[1] if last else None
 
-    def blames_plan(self, job: Job, report: Report) -> bool:
-        """Return whether an ordered plan made this start fail, which is repeated without it."""
+    def failed_by_plan(self, job: Job, report: Report) -> bool:
+        """Return whether this start failed in a plan that was new to it: it is repeated without."""
         return self.entry(job).plan_trials.failed_start == (report.run, report.failed_start)
 
     def lost_node(self, job: Job) -> bool:

@@ -30,7 +30,7 @@ from slurm_elastic.core.execution.execution_plan import (
 )
 from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind, PlanSpeed
 from slurm_elastic.core.execution.supported_options import SupportedOptions, SupportedOptionsError
-from slurm_elastic.core.report import LEAST_STEPS, Report
+from slurm_elastic.core.report import Report
 
 #: Reports that tell the speed of a plan, and the most of which the median counts (our choice).
 REPORTS, _RECENT = 3, 5
@@ -73,8 +73,8 @@ class PlanTrials:
     failed: set[PlanKind] = field(default_factory=set)
     failed_start: tuple[int, int] = (-1, 0)
 
-    def record(self, report: Report, held: Allocation | None) -> None:
-        """Record a report.
+    def record(self, report: Report, held: Allocation | None) -> bool:
+        """Record a report; return whether it makes the speed of a plan known.
 
         Args:
             report: of the present attempt.
@@ -87,36 +87,34 @@ class PlanTrials:
         if not self.running:
             self.running = text == self.ordered if self.ordered else begins or text != self.before
         if not (self.running and held and report.step_time_s and report.global_batch):
-            return
-        if report.steps_measured < LEAST_STEPS or shape_of(held) != self.shape:
-            return
+            return False
+        if _shape_of(held) != self.shape:
+            return False
         speed = report.global_batch / report.step_time_s
         names = {self.ordered} if self.ordered else {"", text if not report.plan else ""}
-        for name in names:
-            self._add((*self.shape, report.global_batch, name), speed)
+        counts = [self._add((*self.shape, report.global_batch, name), speed) for name in names]
+        return REPORTS in counts
 
-    def _add(self, key: _Key, speed: float) -> None:
-        recent = self.speeds.pop(key, [])
-        self.speeds[key] = [*recent, speed][-_RECENT:]
+    def _add(self, key: _Key, speed: float) -> int:
+        """Add a measured speed; return how many are kept of its plan."""
+        recent = [*self.speeds.pop(key, []), speed][-_RECENT:]
+        self.speeds[key] = recent
         while len(self.speeds) > _MOST:
             del self.speeds[next(iter(self.speeds))]
+        return len(recent)
 
-    @property
-    def known(self) -> bool:
-        """Whether the speed of any plan was measured, or it was seen to fail."""
-        return bool(self.speeds or self.failed)
-
-    def inherit(self, body: object) -> None:
-        """Begin with the speeds and failures of another job of the application.
+    def begin_with(self, results: object) -> None:
+        """Begin with the speeds and failures of another job, unless there are own ones.
 
         Args:
-            body: from `legacy`, perhaps of an older release, or unreadable.
+            results: of that job, perhaps as an older release wrote them, or unreadable.
         """
-        other = PlanTrials.from_body(body)
-        self.speeds, self.failed = other.speeds, other.failed
+        if not self.speeds and not self.failed:
+            other = PlanTrials.from_body(results)
+            self.speeds, self.failed = other.speeds, other.failed
 
-    def legacy(self) -> dict[str, Any]:
-        """Return JSON of what the next job of the application may begin with."""
+    def results(self) -> dict[str, Any]:
+        """Return JSON of what the next jobs of the application begin with."""
         body = self.to_body()
         speeds = [row for row in body["speeds"] if len(row[5]) >= REPORTS]
         return {"speeds": speeds, "failed": body["failed"]}
@@ -139,7 +137,7 @@ class PlanTrials:
             restart_s: seconds that a change of the plan costs; None: not known.
             share: of the time that these restarts may take, 0 to 1; 0: nothing is tried.
         """
-        shape = shape_of(held)
+        shape = _shape_of(held)
         texts = {PlanKind.of(p): str(p) for p in plans if PlanKind.of(p) not in self.failed}
         gains = self.gains()
         known: dict[str, float] = {}
@@ -149,14 +147,16 @@ class PlanTrials:
                 known[text] = gain
         own = self._measured(shape, "")
         best = max(known, key=lambda text: known[text], default="")
+        # Faster than the job's own choice.
+        faster = best if known.get(best, 0.0) >= MARGIN else ""
         if shape != self.shape or (self.ordered and self.ordered not in texts.values()):
             self.shape = shape
-            return self._order(best if known.get(best, 0.0) >= MARGIN else "", now)
+            return self._order(faster, now)
         if not (self.running and self._measured(shape, self.ordered)):
             return False
         present = known.get(self.ordered, 1.0)
         if self.ordered and own and present * MARGIN <= 1.0:
-            return self._order(best if known.get(best, 0.0) >= MARGIN else "", now)
+            return self._order(faster, now)
         if known.get(best, 0.0) >= MARGIN * present:
             return self._order(best, now)
         if not share or now - self.since < (restart_s or _RESTART_S) / share:
@@ -176,12 +176,12 @@ class PlanTrials:
 
     def is_new(self, held: Allocation) -> bool:
         """Return whether no plan was chosen for this allocation."""
-        return shape_of(held) != self.shape
+        return _shape_of(held) != self.shape
 
-    def withdraw(self, now: float) -> bool:
-        """Leave the plan to the job; return whether one was ordered."""
+    def withdraw(self, now: float) -> None:
+        """Leave the plan to the job."""
         self.shape = None
-        return self._order("", now)
+        self._order("", now)
 
     def fail(self, report: Report, now: float) -> bool:
         """Record a start that has failed, if its plan may be the cause: it has reported no speed.
@@ -220,7 +220,7 @@ class PlanTrials:
         if held is None or not self.ordered:
             return report, held if self.running or self.shape is None else None
         kind = PlanKind.of(ExecutionPlan.parse(self.ordered))
-        gains, (gpu_type, gpus, nodes) = self.gains(), shape_of(held)
+        gains, (gpu_type, gpus, nodes) = self.gains(), _shape_of(held)
         gain = gains.of(kind, gpu_type, gpus=gpus, nodes=nodes) if gains else None
         if gain is None or not self.running or not report.step_time_s:
             return report, None
@@ -295,7 +295,7 @@ class PlanTrials:
             return cls()
 
 
-def shape_of(held: Allocation) -> _Shape:
+def _shape_of(held: Allocation) -> _Shape:
     """Return GPU type, GPUs and nodes of an allocation."""
     return held.gpu_type, held.gpus, len(held.nodes)
 

@@ -1,8 +1,6 @@
 """Execution plans that a job may run in, by its directive and what its training can carry out.
 
->>> from collections.abc import Sequence
-
-from slurm_elastic.core.directive import Directive
+>>> from slurm_elastic.core.directive import Directive
 >>> from slurm_elastic.core.execution.supported_options import SupportedOptions
 >>> job = Directive.parse("2-8,parallel=hybrid,plan=auto")
 >>> able = SupportedOptions(stages=4, tensor=True)
@@ -16,12 +14,11 @@ from collections.abc import Sequence
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
-from slurm_elastic.core.execution.supported_options import SupportedOptions
+from slurm_elastic.core.execution.supported_options import TENSOR_DEGREES, SupportedOptions
 from slurm_elastic.core.layout import LayoutText
 
-#: Most stages, and the tensor degrees, of plans that are tried (our choice).
+#: Most stages of plans that are tried (our choice).
 _MOST_STAGES = 8
-_DEGREES = (1, 2, 4, 8)
 
 
 def possible_plans(
@@ -40,7 +37,7 @@ def possible_plans(
     gpus = sum(gpus_on_nodes)
     hybrid = directive.parallel in ("hybrid", "pipeline")
     most = min(supported.stages, _MOST_STAGES) if hybrid else 1
-    degrees = _DEGREES if supported.tensor else (1,)
+    degrees = (1, *TENSOR_DEGREES) if supported.tensor else (1,)
     shapes = sorted(
         (
             (count, degree)

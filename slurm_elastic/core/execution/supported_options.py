@@ -34,6 +34,8 @@ from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
+#: Ranks that may share the weights of layers, all of which `tensor` stands for (our choice).
+TENSOR_DEGREES = (2, 4, 8)
 #: Most stages of a text.
 MAX_STAGES = 4096
 #: Longest text.

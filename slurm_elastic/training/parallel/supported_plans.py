@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 from slurm_elastic.core.errors import InvalidInputError
-from slurm_elastic.core.execution.supported_options import MAX_STAGES, SupportedOptions
+from slurm_elastic.core.execution.supported_options import (
+    MAX_STAGES,
+    TENSOR_DEGREES,
+    SupportedOptions,
+)
 from slurm_elastic.training.measure.layer_profile import layers_of
 from slurm_elastic.training.parallel.fsdp import unsupported
 from slurm_elastic.training.parallel.shared_layers import check_separate_updates
 from slurm_elastic.training.tensor.layer_styles import LayerStyle, check_styles, layer_styles
 from slurm_elastic.training.tied_parameters import ties
 
-#: Sizes of the groups that all have to be possible.
-_GROUPS = (2, 4, 8)
 #: Optimizers that update divided parameters as whole ones. Not so: Rprop, Adafactor, Muon; unknown:
 #: those of others, and Adagrad, which in some releases keeps its state by the whole ones.
 _OPTIMIZERS = (
@@ -72,10 +74,10 @@ def _divisible(
         return False  # which sizes its own attention allows, only the script knows
     try:
         check_separate_updates(optimizer)
-        check_styles([model], max(_GROUPS), styles)
+        check_styles([model], max(TENSOR_DEGREES), styles)
     except InvalidInputError:
         return False
-    return all(layer_styles(model, size, styles) for size in _GROUPS)
+    return all(layer_styles(model, size, styles) for size in TENSOR_DEGREES)
 
 
 def _shardable(model: nn.Module) -> bool:

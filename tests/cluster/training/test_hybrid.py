@@ -9,13 +9,16 @@ import pytest
 
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running, total_gpus
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
+from tests.support.container_cluster.walked_training import (
+    EXAMPLES,
+    MODEL,
+    difference_from_one_rank,
+    losses,
+)
 
-EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 PACED = Path(__file__).parents[1] / "drivers" / "paced.py"
 #: Of each step, so that the number of steps, over which rounding adds up, does not follow the load.
 STEP_S = 0.1
-#: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
-MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied --rate 3e-4"
 #: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, shared weights, and back.
 WALK = [
     (4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (2, "1x1+tensor=2+recompute"),
@@ -28,11 +31,6 @@ OUT = "/shared/home/alice/hybrid"
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager_config(), reporters=()) as daemon:
         yield daemon
-
-
-def losses(cluster: SlurmCluster, out: str) -> list[dict]:
-    text = cluster.exec(f"cat {out}/losses.jsonl 2>/dev/null || true").stdout
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: Daemon) -> None:
@@ -71,17 +69,6 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
     for plan in ("1x1+tensor=2+recompute", "2x1+tensor=2"):
         assert f"plan {plan}, as ordered" in log
     assert "tensor=2: 4 layers are divided among 2 ranks" in log
-    steps = [line["step"] for line in walked]
-    assert steps == list(range(1, len(steps) + 1)), "a step was lost or computed twice"
-    cluster.exec(
-        f"export OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent\n"
-        f"python3 {EXAMPLES}/train_gpt.py --out {OUT}-alone {MODEL} >/dev/null 2>&1 & pid=$!\n"
-        f"until [ $(wc -l <{OUT}-alone/losses.jsonl || echo 0) -ge {len(steps)} ]; do\n"
-        f"  kill -0 $pid || exit 1; sleep 0.2\ndone 2>/dev/null; kill -9 $pid",
-        user="alice",
-        timeout=300,
-    )
-    alone = {line["step"]: line["loss"] for line in losses(cluster, f"{OUT}-alone")}
-    worst = max(abs(line["loss"] / alone[line["step"]] - 1) for line in walked)
-    print(f"{len(steps)} steps over {len(WALK) + 1} layouts, losses within {worst:.1e}")
+    worst = difference_from_one_rank(cluster, OUT)
+    print(f"{len(walked)} steps over {len(WALK) + 1} layouts, losses within {worst:.1e}")
     assert worst < 1e-5

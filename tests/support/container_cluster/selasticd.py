@@ -42,6 +42,7 @@ per_hour = 3600
 payback_s = 600
 restart_s = 1
 notice_s = 10
+plan_trials = {plan_trials}
 keep_s = {keep}
 [speedup]
 types = {{ a100 = 2.0, v100 = 1.0 }}
@@ -234,10 +235,13 @@ def eager_config(
     policy: str = "fair",
     queue: str = "slurm",
     keep: float = 120,
+    plan_trials: float = 0.05,
     extra: str = "",
 ) -> str:
     """Return a configuration without waiting times."""
-    text = EAGER.format(mode=mode, policy=policy, queue=queue, keep=keep, state="{state}")
+    text = EAGER.format(
+        mode=mode, policy=policy, queue=queue, keep=keep, plan_trials=plan_trials, state="{state}"
+    )
     return text + extra
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.plan_trials import PlanTrials
 from slurm_elastic.controller.state.reported.observations import (
     Observations,
     ObservedTime,
@@ -191,21 +191,17 @@ class ObservationStore:
         if shared is not None and shared.add_measurement(key, measurement):
             self._dirty.add((job.user, job.name, observations.stated))
 
-    def add_plans(self, observations: Observations, job: Job, trials: PlanTrials) -> None:
-        """Keep a job's plans for its application's next jobs, if others are known than before.
+    def add_plans(self, observations: Observations, job: Job, results: dict[str, Any]) -> None:
+        """Keep the speeds of a job's plans for its application's next jobs.
 
         Args:
             observations: of the job.
-            job: whose plans.
-            trials: of the job.
+            job: the job.
+            results: `PlanTrials.results` of the job.
         """
         shared = self._of(job).get(observations.stated)
-        if shared is None:
-            return
-        plans = trials.legacy()
-        one, other = (PlanTrials.from_body(body) for body in (shared.plans, plans))
-        if one.speeds.keys() != other.speeds.keys() or one.failed != other.failed:
-            shared.plans = plans
+        if shared is not None:
+            shared.plans = results
             self._dirty.add((job.user, job.name, observations.stated))
 
     def save(self, alive: Iterable[Job]) -> None:

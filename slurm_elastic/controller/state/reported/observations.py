@@ -106,7 +106,7 @@ class Observations:
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
         jobs: of an application only: points of its newest jobs.
-        plans: of an application only: `PlanTrials.legacy` of its newest job; {}: none.
+        plans: of an application only: `PlanTrials.results` of its newest job; {}: none.
         version: rises with every change.
     """
 

@@ -64,7 +64,7 @@ class _Inotify:
 
     def close(self) -> None:
         """Stop watching."""
-        # Taken first: of two threads that close it, the second would close a file of someone else.
+        # Taken first: a second thread that closes it could close another file of this number.
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
