@@ -2,7 +2,8 @@
 
     python -m tests.run [lint] [unit] [cluster] [pytest's options]
 
-The image of the container cluster is built, and the first cluster started, while `lint` runs. Then
+The image of the container cluster is built, the first cluster started, and the tests compiled,
+while `lint` runs. Then
 `unit` and `cluster` run beside each other, as cluster tests often wait; the output of `unit` is
 printed at its end. Each worker of the cluster tests, and each trial of a release of Slurm, has a
 cluster of its own. Beside them the releases are tried, and packages of one release of Debian built
@@ -16,6 +17,7 @@ Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing el
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,11 @@ class Run:
         """Begin to bring up the first container cluster, for which the image is built."""
         with self._up_log.open("wb") as log:
             self._up = subprocess.Popen([CLUSTER, "up"], stdout=log, stderr=log)
+
+    def compile_tests(self) -> None:
+        """Compile the tests, which pytest rewrites: one process does it for all others."""
+        command = [*YIELDING, sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
 
     def lint(self) -> bool:
         """Check style, types and imports; tell whether all is well."""
@@ -238,6 +245,8 @@ def main() -> int:
     parser.add_argument("parts", nargs="+", choices=("lint", "unit", "cluster"))
     arguments, options = parser.parse_known_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Thousands of processes import the project: each would compile it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
         parts: dict[str, Callable[[], bool]] = {
@@ -259,7 +268,9 @@ def main() -> int:
             tests = [part for part in arguments.parts if part != "lint"]
             for part in {"unit", "cluster"}.difference(tests):
                 run.lacks(part)
-            passed = "lint" not in arguments.parts or timed("lint")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(run.compile_tests)
+                passed = "lint" not in arguments.parts or timed("lint")
             if passed and tests:
                 with ThreadPoolExecutor(len(tests)) as pool:
                     passed = all(list(pool.map(timed, tests)))

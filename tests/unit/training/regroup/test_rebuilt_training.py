@@ -17,7 +17,7 @@ needs_fsdp = pytest.mark.skipif(bool(unsupported()), reason=unsupported())
 PIPELINE = {"directive": "1-8,parallel=pipeline"}
 LIBRARY = "slurm_elastic.training."
 #: Epochs of a training that does not end before the changes of a test.
-LONG = 20
+LONG = 8
 HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
 
 
@@ -55,7 +55,7 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     plain = TrainingRuns(tmp_path / "plain")
     alone = {k: v for k, v in options.items() if k not in ("shard", "directive", "tensor")}
     plain.run(1, epochs=LONG, **alone)
-    options = options | {"step_s": 0.05, "epochs": LONG}
+    options = options | {"step_s": 0.15, "epochs": LONG}
     port = begin(runs, launcher, sizes[0], **options)
     joining = sizes[1] - sizes[0]
     runs.start_companion(4711, joining, port=port, **options)
@@ -90,8 +90,8 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
     tmp_path: Path, launcher: FakeLauncher, runs: TrainingRuns, function: str, options: dict
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
-    plain.run(1, epochs=12)
-    options = options | {"step_s": 0.05, "epochs": 12}
+    plain.run(1, epochs=LONG)
+    options = options | {"step_s": 0.15, "epochs": LONG}
     port = begin(runs, launcher, 2, **options)
     fault = MemberFault(rank=47110, function=f"{LIBRARY}regroup.{function}")
     (rank,) = runs.start_companion(4711, 1, port=port, faults=[fault], **options)
@@ -100,8 +100,9 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
     runs.start_companion(4712, 1, port=port, **options)
     launcher.set_companions({"4712": 1})
     launcher.wait_for_group(companions={"4712": 1})
+    runs.hurry()
     assert runs.join() == [0, 0, -signal.SIGKILL, 0], runs.log()
-    assert sorted(runs.losses()) == list(range(1, 73))
+    assert sorted(runs.losses()) == list(range(1, 6 * LONG + 1))
     assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
@@ -130,7 +131,7 @@ def test_after_the_loss_of_a_companion_the_ranks_start_again_from_a_checkpoint(
 def test_a_checkpoint_that_fails_postpones_the_change(
     launcher: FakeLauncher, runs: TrainingRuns
 ) -> None:
-    options = PIPELINE | {"step_s": 0.05, "epochs": 40}
+    options = PIPELINE | {"step_s": 0.5, "epochs": LONG}
     port = begin(runs, launcher, 2, **options)
     (runs.out / "ckpt").write_text("in the way of the directory")
     runs.start_companion(4711, 1, port=port, **options)
@@ -140,13 +141,14 @@ def test_a_checkpoint_that_fails_postpones_the_change(
     runs.wait_for_step(max(runs.losses()) + 3)
     (runs.out / "ckpt").unlink()
     launcher.wait_for_group(companions={"4711": 1})
+    runs.hurry()
     assert runs.join() == [0, 0, 0], runs.log()
 
 
 def test_another_layout_is_taken_without_the_end_of_the_companions(
     launcher: FakeLauncher, runs: TrainingRuns
 ) -> None:
-    options = PIPELINE | {"step_s": 0.05, "epochs": LONG}
+    options = PIPELINE | {"step_s": 0.15, "epochs": LONG}
     port = begin(runs, launcher, 2, **options)
     runs.start_companion(4711, 2, port=port, **options)
     launcher.set_companions({"4711": 2})
@@ -165,8 +167,8 @@ def test_a_plan_is_followed_in_place_and_left_with_its_layout(
     tmp_path: Path, launcher: FakeLauncher, runs: TrainingRuns
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
-    plain.run(1, epochs=24)
-    options = {"shard": True, "step_s": 0.05, "epochs": 24}
+    plain.run(1, epochs=LONG)
+    options = {"shard": True, "step_s": 0.15, "epochs": LONG}
     port = begin(runs, launcher, 2, **options)
     runs.start_companion(4711, 1, port=port, **options)
     launcher.set_companions({"4711": 1})
@@ -179,9 +181,10 @@ def test_a_plan_is_followed_in_place_and_left_with_its_layout(
     launcher.set_companions({})
     launcher.wait_for_group(companions={}, generation=2)
     launcher.wait_for("training", plan="", gpus=2)
+    runs.hurry()
     assert runs.join() == [0] * 3, runs.log()
     assert runs.layouts() == ["2x1", "3x1", "2x1"]
-    assert sorted(runs.losses()) == list(range(1, 145))
+    assert sorted(runs.losses()) == list(range(1, 6 * LONG + 1))
     assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
