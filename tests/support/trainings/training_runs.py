@@ -37,8 +37,6 @@ PROCESSES.set_forkserver_preload(
     [
         "slurm_elastic.training",
         "slurm_elastic.models.pipedream.partitioner",
-        # The compiler, which sharded and tensor-parallel ranks import: a second of CPU for each.
-        "torch._dynamo.eval_frame",
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
         "torch.distributed.tensor",

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from slurm_elastic.training.measure.step_times import StepDurations, StepTimer, process_age
+from tests.support.trainings.forked_scripts import run_forked
 
 SCRIPT = """
 from slurm_elastic.training import init
@@ -21,10 +22,15 @@ for _ in range(2):
     optimizer.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+mesh = init_device_mesh("cpu", (1,))
+sharded = torch.nn.Parameter(DTensor.from_local(torch.ones(4, 2), mesh, [Shard(0)]))
+(sharded * 2).sum().backward()
 unwanted = [m for m in ("torch._dynamo.eval_frame", "torch.distributed.checkpoint")
             if m in sys.modules]
 print("loaded too early:", unwanted)
-part = torch._dynamo.config
+import torch._dynamo.config as part
 part.optimize_ddp = False
 print("setting:", part.optimize_ddp, torch._dynamo.config.optimize_ddp)
 print("mode:", torch._dynamo.utils.get_optimize_ddp_mode())
@@ -53,6 +59,23 @@ def test_the_compiler_is_imported_only_for_torch_compile() -> None:
         "compiled: True",
         "real: True",
     ], done.stderr
+
+
+SETTINGS = """
+import sys, torch
+import torch._dynamo.config as settings
+from torch._dynamo.config import verbose
+print(verbose, settings.suppress_errors, "torch._dynamo.eval_frame" in sys.modules)
+with settings.patch(suppress_errors=True):
+    print(sys.modules["torch._dynamo.config"].suppress_errors)
+print(settings.suppress_errors, torch._dynamo.config is sys.modules["torch._dynamo.config"])
+"""
+
+
+def test_settings_of_the_compiler_are_read_without_it_and_changed_in_it() -> None:
+    done = run_forked(SETTINGS)
+    expected = ["False False False", "True", "False True"]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 CHECKPOINTS = """
