@@ -19,7 +19,7 @@ DRIVER = Path(__file__).parents[1] / "drivers" / "plan_paced.py"
 OUT = "/shared/home/alice/plans"
 #: Seconds per step; 0: the program does not fit into memory.
 PACE = {
-    "2x1": 0.4, "1x1+tensor=2": 0.1, "4x1": 0.4, "2x1+tensor=2": 0.1, "1x1+tensor=4": 0,
+    "2x1": 0.8, "1x1+tensor=2": 0.2, "4x1": 0.8, "2x1+tensor=2": 0.2, "1x1+tensor=4": 0,
 }  # fmt: skip
 
 

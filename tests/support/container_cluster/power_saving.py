@@ -26,14 +26,16 @@ SuspendTimeout=3
 ResumeTimeout={{resume_timeout_s}}
 """
 #: Ends with the folder. A host that Slurm waits for has just been started: -b tells slurmctld so.
-#: slurmd does not start without its network; then it is tried again.
+#: slurmd does not start without its network; then it is tried again. Without other programs: six of
+#: these loops run beside the tests.
 _HARDWARE = f"""
 before=on
-if scontrol show node $(hostname) | grep -q POWERING_UP; then pkill -x slurmd; before=off; fi
+if scontrol show node $HOSTNAME | grep -q POWERING_UP; then pkill -x slurmd; before=off; fi
 while [ -d {POWER} ]; do
-    power=$(cat {POWER}/$(hostname) 2>/dev/null || echo on)
+    power=on
+    [ ! -e {POWER}/$HOSTNAME ] || read -r power <{POWER}/$HOSTNAME
     if [ $power = off ]; then pkill -x slurmd; before=off
-    elif [ $before = off ] && slurmd -N $(hostname) -b; then before=on
+    elif [ $before = off ] && slurmd -N $HOSTNAME -b; then before=on
     fi
     sleep 0.5
 done
