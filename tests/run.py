@@ -54,7 +54,7 @@ NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
-CLUSTERS = 7
+CLUSTERS = 6
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
 TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together

@@ -157,12 +157,18 @@ class ReleaseTrial:
             self._until_gpus(size)
 
     def _shrink(self) -> None:
-        """A rigid job that needs GPUs of the elastic one gets them."""
-        words = ("-N2", "--ntasks-per-node=1", "--gres=gpu:a100:3", "-t20", "-o/dev/null")
-        rigid = self.cluster.sbatch("exec sleep 600", *words, user="bob")
-        self.cluster.wait(rigid, "RUNNING")
+        """A rigid job that needs GPUs of the elastic one gets them.
+
+        Beside the job that has the other node: of two GPUs that are left the elastic one would get
+        both, one after the other.
+        """
+        rigid = []
+        for size in (4, 3):
+            words = ("-N1", f"--gres=gpu:a100:{size}", "-t20", "-o/dev/null")
+            rigid.append(self.cluster.sbatch("exec sleep 600", *words, user="bob"))
+            self.cluster.wait(rigid[-1], "RUNNING")
         self._until_gpus(1)
-        self.cluster.exec(["scancel", str(rigid)])
+        self.cluster.exec(["scancel", *map(str, rigid)])
         self._until_gpus(4)
 
     def _lost_node(self) -> None:

@@ -83,8 +83,9 @@ def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Slur
 def test_stopped_in_a_change_and_started_again(
     daemon: Daemon, cluster: SlurmCluster, act: None, state: str
 ) -> None:
-    job = submit_running(cluster, "-Jslow")
-    daemon.when(job, state, f"kill {daemon.pid}; while kill -0 {daemon.pid}; do sleep 0.05; done")
+    job = submit_running(cluster, "-Jraw")  # nothing changes before its name does
+    stop = f"kill {daemon.pid}; while kill -0 {daemon.pid}; do sleep 0.05; done"
+    daemon.when(job, state, stop, first=f"scontrol update jobid={job} JobName=slow")
     assert "selasticd stops" in daemon.log()
     daemon.start()
     until(lambda: gpus(cluster, job) == 4)

@@ -58,8 +58,8 @@ class LightJob(GrowingJob):
         assert "internal error" not in self.log()
 
     def lost(self, companion: int, gpus: int = 2) -> None:
-        """Wait until the training goes on without a companion."""
-        self.report(companions=[[companion, gpus, "ended"]], gpus=1)
+        """Wait until the training goes on without a companion, and can change again."""
+        self.report(companions=[[companion, gpus, "ended"]], gpus=1, in_place=True)
 
 
 def docker(*words: str) -> None:
