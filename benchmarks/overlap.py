@@ -1,6 +1,6 @@
 """Exchange of gradients during the backward pass, on links of a chosen speed.
 
-    python -m benchmarks.overlap [--rounds 8] [--batch 256] [--rate 600mbit] [--json]
+    python -m benchmarks.overlap [--rounds 8] [--batch 512] [--rate 600mbit] [--json]
 
 Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
 joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--turn", type=int, default=3, help="steps of an arm before the next one")
-    parser.add_argument("--batch", type=int, default=256, help="samples of a rank in a step")
+    parser.add_argument("--batch", type=int, default=512, help="samples of a rank in a step")
     parser.add_argument("--rate", help="of the link, as tc reads it; by default as above")
     parser.add_argument("--steps", type=int, default=70, help="of the training of `init`")
     parser.add_argument("--json", action="store_true")

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -164,21 +165,31 @@ class SharedCores:
 
 
 @contextmanager
-def two_cores() -> Iterator[SlurmCluster]:
-    """Yield a cluster whose a100 nodes have one core of this machine each."""
-    with temporary_cluster(NAME, "--nodes=4", "--gpus-per-node=2") as cluster:
+def two_cores(name: str, home: str, driver: Path, *, gpus: int) -> Iterator[SlurmCluster]:
+    """Yield a cluster whose a100 nodes have one core of this machine each.
+
+    Args:
+        name: of the cluster.
+        home: folder of alice's, in which `driver` is then "training.py".
+        driver: a training.
+        gpus: of each node.
+    """
+    with temporary_cluster(name, "--nodes=4", f"--gpus-per-node={gpus}") as cluster:
         for core, node in enumerate(NODES):
-            update = ["docker", "update", f"--cpuset-cpus={core}", f"{NAME}-{node}"]
+            update = ["docker", "update", f"--cpuset-cpus={core}", f"{name}-{node}"]
             subprocess.run(update, check=True, stdout=subprocess.DEVNULL)
-        cluster.exec(f"rm -rf {HOME}; mkdir -p {HOME}", user="alice")
-        cluster.exec(f"cat >{HOME}/training.py", user="alice", stdin=DRIVER.read_text())
+        cluster.exec(f"rm -rf {home}; mkdir -p {home}", user="alice")
+        cluster.exec(f"cat >{home}/training.py", user="alice", stdin=driver.read_text())
         yield cluster
 
 
 def run(seconds: float, rounds: int) -> dict[str, Any]:
     """Learn, and run all phases; return the report."""
     console = Console(stderr=True)
-    with two_cores() as cluster, running(cluster, CONFIG.replace("MODE", "act"), reporters=()) as d:
+    with (
+        two_cores(NAME, HOME, DRIVER, gpus=2) as cluster,
+        running(cluster, CONFIG.replace("MODE", "act"), reporters=()) as d,
+    ):
         cores = SharedCores(cluster, d, seconds)
         console.print("learning")
         report: dict[str, Any] = {"seconds": seconds, "beside_own_kind": cores.learn()}

@@ -1,6 +1,6 @@
 """Training of a network of a chosen number of parameters, with a line of times for each step.
 
-    wide_training.py OUT --parameters 1000000 [--steps N]
+    wide_training.py OUT --parameters 1000000 [--steps N] [--layers 4] [--batch 16] [--overlap none]
 
 OUT/steps.jsonl, written by rank 0: step, loss, ranks, run of the job, begin and end (epoch s).
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LAYERS, CLASSES = 4, 10
-GLOBAL_BATCH, SAMPLES = 16, 4096
+CLASSES, SAMPLES = 10, 4096
 
 
 def main() -> None:
@@ -27,11 +26,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--parameters", type=int, required=True)
     parser.add_argument("--steps", type=int, default=10**7)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=16, help="samples of a step, of all ranks")
+    parser.add_argument("--overlap", default="none", help="as of init")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    width = math.isqrt(args.parameters // LAYERS)
-    layers = [m for _ in range(LAYERS) for m in (nn.Linear(width, width), nn.Tanh())]
+    width = math.isqrt(args.parameters // args.layers)
+    layers = [m for _ in range(args.layers) for m in (nn.Linear(width, width), nn.Tanh())]
     model = nn.Sequential(*layers, nn.Linear(width, CLASSES))
     points = torch.randn(SAMPLES, width, generator=torch.Generator().manual_seed(1))
     job = init(
@@ -39,10 +41,11 @@ def main() -> None:
         nn.CrossEntropyLoss(),
         torch.optim.AdamW(model.parameters(), lr=1e-4),
         torch.utils.data.TensorDataset(points, points[:, :CLASSES].argmax(dim=1)),
-        global_batch=GLOBAL_BATCH,
-        epochs=math.ceil(args.steps * GLOBAL_BATCH / SAMPLES),
+        global_batch=args.batch,
+        epochs=math.ceil(args.steps * args.batch / SAMPLES),
         checkpoint_dir=args.out / "checkpoints",
         checkpoint_every_s=3600.0,
+        overlap=args.overlap,
     )
     run = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     with (args.out / "steps.jsonl").open("a", buffering=1) as lines:
