@@ -3,11 +3,10 @@
     python -m tests.run [lint] [unit] [cluster] [pytest's options]
 
 The image of the container cluster is built, the first cluster started, and the tests compiled,
-while `lint` runs. Then
-`unit` and `cluster` run beside each other, as cluster tests often wait; the output of `unit` is
-printed at its end. Each worker of the cluster tests, and each trial of a release of Slurm, has a
-cluster of its own. Beside them the releases are tried, and packages of one release of Debian built
-and tried.
+while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster tests often wait; the
+output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
+release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
+release of Debian built and tried.
 Tests that measure times (mark `alone`) come after the others, with pure computations beside them,
 as they often wait, too. As processes on a shared machine are late at times, a test that fails is
 tried once more at the end, when nothing runs beside it. At most `SECOND_TRIES` may need that; all
@@ -268,9 +267,11 @@ def main() -> int:
             tests = [part for part in arguments.parts if part != "lint"]
             for part in {"unit", "cluster"}.difference(tests):
                 run.lacks(part)
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(run.compile_tests)
-                passed = "lint" not in arguments.parts or timed("lint")
+            passed = True
+            if "lint" in arguments.parts:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(run.compile_tests)
+                    passed = timed("lint")
             if passed and tests:
                 with ThreadPoolExecutor(len(tests)) as pool:
                     passed = all(list(pool.map(timed, tests)))

@@ -13,7 +13,7 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster
 from tests.support.needs import require
 
 _DEVICE = "eth0"
-#: Of a fast link in one burst: the kernel's clock does not look at it more often.
+#: Seconds of its rate that a fast link may send at once: the kernel's timer has no finer steps.
 _BURST_S = 4e-3
 
 
