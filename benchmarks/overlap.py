@@ -53,7 +53,7 @@ from benchmarks.overlap_ranks import (
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of the exchange to the passes, where most of it can be hidden: backward passes take two thirds.
-_BACKWARD = 2 / 3
+BACKWARD = 2 / 3
 #: Of the sums of shared layers to their passes: three of six products can hide a sum.
 _HIDING = 1 / 2
 _NAMESPACES = ("overlap-a", "overlap-b")
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         figures["state"] = max(r["state"][1] / r["state"][0] for r in results)
         if link is None:
             return figures
-        passes_s = figures["unshaped"]["alone"] * _BACKWARD
+        passes_s = figures["unshaped"]["alone"] * BACKWARD
         figures["rate"] = args.rate or f"{8 * GRADIENT_BYTES / passes_s / 1e6:.0f}mbit"
         link.shape(figures["rate"])
         results = run_ranks("arms", 2, args, link=link)

@@ -27,6 +27,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.overlap import BACKWARD, exposed
+from benchmarks.overlap_ranks import GRADIENT_BYTES, LAYERS, WIDTH
 from benchmarks.resize import ROOT
 from benchmarks.shared_cores import NODES, two_cores
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running
@@ -36,11 +38,10 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster
 NAME = "overlap-nodes"
 HOME = "/shared/home/alice/overlap"
 DRIVER = ROOT / "benchmarks" / "drivers" / "wide_training.py"
-LAYERS, WIDTH, BATCH = 12, 512, 512
-GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
-#: Part of a step alone that its backward pass takes.
-BACKWARD = 2 / 3
-#: Steps before those that count: schedules are tried in 14 + 2 * 5 * 4.
+#: Samples of a rank in a step.
+BATCH = 512
+#: Steps before those that count: a trial of schedules waits for 14, and takes two turns of four
+#: steps for each of at most five schedules.
 TRIED = 56
 
 
@@ -102,24 +103,22 @@ def run(steps: int, rounds: int) -> dict[str, Any]:
                 times.setdefault(kind, []).append(trainings.step_s(kind))
                 console.print(f"{kind}: {times[kind][-1] * 1e3:.0f} ms", highlight=False)
         daemon.check_log()
+    step_s = {kind: statistics.median(steps) for kind, steps in times.items()}
     return {
         "mbit_s": kbit_s / 1e3,
-        "times": times,
-        "exposed": {
-            kind: (statistics.median(times[kind]) - times["alone"][0]) / exchange_s
-            for kind in ("flat", "auto")
-        },
-        "ratio": statistics.median(times["auto"]) / statistics.median(times["flat"]),
+        "step_s": step_s,
+        "exposed": {k: exposed(step_s | {"exchange": exchange_s}, k) for k in ("flat", "auto")},
+        "ratio": step_s["auto"] / step_s["flat"],
         "reported": trainings.reported,
     }
 
 
 def show(report: dict[str, Any]) -> None:
     """Print the figures."""
-    for kind, times in report["times"].items():
+    for kind, step_s in report["step_s"].items():
         share = report["exposed"].get(kind)
         print(
-            f"{kind:<6} {statistics.median(times) * 1e3:6.0f} ms"
+            f"{kind:<6} {step_s * 1e3:6.0f} ms"
             + ("" if share is None else f", exposed {share:.0%}")
         )
     ratio = report["ratio"]

@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="+", choices=("lint", "unit", "cluster"))
     arguments, options = parser.parse_known_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # Thousands of processes import the project: each would compile it.
+    # Thousands of processes import the project or its tests: each would compile them.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
@@ -262,7 +262,6 @@ def main() -> int:
                 print(f"tests: {part} failed")
             return passed
 
-        passed = False
         try:
             tests = [part for part in arguments.parts if part != "lint"]
             for part in {"unit", "cluster"}.difference(tests):
@@ -270,7 +269,8 @@ def main() -> int:
             passed = True
             if "lint" in arguments.parts:
                 with ThreadPoolExecutor(1) as pool:
-                    pool.submit(run.compile_tests)
+                    if tests:
+                        pool.submit(run.compile_tests)
                     passed = timed("lint")
             if passed and tests:
                 with ThreadPoolExecutor(len(tests)) as pool:

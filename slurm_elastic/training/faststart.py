@@ -51,9 +51,9 @@ _DEFAULT_DDP_MODE = "ddp_optimizer"
 
 
 class _LazyPart:
-    """Part of the compiler that answers simple questions without the compiler.
+    """Replacement of a part of the compiler, which gives what torch only reads.
 
-    DistributedDataParallel asks for its mode; DTensors and FSDP read plain settings.
+    That is the mode of DistributedDataParallel, and plain settings, which DTensors read.
     """
 
     def __init__(self, compiler: _LazyCompiler, name: str) -> None:
@@ -67,7 +67,7 @@ class _LazyPart:
                 return lambda: _DEFAULT_DDP_MODE
             if self._name == "config":
                 value = getattr(self._settings_alone(), name, self)
-                # What could be changed or called is that of the compiler itself.
+                # Values that can be changed or called must be those of the compiler itself.
                 if value is None or isinstance(value, bool | int | float | str):
                     return value
         return getattr(getattr(self._compiler.real(), self._name), name)

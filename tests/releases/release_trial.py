@@ -159,8 +159,8 @@ class ReleaseTrial:
     def _shrink(self) -> None:
         """A rigid job that needs GPUs of the elastic one gets them.
 
-        Beside the job that has the other node: of two GPUs that are left the elastic one would get
-        both, one after the other.
+        Another one takes the other node first, so that one GPU is left: were two left, the elastic
+        job could grow to both before its shrink is seen.
         """
         rigid = []
         for size in (4, 3):

@@ -43,7 +43,7 @@ def daemon(cluster: SlurmCluster, powered: None) -> Iterator[Daemon]:
         daemon.close()
 
 
-def seen(daemon: Daemon) -> str:
+def cluster_state(daemon: Daemon) -> str:
     """Return nodes, jobs and the newest lines of the log, for the message of a test that fails."""
     jobs = daemon.cluster.exec("squeue").stdout
     return f"{states(daemon.cluster)}\n{jobs}\n{daemon.log()[-3000:]}"
@@ -63,7 +63,7 @@ def test_idle_nodes_sleep_and_wake_for_a_job(daemon: Daemon, cluster: SlurmClust
     busy = cluster.sbatch("exec sleep 3000", "-wg02", "--gpus-per-node=1", "-o/dev/null")
     cluster.wait(busy, "RUNNING")
     # In use is one node; one more stays awake.
-    until(lambda: len(without_power(cluster)) == 4, what=lambda: seen(daemon))
+    until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))
     assert "g02" not in asleep(cluster)
     assert "16 asleep" in daemon.selastic("status", user="root")
     sleeping = without_power(cluster)[-1]
@@ -74,7 +74,7 @@ def test_idle_nodes_sleep_and_wake_for_a_job(daemon: Daemon, cluster: SlurmClust
     cluster.exec(["scancel", str(late)])
     daemon.start()
     # It remembers what it has switched off before it was killed.
-    until(lambda: len(without_power(cluster)) == 4, what=lambda: seen(daemon))
+    until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))
     assert cluster.state(busy) == "RUNNING"
     assert shown(cluster, busy)["restart_cnt"] == 0
     assert "slept" in daemon.selastic("usage", user="root")
@@ -83,7 +83,7 @@ def test_idle_nodes_sleep_and_wake_for_a_job(daemon: Daemon, cluster: SlurmClust
 def test_a_job_grows_onto_nodes_that_sleep(daemon: Daemon, cluster: SlurmCluster) -> None:
     rigid = cluster.sbatch("exec sleep 3000", "-wg01", "--gpus-per-node=2", "-o/dev/null")
     cluster.wait(rigid, "RUNNING")
-    until(lambda: len(without_power(cluster)) == 4, what=lambda: seen(daemon))
+    until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))
     before = without_power(cluster)
     job = cluster.sbatch(
         "exec sleep 3000", "--elastic=2-6", "-o/dev/null", "-t60", "-wg01", "-Ca100"
@@ -104,7 +104,7 @@ def test_a_job_grows_onto_nodes_that_sleep(daemon: Daemon, cluster: SlurmCluster
 def test_a_node_that_is_set_down_while_it_sleeps_is_left_to_the_administrator(
     daemon: Daemon, cluster: SlurmCluster
 ) -> None:
-    until(lambda: len(without_power(cluster)) == 5, what=lambda: seen(daemon))
+    until(lambda: len(without_power(cluster)) == 5, what=lambda: cluster_state(daemon))
     lost = without_power(cluster)[0]
     cluster.exec(f"scontrol update nodename={lost} state=down reason=broken")
     try:

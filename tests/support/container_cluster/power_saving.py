@@ -26,8 +26,8 @@ SuspendTimeout=3
 ResumeTimeout={{resume_timeout_s}}
 """
 #: Ends with the folder. A host that Slurm waits for has just been started: -b tells slurmctld so.
-#: slurmd does not start without its network; then it is tried again. Without other programs: six of
-#: these loops run beside the tests.
+#: slurmd does not start without its network; then it is tried again. It starts
+#: no programs to look: six of these loops run beside the tests.
 _HARDWARE = f"""
 before=on
 if scontrol show node $HOSTNAME | grep -q POWERING_UP; then pkill -x slurmd; before=off; fi

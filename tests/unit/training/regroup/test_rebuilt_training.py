@@ -18,6 +18,8 @@ PIPELINE = {"directive": "1-8,parallel=pipeline"}
 LIBRARY = "slurm_elastic.training."
 #: Epochs of a training that does not end before the changes of a test.
 LONG = 8
+#: Options of such a training.
+SLOW = {"step_s": 0.15, "epochs": LONG}
 HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
 
 
@@ -55,7 +57,7 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     plain = TrainingRuns(tmp_path / "plain")
     alone = {k: v for k, v in options.items() if k not in ("shard", "directive", "tensor")}
     plain.run(1, epochs=LONG, **alone)
-    options = options | {"step_s": 0.15, "epochs": LONG}
+    options = options | SLOW
     port = begin(runs, launcher, sizes[0], **options)
     joining = sizes[1] - sizes[0]
     runs.start_companion(4711, joining, port=port, **options)
@@ -91,7 +93,7 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, epochs=LONG)
-    options = options | {"step_s": 0.15, "epochs": LONG}
+    options = options | SLOW
     port = begin(runs, launcher, 2, **options)
     fault = MemberFault(rank=47110, function=f"{LIBRARY}regroup.{function}")
     (rank,) = runs.start_companion(4711, 1, port=port, faults=[fault], **options)
@@ -148,7 +150,7 @@ def test_a_checkpoint_that_fails_postpones_the_change(
 def test_another_layout_is_taken_without_the_end_of_the_companions(
     launcher: FakeLauncher, runs: TrainingRuns
 ) -> None:
-    options = PIPELINE | {"step_s": 0.15, "epochs": LONG}
+    options = PIPELINE | SLOW
     port = begin(runs, launcher, 2, **options)
     runs.start_companion(4711, 2, port=port, **options)
     launcher.set_companions({"4711": 2})
@@ -168,7 +170,7 @@ def test_a_plan_is_followed_in_place_and_left_with_its_layout(
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, epochs=LONG)
-    options = {"shard": True, "step_s": 0.15, "epochs": LONG}
+    options = {"shard": True} | SLOW
     port = begin(runs, launcher, 2, **options)
     runs.start_companion(4711, 1, port=port, **options)
     launcher.set_companions({"4711": 1})
