@@ -7,7 +7,7 @@ twelve linear layers of 512, 512 samples on each rank (`benchmarks/drivers/wide_
 
     alone   with one rank on one node
     flat    with a rank on each node, `overlap="none"`
-    auto    the same, `overlap="auto"`
+    auto    the same, with the default, `overlap="auto"`
 
 The links between the nodes are limited to a rate with which the exchange takes as long as the
 backward pass, two thirds of a step alone. Jobs in the order flat, auto, auto, flat (A-B-B-A), as
@@ -59,9 +59,9 @@ class Trainings:
         self._submitted += 1
         out = f"{HOME}/{self._submitted}"
         ranks = 1 if kind == "alone" else len(NODES)
-        overlap = "auto" if kind == "auto" else "none"
+        overlap = "" if kind == "auto" else "--overlap none"
         words = (
-            f"python3 {HOME}/training.py {out} --overlap {overlap} --steps {TRIED + self.steps}"
+            f"python3 {HOME}/training.py {out} {overlap} --steps {TRIED + self.steps}"
             f" --parameters {LAYERS * WIDTH**2} --layers {LAYERS} --batch {BATCH * ranks}"
         )
         job = self.cluster.sbatch(

@@ -1,6 +1,6 @@
 """Training of a network of a chosen number of parameters, with a line of times for each step.
 
-    wide_training.py OUT --parameters 1000000 [--steps N] [--layers 4] [--batch 16] [--overlap none]
+    wide_training.py OUT --parameters 1000000 [--steps N] [--layers 4] [--batch 16] [--overlap auto]
 
 OUT/steps.jsonl, written by rank 0: step, loss, ranks, run of the job, begin and end (epoch s).
 """
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**7)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=16, help="samples of a step, of all ranks")
-    parser.add_argument("--overlap", default="none", help="as of init")
+    parser.add_argument("--overlap", default="auto", help="as of init")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

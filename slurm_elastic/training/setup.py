@@ -61,7 +61,7 @@ def init(
     batch_rule: str = DEFAULT_RULE,
     schedule: str = "1f1b",
     shard: bool = False,
-    overlap: str = "none",
+    overlap: str = "auto",
     recompute: bool = False,
     spatial: Sequence[int] | None = None,
     keep_slabs: bool = False,
@@ -102,9 +102,11 @@ def init(
             update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
         shard: without stages, each rank holds a part of every parameter, of its gradient and
             optimizer state (FSDP2); whole parameters if this torch does not support it.
-        overlap: without stages and `shard`: exchange gradients after the backward pass, "none"; in
-            "buckets" during it; or "auto": measure in the first steps which of them is faster.
-            "sliced": as buckets, and divide the state of the optimizer among the ranks.
+        overlap: without stages and `shard`: measure in the first steps whether gradients are
+            exchanged faster after the backward pass or in buckets during it, "auto"; always after
+            it, "none"; always in "buckets". With "auto" sums over three or more ranks may differ
+            in their last bits between two runs, as the choice may. "sliced": as buckets, and
+            divide the state of the optimizer among the ranks.
         recompute: layers keep their input only, and run again in the backward pass; not those with
             buffers, such as batch normalisation, and not in spatial groups.
         spatial: ranks that share each sample along each spatial dimension, such as (2, 1, 1), where

@@ -174,12 +174,11 @@ class TrainingBuilder:
         """
         parallel = self._directive.parallel if self._directive else "data"
         sharded = self._settings.shard and not unsupported()
-        divided = parallel != "data" or sharded or self._settings.tensor > 1
+        sliced = self._settings.overlap == SLICED
+        divided = parallel != "data" or sharded or sliced or self._settings.tensor > 1
         spatial = parallel == "spatial" or bool(self._spatial)
         others = self._freezing is not None or self._profile is not None or spatial
         if not divided or others or self._schedule == "pipedream":
-            return None
-        if self._settings.overlap != "none":
             return None
         if not unsharding.possible():
             return None

@@ -140,11 +140,15 @@ class GradientExchange:
         if fresh or not isinstance(self._reducer, Reducer) or not self._reducer.fits:
             self._reducer = Reducer(self._all, self._rank_group)
 
-    def _reset(self) -> None:
+    def close(self) -> None:
+        """Delete the gradients, and remove the hooks from the parameters."""
         self._take_order()
         self._reducer.clear()
         if isinstance(self._reducer, GradientBuckets):
             self._reducer.close()
+
+    def _reset(self) -> None:
+        self.close()
         self.number = self._agreed = FLAT
         self._probed = False
         self._trial = self._new_trial()

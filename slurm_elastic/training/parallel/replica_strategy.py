@@ -63,6 +63,9 @@ class ReplicaStrategy(ABC, Generic[E]):
 
     def close(self) -> None:
         """See `ParallelStrategy`."""
+        if self._exchange:
+            with self._signals.tolerate_ending_peers():
+                self._exchange.close()
 
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""

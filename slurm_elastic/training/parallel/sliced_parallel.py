@@ -113,11 +113,6 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
             self._rank_group.broadcast(changed)
         self._exchange = self._new_exchange()
 
-    def close(self) -> None:
-        """See `ParallelStrategy`."""
-        with self._signals.tolerate_ending_peers():
-            self._joined().close()
-
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
         super().dissolve()

@@ -10,6 +10,7 @@ from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.parallel.fsdp import unsupported
 from tests.support.patience import PATIENCE_S
 from tests.support.trainings.member_faults import MemberFault
+from tests.support.trainings.small_buckets import SmallBuckets
 from tests.support.trainings.training_runs import SAMPLES, STEPS, FakeLauncher, TrainingRuns
 from tests.unit.training.regroup.test_members_change import begin
 
@@ -44,6 +45,18 @@ HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
             {"tensor": 2, "model": "transformer", "recompute": True},
         ),
         ([1, 2, 1], ["1x1", "1x1", "1x1"], {"tensor": 2, "model": "transformer"}),
+        # Three ranks are replicas, whose gradients leave in buckets.
+        (
+            [2, 3, 2],
+            ["1x1", "3x1", "1x1"],
+            {
+                "tensor": 2,
+                "model": "transformer",
+                "overlap": "buckets",
+                "faults": [SmallBuckets()],
+            },
+        ),
+        ([2, 3, 2], ["2x1", "3x1", "2x1"], {"overlap": "sliced", "clip_norm": 0.5}),
     ],
 )
 def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
@@ -55,7 +68,8 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     options: dict,
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
-    alone = {k: v for k, v in options.items() if k not in ("shard", "directive", "tensor")}
+    several = ("shard", "directive", "tensor", "overlap", "faults")
+    alone = {k: v for k, v in options.items() if k not in several}
     plain.run(1, epochs=LONG, **alone)
     options = options | SLOW
     port = begin(runs, launcher, sizes[0], **options)
@@ -64,13 +78,15 @@ def test_a_divided_training_whose_ranks_change_equals_an_undisturbed_one(
     launcher.set_companions({"4711": joining})
     joined = launcher.wait_for_group(generation=1)
     assert joined["companions"] == {"4711": joining}
-    runs.wait_for_step(joined["step"] + 2)
+    runs.wait_for_step(joined["step"] + 5)
     launcher.set_companions({})
     left = launcher.wait_for_group(generation=2)
     assert left["companions"] == {}
     assert not left["lost"]
     runs.hurry()
     assert runs.join() == [0] * sizes[1], runs.log()
+    in_buckets = options.get("overlap") == "buckets"
+    assert ("exchange of gradients: buckets" in runs.log()) == in_buckets
     assert runs.sizes() == sizes
     assert runs.layouts() == [b for a, b in zip(["", *layouts], layouts, strict=False) if a != b]
     assert runs.samples() == [Counter(range(SAMPLES))] * LONG
