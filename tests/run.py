@@ -7,10 +7,10 @@ while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster t
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
-Tests that measure times (mark `alone`) come after the others, with pure computations beside them,
-as they often wait, too. As processes on a shared machine are late at times, a test that fails is
-tried once more at the end, when nothing runs beside it. At most `SECOND_TRIES` may need that; all
-are named.
+Cluster tests that measure times (mark `alone`) come after the others. Pure computations are the
+last unit tests, and get what cluster tests leave of the cores. As processes on a shared machine are
+late at times, a test that fails is tried once more at the end, when nothing runs beside it. At most
+`SECOND_TRIES` may need that; all are named.
 
 Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
@@ -33,7 +33,7 @@ from tests.support.outcomes import Outcome, lacking, read
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
-#: Pure computations, in which no time matters: they run beside the tests that measure times.
+#: Pure computations, in which no time matters: they run beside tests that measure times, too.
 COMPUTATIONS = (
     "tests/property", "tests/unit/cli", "tests/unit/core", "tests/unit/models",
     "tests/unit/placement", "tests/unit/policies", "tests/unit/simulator",
@@ -59,7 +59,7 @@ TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
 YIELDING = ("nice", "-n", "10")
-#: Before computations beside tests that measure times: they get what is left of the cores.
+#: Before computations: they get what is left of the cores.
 LAST = ("nice", "-n", "19")
 SECOND_TRIES = 3
 #: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
@@ -85,7 +85,6 @@ class Run:
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
         self._unit_is_over = threading.Event()
-        self._others_are_over = threading.Event()  # all cluster tests but those alone
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -104,9 +103,9 @@ class Run:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
 
-    def lacks(self, part: str) -> None:
-        """Record that this part is not run, so that nothing waits for it."""
-        {"unit": self._unit_is_over, "cluster": self._others_are_over}[part].set()
+    def without_unit(self) -> None:
+        """Record that the unit tests are not run, so that nothing waits for them."""
+        self._unit_is_over.set()
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
@@ -118,7 +117,6 @@ class Run:
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
                 self._unit_is_over.set()
-            self._others_are_over.wait()
             words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
             passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
@@ -126,18 +124,15 @@ class Run:
 
     def cluster(self) -> bool:
         """Run the tests on container clusters."""
-        try:
-            if not self._is_up():
-                self.broken = True
-                return False
-            beside = ["-n", str(CLUSTERS), "-m", "not alone"]
-            with ThreadPoolExecutor(2) as pool:
-                others = pool.submit(self._packages), pool.submit(self._releases)
-                passed = self._pytest("beside", *beside, CLUSTER_TESTS)
-                passed &= all(other.result() for other in others)
-            self._unit_is_over.wait()
-        finally:
-            self._others_are_over.set()
+        if not self._is_up():
+            self.broken = True
+            return False
+        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
+        with ThreadPoolExecutor(2) as pool:
+            others = pool.submit(self._packages), pool.submit(self._releases)
+            passed = self._pytest("beside", *beside, CLUSTER_TESTS)
+            passed &= all(other.result() for other in others)
+        self._unit_is_over.wait()
         return passed & self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
 
     def _releases(self) -> bool:
@@ -264,8 +259,8 @@ def main() -> int:
 
         try:
             tests = [part for part in arguments.parts if part != "lint"]
-            for part in {"unit", "cluster"}.difference(tests):
-                run.lacks(part)
+            if "unit" not in tests:
+                run.without_unit()
             passed = True
             if "lint" in arguments.parts:
                 with ThreadPoolExecutor(1) as pool:

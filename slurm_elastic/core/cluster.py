@@ -95,7 +95,9 @@ class Node:
         planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
         asleep: idle and without power, or booting: not available, but Slurm starts pending jobs
             there after a boot.
-        used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included.
+        used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included; a GPU
+            of which jobs hold parts (shards, MPS) is in use.
+        shared_gpus: indexes of the GPUs of which jobs hold parts; () if none, or not known.
         domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
 
@@ -107,6 +109,7 @@ class Node:
     used_gpus: int = 0
     used_cpus: int = 0
     used_memory_mb: int = 0
+    shared_gpus: tuple[int, ...] = ()
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
     available: bool = True

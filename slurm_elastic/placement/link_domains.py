@@ -77,6 +77,9 @@ def node_links(snapshot: Snapshot, fabric: Fabric) -> dict[int, NodeLinks]:
     if not domains_of:
         return {}
     used_indexes: dict[str, set[int]] = {name: set() for name in domains_of}
+    for node in snapshot.nodes:
+        if node.name in used_indexes:
+            used_indexes[node.name].update(node.shared_gpus)
     for job in snapshot.jobs:
         for name, indexes in job.indexes.items() if job.allocation else ():
             if name in used_indexes:

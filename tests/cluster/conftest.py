@@ -34,8 +34,10 @@ LONG = (
     "test_trouble.py", "test_engine.py", "test_many.py", "test_sia_rounds.py",
     "test_other_jobs.py", "test_examples.py", "test_chaos.py", "test_standby.py",
     "test_in_place_trials.py", "test_people.py", "test_debian_torch.py", "test_queue.py",
-    "test_live_batches.py", "test_training.py", "test_esrun.py", "test_sizes.py",
-    "test_policies_live.py", "test_rehearsals.py", "test_companions.py", "test_guard.py",
+    "test_live_batches.py", "test_training.py", "test_type_profiles.py", "test_shared_gpus.py",
+    "test_esrun.py", "test_sizes.py",
+    "test_policies_live.py", "test_usage.py", "test_elastic_option.py", "test_readers.py",
+    "test_rehearsals.py", "test_companions.py", "test_guard.py",
 )  # fmt: skip
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (

@@ -38,6 +38,7 @@ class Layout:
 
     nodes: int = 6
     gpus_per_node: int = 4
+    shards: int = 0  # parts of each GPU that jobs may ask for; 0: whole GPUs only
     farm: bool = False  # all slurmds in one container
     subnet: str = "10.89.0.0/24"
     extra_conf: str = ""  # lines appended to slurm.conf
@@ -49,6 +50,7 @@ class Layout:
         return {
             "CLUSTER_NODES": str(self.nodes),
             "CLUSTER_GPUS_PER_NODE": str(self.gpus_per_node),
+            "CLUSTER_SHARDS": str(self.shards),
             "CLUSTER_FARM": "1" if self.farm else "",
             "CLUSTER_SUBNET": self.subnet,
             "CLUSTER_EXTRA_CONF": self.extra_conf,
@@ -61,6 +63,7 @@ class Layout:
         return Layout(
             nodes=int(env["CLUSTER_NODES"]),
             gpus_per_node=int(env["CLUSTER_GPUS_PER_NODE"]),
+            shards=int(env["CLUSTER_SHARDS"]),
             farm=bool(env["CLUSTER_FARM"]),
             subnet=env["CLUSTER_SUBNET"],
             extra_conf=env["CLUSTER_EXTRA_CONF"],

@@ -42,7 +42,7 @@ MaxJobCount=50000
 
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-GresTypes=gpu
+GresTypes={gres_types}
 DefMemPerCPU=500
 TopologyPlugin=topology/tree
 
@@ -88,7 +88,9 @@ def slurm_conf(layout: Layout) -> str:
     """Return slurm.conf."""
     types = sorted({node.gpu_type for node in layout.node_list()})
     head = SLURM_CONF.format(
-        ctld=layout.host(CTLD_HOST), typed_tres=",".join(f"gres/gpu:{t}" for t in types)
+        ctld=layout.host(CTLD_HOST),
+        gres_types="gpu,shard" if layout.shards else "gpu",
+        typed_tres=",".join(f"gres/gpu:{t}" for t in types),
     )
     names = ",".join(node.name for node in layout.node_list())
     partition = f"PartitionName=gpu Nodes={names} Default=YES MaxTime=7-0 State=UP"
@@ -99,10 +101,11 @@ def _node_lines(layout: Layout) -> list[str]:
     """Return the lines of the nodes: four CPUs and 4000 MB for each GPU, whatever the host has."""
     gpus = layout.gpus_per_node
     where = "NodeHostname=farm " if layout.farm else ""
+    shards = f",shard:{layout.shards * gpus}" if layout.shards else ""
     return [
         f"NodeName={node.name} {where}NodeAddr={node.address} Port={node.port}"
         f" CPUs={4 * gpus} Sockets=1 CoresPerSocket={4 * gpus} ThreadsPerCore=1"
-        f" RealMemory={4000 * gpus} Gres=gpu:{node.gpu_type}:{gpus}"
+        f" RealMemory={4000 * gpus} Gres=gpu:{node.gpu_type}:{gpus}{shards}"
         f" Feature={node.gpu_type},rack{node.rack}"
         for node in layout.node_list()
     ]
@@ -118,6 +121,9 @@ def gres_conf(layout: Layout) -> str:
     lines = [
         f"NodeName={n.name} Name=gpu Type={n.gpu_type} File={files}" for n in layout.node_list()
     ]
+    if layout.shards:
+        count = layout.shards * layout.gpus_per_node
+        lines += [f"NodeName={n.name} Name=shard Count={count}" for n in layout.node_list()]
     return "\n".join([*lines, ""])
 
 

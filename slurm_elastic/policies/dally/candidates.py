@@ -396,7 +396,7 @@ def _used_per_domain(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) ->
     for i in order:
         node = frame.snapshot.nodes[i]
         domains = fabric.domains(node.name)
-        used_here = used.get(node.name, set())
+        used_here = used.get(node.name, set()).union(node.shared_gpus)
         counts = [len(used_here & set(d)) for d in domains]
         used_per_domain.append(counts or [0])
     return used_per_domain

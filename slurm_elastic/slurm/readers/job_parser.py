@@ -66,9 +66,10 @@ class JobParser:
 
     def jobs(self, records: Iterable[Any]) -> dict[int, Job]:
         """Return the jobs of all records, by raw id; forget the others."""
+        records = tuple(records)
         jobs = [job for job in map(self.job, records) if job is not None]
         self._parsed = {j.job_id: last for j in jobs if (last := self._parsed.get(j.job_id))}
-        self._unreadable &= {j.job_id for j in jobs}
+        self._unreadable &= {int(raw.id) for raw in records}
         current = {(j.job_id, j.submit_time) for j in jobs}
         self._submissions = {k: v for k, v in self._submissions.items() if k[:2] in current}
         return {j.job_id: j for j in jobs}
@@ -130,6 +131,10 @@ class JobParser:
                 problem = problem or unclear
         tres = raw.requested_tres
         requested, gpu_type = pyslurm_records.requested_gpus(raw, tres)
+        reason = pyslurm_records.reason(raw)
+        if not requested and state is JobState.PENDING and reason == "Resources":
+            # No part that it asks for is free: it waits for a whole GPU.
+            requested, gpu_type = pyslurm_records.shared_request(raw, tres)
         gpus = requested
         if allocation:
             gpus, gpu_type = allocation.gpus, allocation.gpu_type
@@ -147,7 +152,7 @@ class JobParser:
             partition=pyslurm_records.text(raw, "partition"),
             account=pyslurm_records.text(raw, "account"),
             qos=pyslurm_records.text(raw, "qos"),
-            reason=pyslurm_records.reason(raw),
+            reason=reason,
             priority=int(raw.priority or 0),
             nice=int(raw.nice or 0),
             submit_time=float(raw.submit_time or 0),

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from slurm_elastic.slurm.readers.pyslurm_records import PARTS_OF_GPUS
+
 #: Stands for bytes that are not UTF-8; a string with it reads as empty.
 _INVALID = "\ufdd0"
 #: Flags of a job's state that are shown instead of it, in Slurm's order.
@@ -33,6 +35,8 @@ _GRES = re.compile(
     r"(?:gres[/:])?(?P<name>[^:=,()]+)(?::(?P<type>[^:=,()]*[^:=,()0-9][^:=,()]*))?"
     r"(?:[:=](?P<count>[0-9]+))?(?:\((?P<detail>[^)]*)\))?(?:,|$)"
 )
+#: Parts in use of each GPU of a node: `shard:a100:3(2/2,1/2,0/2,0/2)`.
+_PARTS = re.compile(rf"(?:^|,)(?:{'|'.join(PARTS_OF_GPUS)}):[^(),]*\((?P<parts>[0-9/,]+)\)")
 _LAST_NUMBER = re.compile(r"[:=]([0-9]+)$")
 
 
@@ -257,6 +261,7 @@ def node_of(raw: Mapping[str, Any]) -> Any:
         allocated_gres={
             k.removeprefix("gres/"): int(v) for k, v in used.items() if k.startswith("gres/")
         },
+        shared_gpus=shared_gpus(text_of(raw.get("gres_used"))),
         effective_cpus=number_of(raw.get("effective_cpus")),
         total_cpus=number_of(raw.get("cpus")),
         real_memory=number_of(raw.get("real_memory")),
@@ -327,6 +332,21 @@ def gres_of(text: str) -> dict[str, dict[str, Any]]:
             count += resources[name]["count"]
         resources[name] = {"count": count, "indexes": detail if kind == "IDX" else ""}
     return resources
+
+
+def shared_gpus(text: str) -> tuple[int, ...]:
+    """Return the indexes of a node's GPUs of which jobs hold parts, from what is in use of it.
+
+    >>> shared_gpus("gpu:a100:1(IDX:3),shard:a100:3(2/2,0/2,1/2,0/2)")
+    (0, 2)
+    """
+    shared = {
+        index
+        for match in _PARTS.finditer(text)
+        for index, part in enumerate(match["parts"].split(","))
+        if part.partition("/")[0].strip("0")
+    }
+    return tuple(sorted(shared))
 
 
 def tres_of(text: str) -> dict[str, str]:

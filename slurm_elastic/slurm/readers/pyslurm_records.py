@@ -34,6 +34,10 @@ _BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
 _SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
 
 
+#: Generic resources that are parts of a GPU. A GPU of which jobs hold parts is no GPU in use to
+#: Slurm's counts, and yet no other job gets it.
+PARTS_OF_GPUS = ("shard", "mps")
+
 #: Fields from which a `Job` is made, without those that `mark` adds.
 COMPARED = (
     *("id", "state", "submit_time", "start_time", "end_time", "eligible_time", "requeue_count"),
@@ -113,7 +117,11 @@ def node(
     one_type = len(gpus) == 1
     (name, count) = next(iter(gpus.items())) if one_type else ("", 0)
     allocated = {k: int(v) for k, v in (raw.allocated_gres or {}).items()}
-    used = max(allocated.get("gpu", 0), used_by_jobs)
+    shared = getattr(raw, "shared_gpus", None)
+    held = max(allocated.get("gpu", 0), used_by_jobs)
+    # pyslurm counts parts, without the GPUs that they are of: each may be of another one.
+    parts = sum(v for k, v in allocated.items() if k.partition(":")[0] in PARTS_OF_GPUS)
+    in_parts = min(parts, max(0, count - held)) if shared is None else len(shared)
     state = str(raw.state or "UNKNOWN")
     return Node(
         name=str(raw.name),
@@ -121,7 +129,8 @@ def node(
         gpus=count,
         cpus=int(raw.effective_cpus or raw.total_cpus or 0),
         memory_mb=int(raw.real_memory or 0),
-        used_gpus=used,
+        used_gpus=held + in_parts,
+        shared_gpus=shared or (),
         used_cpus=int(raw.allocated_cpus or 0),
         used_memory_mb=int(raw.allocated_memory or 0),
         partitions=frozenset(raw.partitions or ()),
@@ -191,22 +200,31 @@ def gpu_types(layout: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 def _gpus_held(layout: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
     """Yield node, type and number of the GPUs held."""
-    for node, content in layout.items():
-        for name, gres in (content.get("gres") or {}).items():
-            kind, _, type_and_socket = name.partition(":")
-            if kind == "gpu" and int(gres["count"]):
-                yield node, type_and_socket.partition(":")[0], int(gres["count"])
+    for node, name, count, _ in _resources_held(layout):
+        kind, _, type_and_socket = name.partition(":")
+        if kind == "gpu" and count:
+            yield node, type_and_socket.partition(":")[0], count
 
 
 def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     """Return the indexes of the GPUs held on each node, in Slurm's notation."""
-    held = []
+    return tuple(
+        (node, indexes)
+        for node, name, _, indexes in _resources_held(layout)
+        if name.partition(":")[0] == "gpu" and indexes[:1].isdigit()
+    )
+
+
+def _resources_held(
+    layout: Mapping[str, Mapping[str, Any]],
+) -> Iterator[tuple[str, str, int, str]]:
+    """Yield node, name, number and indexes of the generic resources held."""
     for node, content in layout.items():
         for name, gres in (content.get("gres") or {}).items():
-            indexes = str(gres.get("indexes") or "")
-            if name.partition(":")[0] == "gpu" and indexes[:1].isdigit():
-                held.append((node, indexes))
-    return tuple(held)
+            if isinstance(gres, Mapping):
+                yield node, name, int(gres["count"]), str(gres.get("indexes") or "")
+            else:  # pyslurm: resources without indexes, such as shards
+                yield node, name, int(gres), ""
 
 
 def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
@@ -226,6 +244,18 @@ def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
         return total_gres["gpu"], gpu_type
     total = sum(gpus.values()) * int(raw.num_nodes or 1)
     return total, next((k.partition(":")[2] for k in gpus), "") if len(gpus) == 1 else ""
+
+
+def shared_request(raw: Any, tres: Any) -> tuple[int, str]:
+    """Return the GPUs of which a job requests parts over all nodes, and their type, as above.
+
+    Slurm gives a job parts of a single GPU on each node.
+    """
+    for name in raw.gres_per_node or {}:
+        kind, _, gpu_type = name.removeprefix("gres/").partition(":")
+        if kind in PARTS_OF_GPUS:
+            return min_nodes(raw, tres), gpu_type
+    return 0, ""
 
 
 def min_nodes(raw: Any, tres: Any) -> int:

@@ -48,7 +48,7 @@ spine = 0.05
 MIN, MAX = 1, 4
 MAX_PENALTY = 0.02
 #: Both jobs of a pair would need about as long if nobody froze.
-EPOCHS = {"A": 30, "B": 24}
+EPOCHS = {"A": 22, "B": 18}
 GPUS = {"A": 4, "B": 2}
 GPUS_PER_NODE = 2  # half of what other tests have: half the ranks for the same decisions
 

@@ -51,7 +51,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         plugins = ("no:cacheprovider", "xdist.plugin", "tests.support.outcomes")
         run = Run([word for name in plugins for word in ("-p", name)], tmp_path)
         run.outcomes += earlier
-        run.lacks("unit")
+        run.without_unit()
         passed = run.cluster() or run.second_try()
         printed = capfd.readouterr().out
         run.summary()

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from slurm_elastic.core.cluster import JobState
-from slurm_elastic.slurm.readers import pyslurm_records
+from slurm_elastic.slurm.readers import json_records, pyslurm_records
 from slurm_elastic.slurm.readers.job_parser import JobParser
 
 
@@ -42,7 +43,8 @@ class Raw:
             raise AttributeError(name) from None
 
     def get_resource_layout_per_node(self) -> dict[str, Any]:
-        return {"g1": {"gres": {"gpu:a100": {"count": 2, "indexes": "0-1"}}, "memory": 100}}
+        gpus = {"gpu:a100": {"count": 2, "indexes": "0-1"}}
+        return {"g1": {"gres": self.fields.get("held", gpus), "memory": 100}}
 
 
 @pytest.fixture
@@ -154,3 +156,56 @@ def test_type_of_the_requested_gpus(counted, per_node, expected):
     gres = {name: SimpleNamespace(count=count) for name, count in counted.items()}
     raw = Raw(gres_per_node=per_node)
     assert pyslurm_records.requested_gpus(raw, SimpleNamespace(gres=gres)) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "gpus"),
+    [("Resources", (2, "a100")), ("Priority", (0, "")), ("JobHeldUser", (0, ""))],
+)
+def test_a_job_that_waits_for_parts_of_gpus_waits_for_whole_ones(parser, reason, gpus):
+    wants = SimpleNamespace(gres={"shard": SimpleNamespace(count=2)}, node=SimpleNamespace(count=2))
+    fields = {"gres_per_node": {"gres/shard:a100": 1}, "state_reason": reason}
+    job = parser.job(Raw(requested_tres=wants, **fields))
+    assert (job.gpus, job.gpu_type) == gpus
+
+
+def test_a_job_that_holds_parts_of_gpus_holds_no_gpu(parser):
+    raw = Raw(state="RUNNING", held={"shard": 1}, requested_tres=None)  # as pyslurm writes them
+    job = parser.job(raw)
+    assert (job.managed, job.allocation, job.gpus, job.devices) == (True, None, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("gres_used", "used", "shared"),
+    [
+        ("gpu:a100:0(IDX:N/A),shard:a100:0(0/2,0/2,0/2,0/2)", 0, ()),
+        ("gpu:a100:0(IDX:N/A),shard:a100:3(2/2,1/2,0/2,0/2)", 2, (0, 1)),
+        ("gpu:a100:2(IDX:0,3),shard:a100:10(0/10,10/10,0/10,0/10)", 3, (1,)),
+        ("mps:a100:50(0/100,50/100),gpu:a100:0(IDX:N/A)", 1, (1,)),
+    ],
+)
+def test_gpus_of_which_jobs_hold_parts_are_in_use(gres_used, used, shared):
+    held = 2 if "IDX:0,3" in gres_used else 0
+    raw = json_records.node_of(
+        {"name": "g1", "state": ["IDLE"], "gres": "gpu:a100:4,shard:a100:8", "gres_used": gres_used}
+    )
+    node = pyslurm_records.node(raw, held, barred=False)
+    assert (node.used_gpus, node.shared_gpus, node.free_gpus) == (used, shared, 4 - used)
+
+
+@pytest.mark.parametrize(("parts", "used"), [(0, 1), (2, 3), (8, 4)])
+def test_where_only_parts_are_counted_each_may_be_of_another_gpu(parts, used):
+    fields = dict.fromkeys(("total_cpus", "real_memory", "allocated_cpus", "allocated_memory"), 0)
+    raw = SimpleNamespace(
+        name="g1", state="IDLE", partitions=(), active_features=("x",), effective_cpus=1,
+        configured_gres={"gpu:a100": 4, "shard:a100": 8},
+        allocated_gres={"gpu:a100": 1, "shard:a100": parts}, **fields,
+    )  # fmt: skip
+    assert pyslurm_records.node(raw, 1, barred=False).used_gpus == used
+
+
+def test_a_record_of_which_nothing_can_be_read_is_logged_once(parser):
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert parser.jobs([Raw(state="RUNNING", held=5)]) == {}
+    assert len(lines) == 1
