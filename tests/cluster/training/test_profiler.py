@@ -93,7 +93,8 @@ def test_a_slow_loader_and_cold_reads_are_told_apart(planted: Planted) -> None:
 
 
 def test_a_slow_network_is_the_networks(cluster: SlurmCluster, planted: Planted) -> None:
-    width, mbit = 256, 7.5
+    # Of a megabyte: TCP begins each exchange with ten frames, and waits for an answer to them.
+    width, mbit = 512, 30.0
     both = [NODES, NODES[::-1]]
     with slow(cluster, both, kbit_s=mbit * 1e3):
         found = planted.profile("network", shapes="2,2@2", nodes=2, gpus=2, width=width, data=False)
