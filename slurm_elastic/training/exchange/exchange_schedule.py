@@ -6,7 +6,7 @@ overlap; DistributedDataParallel does the same).
 
 >>> [schedule.name for schedule in SCHEDULES]
 ['flat', 'buckets-256KiB', 'buckets-1MiB', 'buckets-4MiB', 'buckets-25MiB']
->>> [SCHEDULES[number].name for number in candidates("auto", 5 << 20)]
+>>> [SCHEDULES[number].name for number in candidates("auto", 5 << 20, on_gpu=False)]
 ['flat', 'buckets-256KiB', 'buckets-1MiB', 'buckets-4MiB']
 """
 
@@ -50,14 +50,15 @@ FLAT = 0
 _FIXED = 2
 
 
-def candidates(overlap: str, gradient_bytes: int) -> tuple[int, ...]:
+def candidates(overlap: str, gradient_bytes: int, *, on_gpu: bool) -> tuple[int, ...]:
     """Return the numbers of the schedules that a training may use, `FLAT` first.
 
     Args:
         overlap: one of `OVERLAPS`.
         gradient_bytes: of a step; buckets of that size or more would be a single one.
+        on_gpu: buckets have not been tried on GPUs: there they have to be asked for.
     """
-    if overlap == "none":
+    if overlap == "none" or (overlap == "auto" and on_gpu):
         return (FLAT,)
     numbers = range(1, len(SCHEDULES)) if overlap == "auto" else (_FIXED,)
     return (FLAT, *(n for n in numbers if SCHEDULES[n].bucket_bytes < gradient_bytes))

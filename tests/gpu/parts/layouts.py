@@ -61,10 +61,13 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
             _compare(rows, "FSDP2 (shard=True)", sharded, setting, reference, shard=True)
         if most < 2:
             rows.not_run("shared weights (tensor=N)", "needs 2 GPUs")
+            rows.not_run("gradients in buckets", "needs 2 GPUs")
         else:
             shared = SHARED[max(size for size in SHARED if size <= most)]
             options = {"overlap": "buckets"}
             _compare(rows, "shared weights (tensor=N)", shared, setting, reference, **options)
+            # They leave in buckets after the steps in which layers are measured.
+            _compare(rows, "gradients in buckets", [f"{most}x1"], setting, reference, **options)
     with rows.trial("dropout"):
         same = [f"{most}x1"]
         reference = _walk(setting, "dropout", same, dropout=0.2)
