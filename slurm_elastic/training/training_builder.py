@@ -54,7 +54,8 @@ from slurm_elastic.training.scaling_rules import BatchSize, limits
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.spatial.slab_dataset import SlabDataset
 from slurm_elastic.training.tied_parameters import ties
-from slurm_elastic.training.training_job import Rebuilding, TrainingJob
+from slurm_elastic.training.training_job import TrainingJob
+from slurm_elastic.training.training_parts import Rebuilding, TrainingParts
 
 #: How long a step may take to fail when a companion is lost, until the ranks end by themselves.
 _UNNOTICED_S = 5.0
@@ -138,6 +139,9 @@ class TrainingBuilder:
 
     def first(self) -> TrainingJob:
         """Return the job of this attempt, or of a rank that joins it."""
+        return TrainingJob(self._first())
+
+    def _first(self) -> TrainingParts:
         if self._rank_group.joins and self._rebuilding is not None:
             training = self._rebuilding.training
             self._regrouping.attach(training, "")
@@ -150,8 +154,8 @@ class TrainingBuilder:
             agree(self._checkpoint_directory, self._rank_group) if restores else None
         )
 
-    def again(self, cursor: Cursor) -> TrainingJob:
-        """Return the job on other ranks, from the checkpoint after this step; collective."""
+    def again(self, cursor: Cursor) -> TrainingParts:
+        """Return the parts on other ranks, from the checkpoint after this step; collective."""
         assert self._strategy is not None
         self._strategy.dissolve()
         self._optimizer.state.clear()
@@ -195,7 +199,7 @@ class TrainingBuilder:
             ),
         )
 
-    def _build(self, checkpoint: CompleteCheckpoint | None) -> TrainingJob:
+    def _build(self, checkpoint: CompleteCheckpoint | None) -> TrainingParts:
         rank_group, reporter, full_model = self._rank_group, self._reporter, self._full_model
         earlier_profile = (
             MeasuredLayers.restored(checkpoint.kept.get("profile")) if checkpoint else None
@@ -300,8 +304,8 @@ class TrainingBuilder:
                 profile=self._profile is not None,
                 device=rank_group.device,
             )
-        return TrainingJob(
-            checkpoint,
+        return TrainingParts(
+            checkpoint=checkpoint,
             strategy=strategy,
             layout_agreement=layout_agreement,
             full_model=full_model,

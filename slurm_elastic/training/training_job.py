@@ -18,53 +18,29 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
 
-from slurm_elastic.training.checkpoint.checkpoint_directory import CompleteCheckpoint
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.freezing.freezer import Freezer, Freezing
 from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.job_requests import JobRequests
-from slurm_elastic.training.loader import Batch, Loader
+from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.profiling_run import ProfilingRun
-from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import process_age
 from slurm_elastic.training.parallel.data_parallel import DataParallel
-from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
-from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy
 from slurm_elastic.training.ranks.group_guard import GroupBrokenError
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.regroup.live_training import LiveTraining
-from slurm_elastic.training.regroup.loss_restart import LossRestart
 from slurm_elastic.training.regroup.rebuilt_training import RebuiltTraining, confirm
-from slurm_elastic.training.regroup.regrouping import Regrouping
-from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler, StepShare
-from slurm_elastic.training.scaling_rules import BatchSize
-from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
+from slurm_elastic.training.training_parts import TrainingParts
 
 _NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
-
-
-class Rebuilding(NamedTuple):
-    """Parts of a change of the ranks that divides the model anew.
-
-    Attributes:
-        training: this rank's part in such a change.
-        build: returns the job on the present ranks, from the checkpoint after a step.
-        loss_restart: restart after the loss of a companion.
-    """
-
-    training: RebuiltTraining
-    build: Callable[[Cursor], TrainingJob]
-    loss_restart: LossRestart
 
 
 class TrainingJob:
@@ -80,60 +56,46 @@ class TrainingJob:
             joined it; None: it began with the first step.
     """
 
-    def __init__(
-        self,
-        checkpoint: CompleteCheckpoint | None,
-        *,
-        strategy: ParallelStrategy,
-        layout_agreement: LayoutAgreement,
-        full_model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any,
-        sampler: Sampler,
-        loader: Loader,
-        checkpoint_manager: CheckpointManager,
-        reporter: Reporter,
-        rank_group: RankGroup,
-        signals: Signals,
-        batch_size: BatchSize,
-        micro_batch: int | None,
-        step_profiler: StepProfiler,
-        clip_norm: float | None,
-        state: TrainingState,
-        regrouping: Regrouping,
-        obstacle: str,
-        rebuilding: Rebuilding | None = None,
-        freezing: Freezing | None = None,
-        profiled: ProfilingRun | None = None,
-    ) -> None:
-        self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
+    def __init__(self, parts: TrainingParts) -> None:
+        self._resizes = 0
+        self.resumed_from: int | None
+        self._cursor: Cursor
+        self._set_up(parts)
+        if parts.rank_group.joins:
+            self._regrouping.join()
+            self.resumed_from = self._cursor.step
+
+    def _set_up(self, parts: TrainingParts) -> None:
+        """Restore the checkpoint, and connect the ranks; collective."""
+        rank_group, reporter, strategy = parts.rank_group, parts.reporter, parts.strategy
+        self.model = strategy.model
+        self.optimizer, self.scheduler = parts.optimizer, parts.scheduler
         self.rank, self.world_size = rank_group.rank, rank_group.size
         self.device = rank_group.device
         self.layout = strategy.layout
         self._strategy = strategy
-        self._layout_agreement = layout_agreement
-        self._sampler = sampler
-        self._loader = loader
-        self._checkpoint_manager = checkpoint_manager
-        self._reporter = reporter
-        self._signals = signals
-        self._batch_size = batch_size
-        self._micro_batch = micro_batch
-        self._step_profiler = step_profiler
-        self._clip_norm = clip_norm
-        self._profile_run = profiled
+        self._layout_agreement = parts.layout_agreement
+        self._sampler, self._loader = parts.sampler, parts.loader
+        self._checkpoint_manager = parts.checkpoint_manager
+        self._reporter, self._signals = reporter, parts.signals
+        self._batch_size, self._micro_batch = parts.batch_size, parts.micro_batch
+        self._step_profiler = parts.step_profiler
+        self._clip_norm = parts.clip_norm
+        self._profile_run = parts.profiled
+        self._rank_group, self._regrouping = rank_group, parts.regrouping
+        self._rebuilding = parts.rebuilding
         self._requests = JobRequests(
-            signals=signals,
+            signals=parts.signals,
             reporter=reporter,
-            checkpoint_manager=checkpoint_manager,
+            checkpoint_manager=parts.checkpoint_manager,
             rank_group=rank_group,
-            progress=sampler.progress,
+            progress=parts.sampler.progress,
         )
         self._agreed = StepRequests()
         self._running = False
         self._profiled: MeasuredLayers | None = None
         restore_begun = time.monotonic()
-        cursor = checkpoint_manager.restore(checkpoint) if checkpoint else None
+        cursor = parts.checkpoint_manager.restore(parts.checkpoint) if parts.checkpoint else None
         self._restore_s = None if cursor is None else time.monotonic() - restore_begun
         self.resumed_from = None if cursor is None else cursor.step
         self._cursor = cursor or Cursor()
@@ -144,25 +106,20 @@ class TrainingJob:
                 f" layout {self.layout}"
             )
         self._restore_manifest_values()
-        self._freezer = self._make_freezer(full_model, freezing)
+        self._freezer = self._make_freezer(parts.full_model, parts.freezing)
         strategy.join(fresh=cursor is None and not rank_group.companion)
         reporter.set_fields(
             gpus=rank_group.size,
             layout=self.layout,
-            plan=str(layout_agreement.choice.used_plan or ""),
+            plan=str(parts.layout_agreement.choice.used_plan or ""),
         )
-        self._rank_group, self._regrouping, self._resizes = rank_group, regrouping, 0
-        self._rebuilding = rebuilding
         self._live: LiveTraining | RebuiltTraining
-        if rebuilding is not None:
-            self._live = rebuilding.training
+        if parts.rebuilding is not None:
+            self._live = parts.rebuilding.training
             self._live.cursor = self._cursor
         else:
-            self._live = self._make_live(state, sampler, rank_group)
-        regrouping.attach(self._live, obstacle)
-        if rank_group.joins:
-            regrouping.join()
-            self.resumed_from = self._cursor.step
+            self._live = self._make_live(parts.state, parts.sampler, rank_group)
+        parts.regrouping.attach(self._live, parts.obstacle)
 
     @property
     def steps_done(self) -> int:
@@ -476,9 +433,10 @@ class TrainingJob:
             self._rebuilding.loss_restart.switch(
                 number, lambda: confirm(self._rank_group, self._regrouping)
             )
-        attempt = {"resumed_from": self.resumed_from, "_resizes": self._resizes + 1}
-        vars(self).update(vars(self._rebuilding.build(self._cursor)) | attempt)
-        self._running = True
+        resumed_from = self.resumed_from
+        self._set_up(self._rebuilding.build(self._cursor))
+        self.resumed_from, self._running = resumed_from, True
+        self._resizes += 1
         gc.collect()  # what is left of the former strategy has cycles, threads and connections
         self._reporter.timer.restart()
         self._step_profiler.begin_again()

@@ -1,5 +1,6 @@
 """Nodes that selasticd switches off and on through Slurm's power saving."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -49,8 +50,8 @@ def cluster_state(daemon: Daemon) -> str:
     return f"{states(daemon.cluster)}\n{jobs}\n{daemon.log()[-3000:]}"
 
 
-def config(mode: str) -> str:
-    return eager_config(extra=SLEEP.format(mode=mode))
+def config(mode: str, *, clear_s: int = 0) -> str:
+    return eager_config(extra=SLEEP.format(mode=mode) + f"clear_s = {clear_s}\n")
 
 
 def observe(daemon: Daemon) -> None:
@@ -99,6 +100,28 @@ def test_a_job_grows_onto_nodes_that_sleep(daemon: Daemon, cluster: SlurmCluster
     for node in woken:
         assert f"Node={node} Power=on" in daemon.log()
     assert shown(cluster, rigid)["restart_cnt"] == 0
+
+
+def test_a_job_leaves_its_node_for_another_one_so_that_it_sleeps(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    first, filler, second = (
+        cluster.sbatch("exec sleep 3000", "--gpus-per-node=a100:2", "-o/dev/null", *options)
+        for options in (["--elastic=2-2"], [], ["--elastic=2-2"])
+    )
+    for job in (first, filler, second):
+        cluster.wait(job, "RUNNING")
+    apart = [*held(cluster, first), *held(cluster, second)]
+    assert len(set(apart)) == 2, cluster_state(daemon)
+    cluster.exec(["scancel", str(filler)])
+    until(lambda: len(without_power(cluster)) == 3, what=lambda: cluster_state(daemon))
+    daemon.configure(config("act", clear_s=14400))
+    daemon.signal("HUP")
+    # In use is one node; one more stays awake.
+    until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))
+    assert held(cluster, first) == held(cluster, second)
+    assert {shown(cluster, job)["restart_cnt"] for job in (first, second)} == {0, 1}
+    assert len(re.findall("Action=move .*Reason=clears-node", daemon.log())) == 1
 
 
 def test_a_node_that_is_set_down_while_it_sleeps_is_left_to_the_administrator(
