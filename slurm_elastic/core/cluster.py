@@ -169,6 +169,7 @@ class Job:
         end_state: Slurm's state of a job that ended: COMPLETED, FAILED, TIMEOUT, …; else "".
         devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); nodes
             without this information are left out.
+        shared_on: nodes on which the job holds a part of a GPU (shards, MPS).
     """
 
     job_id: int
@@ -214,6 +215,7 @@ class Job:
     exit_code: int = 0
     end_state: str = ""
     devices: tuple[tuple[str, str], ...] = ()
+    shared_on: tuple[str, ...] = ()
 
     @property
     def indexes(self) -> Mapping[str, tuple[int, ...]]:

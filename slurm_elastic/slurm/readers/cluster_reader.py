@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,11 +110,13 @@ class ClusterReader:
         records = tuple(self.source.nodes())
         lost = self._lost_nodes.look({str(n.name): str(n.state) for n in records})
         used = _used(jobs.values())
+        sharing = Counter(name for job in jobs.values() for name in job.shared_on)
         switches = self._topology()
         nodes = tuple(
             pyslurm_records.node(
                 n,
                 used.get(n.name, 0),
+                sharing_jobs=sharing[str(n.name)],
                 barred=n.name in foreign or n.name in lost,
                 domains=self._links.of(str(n.name)),
             )

@@ -170,6 +170,7 @@ class JobParser:
             companion=companion,
             companion_recorded=recorded,
             devices=pyslurm_records.devices(layout),
+            shared_on=pyslurm_records.shared_on(layout),
             gpus=gpus,
             gpu_type=gpu_type,
             min_nodes=pyslurm_records.min_nodes(raw, tres),

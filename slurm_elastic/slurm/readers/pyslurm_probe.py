@@ -1,11 +1,13 @@
 """Program that tries pyslurm: one built for another release crashes the process that uses it.
 
-Exit code 0: it works. The daemon runs it before it uses pyslurm, while slurmctld answers.
+Exit code 0: it works, and tells all that the controller needs. The daemon runs it before it uses
+pyslurm, while slurmctld answers.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 
@@ -28,6 +30,8 @@ def main() -> None:
         pyslurm_records.text(job, "name")
     for node in nodes:
         pyslurm_records.node(node, 0, barred=now < 0)
+        if pyslurm_records.has_parts_of_gpus(node):
+            sys.exit(f"it does not tell which GPUs of {node.name} are shared")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ _SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
 
 
 #: Generic resources that are parts of a GPU. A GPU of which jobs hold parts is no GPU in use to
-#: Slurm's counts, and yet no other job gets it.
+#: Slurm's counts, and yet no other job gets it. A job holds parts of one GPU on each node (unless
+#: SelectTypeParameters has MULTIPLE_SHARING_GRES_PJ).
 PARTS_OF_GPUS = ("shard", "mps")
 
 #: Fields from which a `Job` is made, without those that `mark` adds.
@@ -100,6 +101,7 @@ def node(
     raw: Any,
     used_by_jobs: int,
     *,
+    sharing_jobs: int = 0,
     barred: bool,
     domains: tuple[tuple[int, ...], ...] = (),
 ) -> Node:
@@ -109,6 +111,7 @@ def node(
         raw: record of pyslurm.
         used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
             AccountingStorageTRES=gres/gpu.
+        sharing_jobs: that hold parts of GPUs on it.
         barred: no elastic job may be placed on it: in a reservation that is not ours, or just lost.
         domains: its link domains (`slurm.gres`).
     """
@@ -117,11 +120,11 @@ def node(
     one_type = len(gpus) == 1
     (name, count) = next(iter(gpus.items())) if one_type else ("", 0)
     allocated = {k: int(v) for k, v in (raw.allocated_gres or {}).items()}
-    shared = getattr(raw, "shared_gpus", None)
     held = max(allocated.get("gpu", 0), used_by_jobs)
-    # pyslurm counts parts, without the GPUs that they are of: each may be of another one.
-    parts = sum(v for k, v in allocated.items() if k.partition(":")[0] in PARTS_OF_GPUS)
-    in_parts = min(parts, max(0, count - held)) if shared is None else len(shared)
+    # pyslurm, which is used if no node has parts of GPUs when the controller starts, does not tell
+    # of which GPUs jobs hold parts: each job may hold those of another one.
+    shared = getattr(raw, "shared_gpus", None)
+    in_parts = min(sharing_jobs, max(0, count - held)) if shared is None else len(shared)
     state = str(raw.state or "UNKNOWN")
     return Node(
         name=str(raw.name),
@@ -143,6 +146,11 @@ def node(
     )
 
 
+def has_parts_of_gpus(raw: Any) -> bool:
+    """Return whether jobs may ask a node for parts of GPUs."""
+    return any(name.partition(":")[0] in PARTS_OF_GPUS for name in raw.configured_gres or {})
+
+
 def unreadable(raw: Any, state: JobState, error: str) -> Job:
     """Return an unmanaged job for a record that cannot be parsed; its GPUs count as used."""
     layout = (
@@ -161,6 +169,7 @@ def unreadable(raw: Any, state: JobState, error: str) -> Job:
         unmanaged_reason=Reason("record-unreadable", error=error),
         allocation=held,
         devices=devices(layout),
+        shared_on=shared_on(layout),
         gpus=held.gpus if held else 0,
         gpu_type=held.gpu_type if held else "",
     )
@@ -215,6 +224,15 @@ def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], .
     )
 
 
+def shared_on(layout: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the nodes on which a job holds a part of a GPU."""
+    return tuple(
+        node
+        for node, name, count, _ in _resources_held(layout)
+        if count and name.partition(":")[0] in PARTS_OF_GPUS
+    )
+
+
 def _resources_held(
     layout: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[tuple[str, str, int, str]]:
@@ -222,7 +240,7 @@ def _resources_held(
     for node, content in layout.items():
         for name, gres in (content.get("gres") or {}).items():
             if isinstance(gres, Mapping):
-                yield node, name, int(gres["count"]), str(gres.get("indexes") or "")
+                yield node, name, int(gres.get("count", 0)), str(gres.get("indexes") or "")
             else:  # pyslurm: resources without indexes, such as shards
                 yield node, name, int(gres), ""
 
@@ -247,10 +265,7 @@ def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
 
 
 def shared_request(raw: Any, tres: Any) -> tuple[int, str]:
-    """Return the GPUs of which a job requests parts over all nodes, and their type, as above.
-
-    Slurm gives a job parts of a single GPU on each node.
-    """
+    """Return the GPUs of which a job requests parts over all nodes, and their type, as above."""
     for name in raw.gres_per_node or {}:
         kind, _, gpu_type = name.removeprefix("gres/").partition(":")
         if kind in PARTS_OF_GPUS:

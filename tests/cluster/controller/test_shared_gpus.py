@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.container_cluster.selasticd import eager_config, gpus, running
+from tests.support.container_cluster.selasticd import gpus, running
 from tests.support.container_cluster.slurm_cluster import (
     SlurmCluster,
     cluster_name,
@@ -21,14 +21,14 @@ def cluster() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("reader", ["auto", "json"])
 def test_an_elastic_job_takes_no_gpu_that_others_share_and_gives_way_to_them(
-    cluster: SlurmCluster, reader: str
+    cluster: SlurmCluster,
 ) -> None:
     def half() -> int:
         return cluster.sbatch(SLEEP, "--gres=shard:1", "-o/dev/null", user="bob")
 
-    with running(cluster, eager_config(extra=f'reader = "{reader}"\n')) as daemon:
+    with running(cluster) as daemon:
+        assert "(it does not tell which GPUs of g01 are shared)" in daemon.log()
         cluster.wait(half(), "RUNNING")
         job = cluster.sbatch(SLEEP, "--elastic=1-4", "-o/dev/null", "-t10")
         until(lambda: gpus(cluster, job) == 3, what=daemon.log)

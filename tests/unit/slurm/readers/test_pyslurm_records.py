@@ -173,6 +173,7 @@ def test_a_job_that_holds_parts_of_gpus_holds_no_gpu(parser):
     raw = Raw(state="RUNNING", held={"shard": 1}, requested_tres=None)  # as pyslurm writes them
     job = parser.job(raw)
     assert (job.managed, job.allocation, job.gpus, job.devices) == (True, None, 0, ())
+    assert job.shared_on == ("g1",)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +194,15 @@ def test_gpus_of_which_jobs_hold_parts_are_in_use(gres_used, used, shared):
     assert (node.used_gpus, node.shared_gpus, node.free_gpus) == (used, shared, 4 - used)
 
 
-@pytest.mark.parametrize(("parts", "used"), [(0, 1), (2, 3), (8, 4)])
-def test_where_only_parts_are_counted_each_may_be_of_another_gpu(parts, used):
-    fields = dict.fromkeys(("total_cpus", "real_memory", "allocated_cpus", "allocated_memory"), 0)
+@pytest.mark.parametrize(("jobs", "used"), [(0, 1), (2, 3), (8, 4)])
+def test_where_the_shared_gpus_are_not_known_each_job_has_another_one(jobs, used):
+    fields = dict.fromkeys(("real_memory", "allocated_cpus", "allocated_memory"), 0)
     raw = SimpleNamespace(
         name="g1", state="IDLE", partitions=(), active_features=("x",), effective_cpus=1,
-        configured_gres={"gpu:a100": 4, "shard:a100": 8},
-        allocated_gres={"gpu:a100": 1, "shard:a100": parts}, **fields,
+        configured_gres={"gpu:a100": 4, "shard:a100": 8}, allocated_gres={"gpu": 1}, **fields,
     )  # fmt: skip
-    assert pyslurm_records.node(raw, 1, barred=False).used_gpus == used
+    node = pyslurm_records.node(raw, 1, sharing_jobs=jobs, barred=False)
+    assert (node.used_gpus, node.shared_gpus) == (used, ())
 
 
 def test_a_record_of_which_nothing_can_be_read_is_logged_once(parser):

@@ -34,7 +34,7 @@ def test_a_training_whose_ranks_change_equals_an_undisturbed_one(
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, optimizer=optimizer)
-    options |= {"optimizer": optimizer, "step_s": 0.05}
+    options |= {"optimizer": optimizer, "step_s": 0.15}
     port = begin(runs, launcher, sizes[0], **options)
     runs.start_companion(4711, 2, port=port, **options)
     launcher.set_companions({"4711": 2})
@@ -47,6 +47,7 @@ def test_a_training_whose_ranks_change_equals_an_undisturbed_one(
         left = launcher.wait_for_group(generation=2)
         assert left["companions"] == {}
         assert not left["lost"]
+    runs.hurry()
     assert runs.join() == [0] * (sizes[0] + 2), runs.log()
     assert runs.sizes() == sizes
     assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
