@@ -28,7 +28,7 @@ def test_an_elastic_job_takes_no_gpu_that_others_share_and_gives_way_to_them(
         return cluster.sbatch(SLEEP, "--gres=shard:1", "-o/dev/null", user="bob")
 
     with running(cluster) as daemon:
-        assert "(it does not tell which GPUs of g01 are shared)" in daemon.log()
+        assert "slurmctld is read through json" in daemon.log()
         cluster.wait(half(), "RUNNING")
         job = cluster.sbatch(SLEEP, "--elastic=1-4", "-o/dev/null", "-t10")
         until(lambda: gpus(cluster, job) == 3, what=daemon.log)
