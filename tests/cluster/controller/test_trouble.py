@@ -160,7 +160,7 @@ def test_slurmctld_forgets_a_requeue_that_has_ended_the_job(
     begun = len(daemon.log())
     first = f"{forgotten_seconds.KEEP}; scontrol update jobid={job} JobName=now"
     failed = f"scontrol show job {job} | grep -q JobState=FAILED"
-    within = "for _ in $(seq 300); do {} && break; sleep 0.2; done"
+    within = "for _ in $(seq 1000); do {} && break; sleep 0.2; done"
     forget = (
         f"{within.format(f'[ -e {told} ]')}; kill -STOP {daemon.pid}; "
         f"pkill -9 slurmctld; touch {killed}; {forgotten_seconds.FORGET}; "

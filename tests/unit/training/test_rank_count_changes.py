@@ -16,7 +16,7 @@ def move(
     """Run with `size` ranks; from step `until` on request a save, then end it as Slurm does."""
     launcher.clear_reports()
     launcher.order("run")
-    runs.start(size, launcher=launcher, step_s=0.01, **options)
+    runs.start(size, launcher=launcher, step_s=0.1, **options)
     runs.wait_for_step(until)
     launcher.order("notice", notice=notice)
     launcher.wait_for("saved", notice=notice)
