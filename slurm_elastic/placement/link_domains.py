@@ -76,10 +76,7 @@ def node_links(snapshot: Snapshot, fabric: Fabric) -> dict[int, NodeLinks]:
     domains_of = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
     if not domains_of:
         return {}
-    used_indexes: dict[str, set[int]] = {name: set() for name in domains_of}
-    for node in snapshot.nodes:
-        if node.name in used_indexes:
-            used_indexes[node.name].update(node.shared_gpus)
+    used_indexes = {n.name: set(n.shared_gpus) for n in snapshot.nodes if n.name in domains_of}
     for job in snapshot.jobs:
         for name, indexes in job.indexes.items() if job.allocation else ():
             if name in used_indexes:

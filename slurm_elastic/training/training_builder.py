@@ -22,7 +22,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CompleteCheckpoint,
 )
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
-from slurm_elastic.training.exchange.exchange_schedule import SLICED
+from slurm_elastic.training.exchange.exchange_schedule import SLICED, overlap_on
 from slurm_elastic.training.freezing.freezer import Freezing
 from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Loader
@@ -420,6 +420,7 @@ class TrainingBuilder:
         if sliced:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
+        overlap = overlap_on(self._rank_group.device.type, overlap)
         if choice.tensor > 1:
             return TensorParallel(
                 model,

@@ -66,7 +66,7 @@ class TrainingJob:
             self.resumed_from = self._cursor.step
 
     def _set_up(self, parts: TrainingParts) -> None:
-        """Restore the checkpoint, and connect the ranks; collective."""
+        """Take these parts, restore the checkpoint, and connect the ranks; collective."""
         rank_group, reporter, strategy = parts.rank_group, parts.reporter, parts.strategy
         self.model = strategy.model
         self.optimizer, self.scheduler = parts.optimizer, parts.scheduler

@@ -28,7 +28,7 @@ from slurm_elastic.training.signals import Signals
 
 
 class Rebuilding(NamedTuple):
-    """Parts of a change of the ranks that divides the model anew.
+    """Changes of the ranks in which the model is divided anew.
 
     Attributes:
         training: this rank's part in such a change.

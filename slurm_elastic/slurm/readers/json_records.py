@@ -35,9 +35,6 @@ _GRES = re.compile(
     r"(?:gres[/:])?(?P<name>[^:=,()]+)(?::(?P<type>[^:=,()]*[^:=,()0-9][^:=,()]*))?"
     r"(?:[:=](?P<count>[0-9]+))?(?:\((?P<detail>[^)]*)\))?(?:,|$)"
 )
-#: Parts in use of each GPU of a node: `shard:a100:3(2/2,1/2,0/2,-/2)`; 26.05 writes `-` for a GPU
-#: that a job holds whole, earlier releases `0`.
-_PARTS = re.compile(rf"(?:^|,)(?:{'|'.join(PARTS_OF_GPUS)}):[^(),]*\((?P<parts>[^()]*)\)")
 _LAST_NUMBER = re.compile(r"[:=]([0-9]+)$")
 
 
@@ -338,13 +335,17 @@ def gres_of(text: str) -> dict[str, dict[str, Any]]:
 def shared_gpus(text: str) -> tuple[int, ...]:
     """Return the indexes of a node's GPUs of which jobs hold parts, from what is in use of it.
 
+    Slurm lists the parts in use of each GPU; 26.05 writes `-` for a GPU that a job holds whole,
+    earlier releases `0`.
+
     >>> shared_gpus("gpu:a100:1(IDX:3),shard:a100:3(2/2,0/2,1/2,-/2)")
     (0, 2)
     """
     shared = {
         index
-        for match in _PARTS.finditer(text)
-        for index, part in enumerate(match["parts"].split(","))
+        for match in _GRES.finditer(text)
+        if match["name"] in PARTS_OF_GPUS
+        for index, part in enumerate((match["detail"] or "").split(","))
         if part.partition("/")[0].strip("0-")
     }
     return tuple(sorted(shared))

@@ -34,9 +34,9 @@ _BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
 _SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
 
 
-#: Generic resources that are parts of a GPU. A GPU of which jobs hold parts is no GPU in use to
-#: Slurm's counts, and yet no other job gets it. A job holds parts of one GPU on each node (unless
-#: SelectTypeParameters has MULTIPLE_SHARING_GRES_PJ).
+#: Generic resources that are parts of a GPU. Slurm does not count a GPU of which jobs hold parts as
+#: allocated, and yet gives it to no job that asks for whole ones. A job holds parts of one GPU on
+#: each node (unless SelectTypeParameters has MULTIPLE_SHARING_GRES_PJ).
 PARTS_OF_GPUS = ("shard", "mps")
 
 #: Fields from which a `Job` is made, without those that `mark` adds.
@@ -111,7 +111,7 @@ def node(
         raw: record of pyslurm.
         used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
             AccountingStorageTRES=gres/gpu.
-        sharing_jobs: that hold parts of GPUs on it.
+        sharing_jobs: number of jobs that hold parts of its GPUs.
         barred: no elastic job may be placed on it: in a reservation that is not ours, or just lost.
         domains: its link domains (`slurm.gres`).
     """
@@ -265,7 +265,7 @@ def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
 
 
 def shared_request(raw: Any, tres: Any) -> tuple[int, str]:
-    """Return the GPUs of which a job requests parts over all nodes, and their type, as above."""
+    """Return the GPUs of which a job requests parts over all nodes, and their type ("" for any)."""
     for name in raw.gres_per_node or {}:
         kind, _, gpu_type = name.removeprefix("gres/").partition(":")
         if kind in PARTS_OF_GPUS:

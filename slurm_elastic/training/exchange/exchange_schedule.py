@@ -6,7 +6,7 @@ overlap; DistributedDataParallel does the same).
 
 >>> [schedule.name for schedule in SCHEDULES]
 ['flat', 'buckets-256KiB', 'buckets-1MiB', 'buckets-4MiB', 'buckets-25MiB']
->>> [SCHEDULES[number].name for number in candidates("auto", 5 << 20, on_gpu=False)]
+>>> [SCHEDULES[number].name for number in candidates("auto", 5 << 20)]
 ['flat', 'buckets-256KiB', 'buckets-1MiB', 'buckets-4MiB']
 """
 
@@ -50,18 +50,25 @@ FLAT = 0
 _FIXED = 2
 
 
-def candidates(overlap: str, gradient_bytes: int, *, on_gpu: bool) -> tuple[int, ...]:
+def candidates(overlap: str, gradient_bytes: int) -> tuple[int, ...]:
     """Return the numbers of the schedules that a training may use, `FLAT` first.
 
     Args:
         overlap: one of `OVERLAPS`.
         gradient_bytes: of a step; buckets of that size or more would be a single one.
-        on_gpu: buckets have not been tried on GPUs: there they have to be asked for.
     """
-    if overlap == "none" or (overlap == "auto" and on_gpu):
+    if overlap == "none":
         return (FLAT,)
     numbers = range(1, len(SCHEDULES)) if overlap == "auto" else (_FIXED,)
     return (FLAT, *(n for n in numbers if SCHEDULES[n].bucket_bytes < gradient_bytes))
+
+
+def overlap_on(device_type: str, overlap: str) -> str:
+    """Return the value of `OVERLAPS` that counts on devices of torch's type.
+
+    Buckets, and products in chunks, have not been tried on GPUs: there they have to be asked for.
+    """
+    return "none" if overlap == "auto" and device_type == "cuda" else overlap
 
 
 def check_overlap(overlap: str) -> None:

@@ -159,8 +159,7 @@ class GradientExchange:
             return None
         trained = (p for p in self._all if p.requires_grad)
         size = sum(p.numel() * p.element_size() for p in trained)
-        on_gpu = self._rank_group.device.type == "cuda"
-        return ScheduleTrial(candidates(self._overlap, size, on_gpu=on_gpu))
+        return ScheduleTrial(candidates(self._overlap, size))
 
     def _take_order(self) -> None:
         """End the recording of a backward pass."""

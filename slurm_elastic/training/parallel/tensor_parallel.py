@@ -81,8 +81,6 @@ class TensorParallel:
         self.writers = tuple(range(size))
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
-        if overlap == "auto" and rank_group.device.type == "cuda":
-            overlap = "none"  # chunks have not been tried on GPUs: there they have to be asked for
         self._chunks = ChunkChoice(overlap, leads=rank_group.rank == 0, log=log)
         self._shared = SharedLayers(
             [model],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.training.exchange.exchange_schedule import candidates, check_overlap
+from slurm_elastic.training.exchange.exchange_schedule import candidates, check_overlap, overlap_on
 from slurm_elastic.training.exchange.schedule_trial import ScheduleTrial
 
 #: Seconds without the exchange, and of the exchange alone.
@@ -66,16 +66,17 @@ def test_a_stopped_trial_stays_with_the_flat_schedule() -> None:
 
 
 def test_buckets_as_large_as_all_gradients_are_not_tried() -> None:
-    assert candidates("none", 1 << 40, on_gpu=False) == (0,)
-    assert candidates("auto", 100_000, on_gpu=False) == (0,)
-    assert candidates("auto", 1 << 40, on_gpu=False) == (0, 1, 2, 3, 4)
-    assert candidates("buckets", 1 << 20, on_gpu=False) == (0,)
-    assert candidates("buckets", 1 << 21, on_gpu=False) == (0, 2)
+    assert candidates("none", 1 << 40) == (0,)
+    assert candidates("auto", 100_000) == (0,)
+    assert candidates("auto", 1 << 40) == (0, 1, 2, 3, 4)
+    assert candidates("buckets", 1 << 20) == (0,)
+    assert candidates("buckets", 1 << 21) == (0, 2)
 
 
 def test_on_gpus_buckets_have_to_be_asked_for() -> None:
-    assert candidates("auto", 1 << 40, on_gpu=True) == (0,)
-    assert candidates("buckets", 1 << 40, on_gpu=True) == (0, 2)
+    assert candidates(overlap_on("cuda", "auto"), 1 << 40) == (0,)
+    assert candidates(overlap_on("cuda", "buckets"), 1 << 40) == (0, 2)
+    assert overlap_on("cpu", "auto") == "auto"
 
 
 def test_an_unknown_value_of_overlap_is_refused() -> None:
