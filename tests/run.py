@@ -7,10 +7,10 @@ while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster t
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
-Cluster tests that measure times (mark `alone`) come after the others. Pure computations are the
-last unit tests, and get what cluster tests leave of the cores. As processes on a shared machine are
-late at times, a test that fails is tried once more at the end, when nothing runs beside it. At most
-`SECOND_TRIES` may need that; all are named.
+Cluster tests that measure times (mark `alone`) come after the others, two at once. Pure
+computations are the last unit tests, and get what cluster tests leave of the cores. As processes on
+a shared machine are late at times, a test that fails is tried once more at the end, when nothing
+runs beside it. At most `SECOND_TRIES` may need that; all are named.
 
 Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
@@ -54,6 +54,8 @@ NO_DOCKER = 3  # exit code of `cluster`
 PROCESSES = 3
 #: Clusters at once: on two cores, more of them would slow each other down.
 CLUSTERS = 6
+#: Clusters of tests that measure times: both of them leave half of two cores idle.
+ALONE = 2
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
 TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
@@ -133,7 +135,7 @@ class Run:
             passed = self._pytest("beside", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
         self._unit_is_over.wait()
-        return passed & self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
+        return passed & self._pytest("alone", "-n", str(ALONE), "-m", "alone", CLUSTER_TESTS)
 
     def _releases(self) -> bool:
         """Try the releases of Slurm."""

@@ -26,8 +26,9 @@ from tests.support.container_cluster.slurm_cluster import (
 MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
+#: test_profiler runs beside test_icefrog_rounds, which has a cluster of its own.
 LONG = (
-    *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_plan_choice.py",
+    "test_profiler.py", *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_plan_choice.py",
     "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
     "test_life.py", "test_companion_faults.py", "test_launchers.py",
