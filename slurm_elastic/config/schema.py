@@ -150,7 +150,7 @@ class ResizeSettings:
     plan_trials: float = key(
         0.05,
         "Share of a job's time that restarts for trying execution plans may take, for jobs with"
-        " `plan=auto` (docs/training.md); 0: plans are not tried.",
+        " `plan=auto` (docs/training-layouts.md); 0: plans are not tried.",
         bounds=(0, 1),
     )
     extend_time: bool = key(

@@ -24,7 +24,7 @@ from slurm_elastic.core.resize_kind import (
 )
 
 #: Seconds that training is assumed to stand still in a change in place until that is measured: of
-#: the order of what 100 million parameters took (docs/training.md).
+#: the order of what 100 million parameters took (docs/training-in-place.md).
 ASSUMED_PAUSE_S = 1.0
 
 
@@ -99,7 +99,7 @@ class Action(enum.Enum):
     PREEMPT = "preempt"
     #: Not decided by a round but by the crash-loop guard (docs/reliability.md).
     HOLD = "hold"
-    #: Nor this: a requeue that shows whether a script resumes (docs/esrun.md).
+    #: Nor this: a requeue that shows whether a script resumes (docs/esrun-proven.md).
     REHEARSE = "rehearsal"
 
 

@@ -49,9 +49,9 @@ PHASES = ("starting", "training", "saving", "saved", "ended")
 #: withdrawn. `rehearse`: of controllers of 0.1.0 only; save soon, nothing else.
 ACTIONS = ("run", "notice", "resume", "rehearse")
 
-#: State of the rehearsal of an unmodified script (docs/esrun.md): "": none, or it is proven;
-#: `able`: its checkpoint can be kept; `refuted`: it does not resume; `failed`: it failed when
-#: restarted; the others: why its checkpoint cannot be kept.
+#: State of the rehearsal of an unmodified script (docs/esrun-proven.md): "": none, or it is
+#: proven; `able`: its checkpoint can be kept; `refuted`: it does not resume; `failed`: it failed
+#: when restarted; the others: why its checkpoint cannot be kept.
 REHEARSALS = (
     *("", "able", "refuted", "failed"),
     *("no-room", "not-writable", "changes", "no-watch"),
@@ -86,8 +86,9 @@ class Report:
         accumulation: micro-batches of a rank beyond the first in one step; 0 with stages.
         micro_batches: micro-batches of a replica in one pass through its stages, of which
             `micro_batch` is the sum then; None: no stages, or an older library.
-        micro_step_s: one micro-batch without gradient synchronisation (docs/training.md,
-            "What is measured"), in this shape since the last report; with stages, one pass.
+        micro_step_s: one micro-batch without gradient synchronisation
+            (docs/training-measurements.md), in this shape since the last report; with stages,
+            one pass.
         grad_sqr, grad_var: squared norm of the gradient, and its variance at `initial_batch`.
         initial_batch: global batch that the training was begun with.
         max_micro_batch: most samples that a rank can compute at once.
@@ -98,7 +99,7 @@ class Report:
         restore_s: of that, loading the checkpoint.
         resumed_from: step this attempt resumed from; None when it started afresh.
         proven: a checkpoint has been written *and* read back by this job (our definition:
-            docs/esrun.md).
+            docs/esrun-proven.md).
         rehearsal: one of `REHEARSALS`; "" of launchers before 0.2.0, too.
         kept_in: directory of the checkpoint that was kept for a rehearsal, or in which there is
             no room for it.
@@ -129,8 +130,8 @@ class Report:
         profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
             order of the model; () if not measured. Sent once per attempt.
         profile_batch: samples computed at once when `profile` was measured.
-        jump: what a checkpoint shows to have jumped over a change of the world (docs/esrun.md); "":
-            nothing. Such a job is not resized any more.
+        jump: what a checkpoint shows to have jumped over a change of the world
+            (docs/esrun-global-batch.md); "": nothing. Such a job is not resized any more.
         in_place: whether the training can change its members while it runs; None: not known yet.
         not_in_place: code of the reason why it cannot.
         restarts: whether esrun can start the ranks again on other companions, without a requeue.

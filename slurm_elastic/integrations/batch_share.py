@@ -102,8 +102,8 @@ def kept_global_batch(
 
     Returns:
         The batch that the directive fixes (`batch=256`); else `per_rank` for each micro-batch of
-        `esrun --micro-batches`; else the batch of the start world (docs/esrun.md, "The global
-        batch"). Without esrun, that of this world.
+        `esrun --micro-batches`; else the batch of the start world
+        (docs/esrun-global-batch.md). Without esrun, that of this world.
     """
     environment = os.environ if environment is None else environment
     fixed = _number(environment, _GLOBAL_BATCH)

@@ -1,4 +1,4 @@
-"""Trial of an attempt: whether a failing program ends the job (docs/esrun.md, "Exit code").
+"""Trial of an attempt: whether a failing program ends the job (docs/esrun-exit.md).
 
 A start of the program is *on trial* until it has completed a checkpoint, if the job had completed
 one in an earlier start. A program that fails on trial does not end the job: esrun stays, reports

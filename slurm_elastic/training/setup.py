@@ -97,7 +97,7 @@ def init(
         freeze: "auto" or `Freezing`: layers may be frozen, where the directive allows it or there
             is none. The directive's `freeze=auto` alone has the same effect.
         batch_rule: change of the learning rate with the batch, where the directive lets it change:
-            "sqrt", "adascale", "linear" or "constant" (docs/training.md).
+            "sqrt", "adascale", "linear" or "constant" (docs/training-batch.md).
         schedule: of stages: "1f1b", "gpipe", or "pipedream", which trains differently: an
             update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
         shard: without stages, each rank holds a part of every parameter, of its gradient and
@@ -115,7 +115,7 @@ def init(
         keep_slabs: with spatial groups: keep what a rank has read of samples in memory.
         tensor: without stages and `shard`: so many ranks share the weights of linear layers and
             attention; every rank is a replica where the number of ranks is no multiple, or layers
-            may be frozen (docs/training.md).
+            may be frozen (docs/training-memory.md).
         tensor_styles: how they share layers, by name or pattern of names, such as
             {"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"}; None: pairs that torch's own
             modules show, attention, and large linear layers.

@@ -50,7 +50,7 @@ class TrainingJob:
         model: as given, on the device, restored; with stages, the layers that this rank holds.
         optimizer, scheduler: as given; the optimizer holds the parameters of `model`.
         rank, world_size, device: of this process; they may change between two steps of the loop
-            (docs/training.md, "Changes in place").
+            (docs/training-in-place.md).
         layout: replicas x stages, e.g. "4x1".
         resumed_from: step of the checkpoint that this attempt began with, or after which this rank
             joined it; None: it began with the first step.

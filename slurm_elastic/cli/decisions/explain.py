@@ -97,7 +97,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add(
             "Remedy",
             "if its batch script starts the program with srun, torchrun or submitit, write esrun"
-            " there (docs/esrun.md): without it a job is never resized",
+            " there (docs/esrun-launchers.md): without it a job is never resized",
         )
     if job["stopped"]:
         add("Stopped", reason_text(job["stopped"]))

@@ -1,8 +1,8 @@
 """Choice of a job's execution plan by trying plans, for jobs with `plan=auto`. Pure.
 
-Our definition (docs/training.md, "Plans that the controller chooses"). The speed of each plan is
-measured in the allocations in which the job runs in it, `""` being the job's own choice. What a
-plan gains in an allocation where it was not measured is taken from a similar one
+Our definition (docs/training-layouts.md, "Plans that the controller chooses"). The speed of each
+plan is measured in the allocations in which the job runs in it, `""` being the job's own choice.
+What a plan gains in an allocation where it was not measured is taken from a similar one
 (`core.execution.plan_gains`).
 
 - In a new allocation, or where its plan is not possible any more, the job begins with the plan that

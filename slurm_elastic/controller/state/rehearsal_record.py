@@ -1,6 +1,6 @@
 """Rehearsal of one job: its attempts, and the reason why the job is not proven. Pure.
 
-A rehearsal (docs/esrun.md, "When a script is proven") is a transition whose target is the present
+A rehearsal (docs/esrun-proven.md) is a transition whose target is the present
 allocation. It is made once: a restart shows whether the script resumes, for any cause of the
 restart.
 

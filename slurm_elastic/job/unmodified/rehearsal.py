@@ -1,6 +1,6 @@
 """Keeping a script's newest checkpoint over the restart that shows whether the script resumes.
 
-The controller requeues an unproven job once (docs/esrun.md, "When a script is proven"). Before the
+The controller requeues an unproven job once (docs/esrun-proven.md). Before the
 job agrees, its newest checkpoint is kept; afterwards it is removed, or put back, or left beside
 what the script has written in its place. Nothing that a script has written is deleted here.
 """

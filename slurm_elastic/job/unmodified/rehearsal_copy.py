@@ -1,7 +1,7 @@
 """Copy of the newest save that is made before a rehearsal, in a thread of its own.
 
 The notice of a rehearsal is answered when the copy is complete and the script has not saved again
-meanwhile (docs/esrun.md, "When a script is proven").
+meanwhile (docs/esrun-proven.md).
 """
 
 from __future__ import annotations

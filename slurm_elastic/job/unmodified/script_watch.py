@@ -1,6 +1,6 @@
 """Watch of a script that saves and loads its own checkpoints.
 
-Reports and orders of such scripts (defined in docs/esrun.md):
+Reports and orders of such scripts (defined in docs/esrun-scripts.md):
 
 - `notice`: request a checkpoint by the signal, if there is one; report `saved` when a checkpoint is
   complete; after the signal, only if it has changed since the notice.

@@ -2,8 +2,8 @@
 
 Read are Hugging Face's `trainer_state.json` and numbers in names (`step=500`, `checkpoint-500`,
 `global_step500`, `epoch=3`). Nothing is unpickled. Compared is only what a change of the world must
-not change, with room for rounding; docs/esrun.md, "Is the training still the same", lists the rules
-and what they take for a jump by mistake.
+not change, with room for rounding; docs/esrun-global-batch.md lists the rules and what
+they take for a jump by mistake.
 
 >>> before = TrainingPoint(step=535, epoch=(66.7, 66.9), max_steps=800, epochs=100.0)
 >>> find_jump(before, TrainingPoint(step=545, epoch=(236.4, 236.6), max_steps=800, epochs=100.0))
@@ -257,7 +257,7 @@ class TrainingStateCheck:
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
             f"the training has jumped, {self._state.jump}; the job is not resized any more. Keep"
-            ' the global batch (docs/esrun.md, "The global batch") and submit it again'
+            " the global batch (docs/esrun-global-batch.md) and submit it again"
         )
 
 

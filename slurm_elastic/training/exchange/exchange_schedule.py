@@ -35,7 +35,8 @@ class ExchangeSchedule:
     bucket_bytes: int
 
 
-#: Sizes as in the measurements that docs/training.md shows; 25 MiB is DistributedDataParallel's.
+#: Sizes as in the measurements that docs/training-exchange.md shows; 25 MiB is that of
+#: DistributedDataParallel.
 SCHEDULES = (
     ExchangeSchedule("flat", 0),
     ExchangeSchedule("buckets-256KiB", 256 * _KIB),
@@ -46,7 +47,7 @@ SCHEDULES = (
 #: Number of the flat schedule, with which each group of ranks begins.
 FLAT = 0
 #: That of `overlap="buckets"`: the fastest of these sizes where the exchange takes as long as the
-#: backward pass (docs/training.md).
+#: backward pass (docs/training-exchange.md).
 _FIXED = 2
 
 

@@ -1,6 +1,6 @@
 """Safeguards of freezing: when it may begin, and when all layers thaw.
 
-Our choice of rules (docs/training.md, "Freezing"); the first two thresholds are Egeria's.
+Our choice of rules (docs/training-freezing.md); the first two thresholds are Egeria's.
 """
 
 from __future__ import annotations

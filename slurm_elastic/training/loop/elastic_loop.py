@@ -75,7 +75,7 @@ class ElasticLoop:
         application: name of what this script trains; "": the job's name alone counts.
         in_place: ranks may join and leave between two steps: the script reads `rank`, `world_size`
             and the weight of the loss anew in each step, and leaves `init_process_group` to the
-            loop (docs/training.md, "Changes in place").
+            loop (docs/training-in-place.md).
         objects: everything else that training changes: models, optimizers, schedulers, GradScaler,
             an average of the weights; anything with `state_dict` and `load_state_dict`. None is
             left out.

@@ -5,5 +5,5 @@ rank 0      next generation   ──prepare──>  all members form its process
                                             all continue in it; newcomers receive the state
 
 Where every rank holds the whole state, newcomers receive it. Pipelines and `shard=True` change
-through a checkpoint in the same processes (docs/training.md).
+through a checkpoint in the same processes (docs/training-in-place.md).
 """

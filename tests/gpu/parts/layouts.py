@@ -32,7 +32,7 @@ STEPS = EPOCHS * SAMPLES // BATCH
 TURN = 3
 #: Largest relative difference of a loss: that of float32 sums in another order.
 LIMIT = 1e-5
-#: Walks by their least number of ranks; names as in docs/training.md, "Layouts".
+#: Walks by their least number of ranks; names as in docs/training-layouts.md.
 WALKS = {
     1: ["1x1", "1x1"],
     2: ["1x1", "1x2", "2x1", "1x1"],

@@ -1,6 +1,6 @@
 """Savers of known libraries as sequences of writes, in the order in which each library writes.
 
-The orders were read in the sources of the versions that docs/esrun.md names.
+The orders were read in the sources of the versions that docs/esrun-scripts.md names.
 """
 
 from __future__ import annotations

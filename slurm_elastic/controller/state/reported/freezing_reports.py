@@ -2,8 +2,8 @@
 
 A report counts the layers that freeze together; its profile may have more rows, since there every
 entry of a model is one, while a normalisation, and what has no parameters, freezes with the layer
-before it (docs/training.md). So the rows with the fewest parameters join the row before them until
-there are as many as layers. A profile of fewer rows than layers is of something else.
+before it (docs/training-freezing.md). So the rows with the fewest parameters join the row before
+them until there are as many as layers. A profile of fewer rows than layers is of something else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evidence in the contents of a checkpoint that the save that writes it is over.
 
 Directories of known libraries are recognised by the names in them. The order in which each library
-writes was read in its source (docs/esrun.md, "Known formats", has the versions).
+writes was read in its source (docs/esrun-scripts.md, "Known formats", has the versions).
 """
 
 from __future__ import annotations
