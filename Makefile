@@ -61,7 +61,7 @@ docs-links: venv ## ask whether the pages that the documentation links to on the
 generate: venv ## completion, manual pages and etc/elastic.toml, from the definitions
 	$(RUN) contrib.generate
 
-fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
+fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security-fuzzing.md
 	$(RUN) tests.fuzz $(ARGS)
 
 PACKAGES ?=

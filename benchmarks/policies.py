@@ -14,7 +14,7 @@ standard deviation of logarithms; what sharing is worth then.
 
 `--drawn 3`: instead of the published workloads three of each trace that are drawn from their jobs
 and hours (drawn_workloads.py). The artifact's figures are then those of policy `sia` with
-`artifact_compat`, which reproduces it (docs/benchmarks.md).
+`artifact_compat`, which reproduces it (docs/benchmarks-sia.md).
 
 `--all` adds all other policies, as in docs/policies.md. `--traces`, `--workloads` and `--rows`
 choose a part; progress goes to stderr, the table (Markdown,

@@ -137,14 +137,14 @@ class ResizeSettings:
     trial_s: float = key(
         600.0,
         "Seconds that a job has at least, after a change, to write a newer checkpoint; without one "
-        "the change has failed (docs/reliability.md). 0: no limit.",
+        "the change has failed (docs/reliability-failed-changes.md). 0: no limit.",
         bounds=(0, 1e6),
     )
     in_place: str = key(
         "auto",
         "`auto`: jobs grow and shrink by companion jobs where that can be done, those of the "
         "training library in place, others by a restart of their ranks; `never`: every change is "
-        "a requeue (docs/reliability.md).",
+        "a requeue (docs/reliability-in-place.md).",
         choices=("auto", "never"),
     )
     plan_trials: float = key(

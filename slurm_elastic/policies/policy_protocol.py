@@ -3,7 +3,7 @@
 A policy is pure: the same question and state give the same proposals. State that it needs in
 later rounds (attained service, timers, shares) is returned, as a JSON-serialisable mapping that
 the controller keeps. All that a policy needs is imported from this module; it is installed with
-an entry point of the group `slurm_elastic.policies` (docs/policies.md, "Your own policy").
+an entry point of the group `slurm_elastic.policies` (docs/policy-plugins.md).
 
 A complete policy, which gives each job its smallest size, first come, first served:
 

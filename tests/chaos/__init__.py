@@ -2,5 +2,5 @@
 
     python -m tests.chaos --minutes 5 --seed 1
 
-docs/reliability.md says what is tried and what must hold.
+docs/reliability-test.md says what is tried and what must hold.
 """

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: `python -m tests.chaos.report FILE`.
+"""The tables of docs/reliability-results.md: `python -m tests.chaos.report FILE`.
 
 FILE has a line of JSON per campaign, as `--results` appends them.
 """

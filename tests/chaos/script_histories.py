@@ -7,8 +7,9 @@ fault after it, which must not cost more. Anything else that ends an attempt is 
 
 When Slurm ends a job it continues stopped ranks (SIGCONT) before its SIGTERM; until esrun's guards
 stop them again they run. Rows after Slurm's line on the end of the job are of this moment. A save
-that is begun in it is cut; these are counted, and break no rule (docs/reliability.md). The row of a
-save follows its first byte: after the last step before a save it may have begun without a row.
+that is begun in it is cut; these are counted, and break no rule (docs/reliability-defects.md). The
+row of a save follows its first byte: after the last step before a save it may have begun without
+a row.
 
 | rule | broken when |
 |---|---|

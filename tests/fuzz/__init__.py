@@ -1,1 +1,1 @@
-"""Hostile input, one surface per module: `python -m tests.fuzz --help`, docs/security.md."""
+"""Hostile input, one surface per module: `python -m tests.fuzz --help`, docs/security-fuzzing.md."""

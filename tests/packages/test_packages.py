@@ -25,7 +25,7 @@ INCLUDE = "include /etc/slurm/plugstack.conf.d"
 
 @pytest.mark.parametrize("machine", ["trixie"], indirect=True)
 def test_the_page_leads_from_packages_to_status_and_back(machine):
-    """Run the commands of docs/install.md as they stand there; a script stands for systemctl."""
+    """Run the commands of docs/install*.md as they stand there; a script stands for systemctl."""
     machine.run("SLURMDBD=yes /start-site")
     before = machine.files()
     page = InstallPage(machine)

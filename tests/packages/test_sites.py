@@ -1,4 +1,4 @@
-"""Sites that differ from the first steps of docs/install.md, tried with the built packages."""
+"""Sites that differ (docs/install-sites.md), tried with the built packages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The commands of docs/install.md, run as they stand there on fresh machines of each release.
+"""The commands of docs/install*.md, run as they stand there on fresh machines of each release.
 
     make packages PACKAGES=trixie
     python -m tests.releases.install_page                 # each release at hand; prints a table
@@ -29,7 +29,9 @@ from tests.support.container_cluster.package_machine import (  # puts clusterlib
 
 from clusterlib.slurm_build import DEBIAN_RELEASE, choose
 
-PAGE = Path(__file__).parents[2] / "docs" / "install.md"
+PAGES = [
+    Path(__file__).parents[2] / "docs" / f"install{page}.md" for page in ("", "-sites", "-library")
+]
 PACKAGES = "trixie"
 CONFIGURATION = "/etc/slurm-elastic/elastic.toml"
 #: Questions of apt-get are answered; what only recommends is left out, as there is no use for it.
@@ -101,10 +103,15 @@ def blocks(text: str) -> Iterator[Block]:
             section = match[1] or match[2]
 
 
+def pages_text() -> str:
+    """Return the text of all pages on installing."""
+    return "\n".join(page.read_text("utf-8") for page in PAGES)
+
+
 def page_commands(section: str, number: int = 0) -> str:
-    """Return a block of docs/install.md by its section, and by its number in that."""
-    found = [b.lines for b in blocks(PAGE.read_text("utf-8")) if b.section == section]
-    assert number < len(found), f"{PAGE.name} has no block {number} in {section}"
+    """Return a block of docs/install*.md by its section, and by its number in that."""
+    found = [b.lines for b in blocks(pages_text()) if b.section == section]
+    assert number < len(found), f"docs/install*.md have no block {number} in {section}"
     return found[number]
 
 
@@ -124,10 +131,10 @@ class InstallPage:
         return self.machine.run(ANSWERS + page_commands(section, number))
 
     def inline(self, *commands: str) -> str:
-        """Run commands that stand in a sentence of the page."""
-        page = PAGE.read_text("utf-8")
+        """Run commands that stand in a sentence of a page."""
+        text = pages_text()
         for command in commands:
-            assert f"`{command}`" in page, f"{PAGE.name} has no {command}"
+            assert f"`{command}`" in text, f"docs/install*.md have no {command}"
         return self.machine.run(ANSWERS + "\n".join(commands))
 
     def first_look(self) -> None:
@@ -205,7 +212,7 @@ class InstallPage:
     def wheel(self) -> None:
         """The library in an environment of a researcher, by pip and by uv."""
         self.machine.trust_host()
-        activate, *commands = page_commands("Inside jobs: conda, venv, containers").splitlines()
+        activate, *commands = page_commands("Conda, venv, uv").splitlines()
         assert activate.startswith("conda activate")
         for number, command in enumerate(commands):
             enter = (

@@ -13,7 +13,7 @@ ROWS = [
     for line in (DOCS / "stability.md").read_text().splitlines()
     if line.startswith("|")
     for module in re.findall(r"`(slurm_elastic[\w.]*)`", line)[:1]
-    for page in re.findall(r"\]\((\w+\.md)[#)]", line)[:1]
+    for page in re.findall(r"\]\(([\w-]+\.md)[#)]", line)[:1]
 ]
 
 

@@ -88,7 +88,7 @@ def _absolute(text: str, option: str) -> Path:
 
 def _next_steps(prefix: Path, nodes: tuple[str, ...]) -> list[str]:
     data = shlex.quote(str(data_folder(prefix)))
-    lines = ["", "next (docs/install.md):", "  systemd-sysusers"]
+    lines = ["", "next (docs/install-sites.md):", "  systemd-sysusers"]
     lines += [f"  make -C {data}/plugins/spank install"]
     if "controller" in nodes:
         lines += [

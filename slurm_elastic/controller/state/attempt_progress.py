@@ -1,10 +1,10 @@
 """Progress of a job from attempt to attempt, for jobs that are requeued repeatedly. Pure.
 
-Our definition (docs/reliability.md, "No endless requeue"). An attempt is one run of a job, from
-its start until it is back in the queue. It has made *progress* if its newest complete checkpoint,
-written or resumed from, is of a later step than that of the attempt before. It was *in vain* if it
-made none and its program ended by itself; an attempt that Slurm, a user or the controller ended
-is excused.
+Our definition (docs/reliability-failed-changes.md, "No endless requeue"). An attempt is one run of
+a job, from its start until it is back in the queue. It has made *progress* if its newest complete
+checkpoint, written or resumed from, is of a later step than that of the attempt before. It was *in
+vain* if it made none and its program ended by itself; an attempt that Slurm, a user or the
+controller ended is excused.
 
 >>> judge(AttemptProgress(told=True, mark=40, reached=40, ended=1))
 <Verdict.VAIN: 'vain'>

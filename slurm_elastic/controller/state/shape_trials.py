@@ -1,6 +1,6 @@
 """Shapes that a job has trained in, and those in which it failed. Pure.
 
-Our definition (docs/reliability.md, "A change that fails"). A *shape* is a GPU type and a number
+Our definition (docs/reliability-failed-changes.md). A *shape* is a GPU type and a number
 of GPUs. An attempt of a job that had a checkpoint before is *on trial* until a checkpoint newer
 than all before exists: then its shape has *worked*. An attempt that fails on trial is a failed
 change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the

@@ -7,7 +7,7 @@ goes on with a change that is under way; here are those that were over, or whose
 esrun keeps a job when its program fails on trial. It cannot where the batch script itself fails
 before it reaches esrun (`module load` on another node, `set -e`): Slurm ends the job. Slurm lets an
 operator requeue an ended job as long as it lists it (`MinJobAge`), so the job is sent back to the
-queue, and from there to where it worked last (docs/reliability.md, "A change that fails").
+queue, and from there to where it worked last (docs/reliability-failed-changes.md).
 
 What decides that stands in the ledger, so that a controller that was started in between decides the
 same.

@@ -1,4 +1,4 @@
-"""Way back of jobs whose change has failed (docs/reliability.md, "A change that fails").
+"""Way back of jobs whose change has failed (docs/reliability-failed-changes.md).
 
 The program of such a job has failed, or makes no progress, before it has completed a checkpoint
 in its new shape. No save is requested: the checkpoint of before counts. `ShapeTrials` defines when

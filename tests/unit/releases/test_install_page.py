@@ -1,6 +1,6 @@
-"""Each block of docs/install.md is run by a test, or named here with the reason why it is not."""
+"""Each block of docs/install*.md is run by a test, or named here with the reason why it is not."""
 
-from tests.releases.install_page import PAGE, blocks
+from tests.releases.install_page import blocks, pages_text
 
 #: Section → number of blocks that `tests/releases/install_page.py` runs.
 RUN = {
@@ -11,7 +11,7 @@ RUN = {
     "Slurm under a prefix": 1,
     "Without packages": 2,
     "pyslurm": 1,
-    "Inside jobs: conda, venv, containers": 1,
+    "Conda, venv, uv": 1,
     "Removing": 1,
 }
 #: Section → number of blocks, and what is tried in their place.
@@ -24,6 +24,6 @@ NOT_RUN = {
 
 def test_every_block_of_the_page_is_tried_or_named():
     counts = {}
-    for block in blocks(PAGE.read_text("utf-8")):
+    for block in blocks(pages_text()):
         counts[block.section] = counts.get(block.section, 0) + 1
     assert counts == RUN | {section: count for section, (count, _) in NOT_RUN.items()}

@@ -1,8 +1,8 @@
 """Removal of directories of saves that were ended before their first file.
 
 Slurm continues stopped ranks for a moment before it ends a job. In it they cannot open files, but
-make the directory of their next save (docs/reliability.md, "A moment in which ranks run"). A script
-that resumes from its newest directory would fail on that one at each start.
+make the directory of their next save (docs/reliability-defects.md, "A moment in which ranks run").
+A script that resumes from its newest directory would fail on that one at each start.
 """
 
 from __future__ import annotations
