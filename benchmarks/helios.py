@@ -43,7 +43,9 @@ from slurm_elastic.policies.baselines.qssf import ASSUMED_S, aged_service
 from tests.support import published_data
 
 PER_NODE = 8
-#: Average completion and queueing in s of an independent implementation, by divisor and order.
+#: Average completion and queueing in s of an independent implementation, by divisor and order,
+#: from files with these digests.
+KNOWN_FILES = ("4f31227a05fe", "7e5f251256b8")
 REFERENCE = {
     (1, "fifo"): (11585, 105), (1, "sjf"): (11543, 63), (1, "service"): (11543, 62),
     (1, "qssf"): (11553, 73),
@@ -62,7 +64,11 @@ PARTS = ("queues", "sleep")
 
 
 def read(folder: Path) -> dict[str, tuple[int, list[ReplayedJob]]]:
-    """Return the nodes and jobs of each virtual cluster, jobs in order of submission."""
+    """Return the nodes and jobs of each virtual cluster, jobs in order of submission.
+
+    Raises:
+        KeyError, ValueError: a column is missing or no number, or a job's virtual cluster unknown.
+    """
     clusters: dict[str, tuple[int, list[ReplayedJob]]] = {}
     with (folder / NODES).open(encoding="utf-8") as lines:
         clusters = {row["vc"]: (int(row["nodes"]), []) for row in csv.DictReader(lines)}
@@ -74,6 +80,8 @@ def read(folder: Path) -> dict[str, tuple[int, list[ReplayedJob]]]:
                 gpus=int(row["gpus"]),
                 estimate_s=float(row["estimate_s"]),
             )
+            if row["vc"] not in clusters:
+                raise ValueError(f"{JOBS} has jobs of {row['vc']}, which is not in {NODES}")
             clusters[row["vc"]][1].append(job)
     for _, jobs in clusters.values():
         jobs.sort(key=lambda j: j.submitted)
@@ -134,7 +142,7 @@ def replay(
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
-    """Return averages and tails in seconds."""
+    """Return averages and tails in seconds, of one job at least."""
     completions = sorted(o.completion_s for o in outcomes)
     waits = sorted(o.waited_s for o in outcomes)
     return {
@@ -146,20 +154,24 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
-def rows(folder: Path, divisors: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield the row of each divisor and order."""
-    clusters = read(folder)
+def rows(
+    clusters: dict[str, tuple[int, list[ReplayedJob]]], divisors: Iterable[int], *, published: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each divisor and order; `published`: REFERENCE belongs to these jobs."""
     for divisor in divisors:
         for name in ORDERS:
             begin = time.process_time()
             row: dict[str, Any] = {"divide": divisor, "order": name}
-            row |= summary(replay(clusters, name, divisor))
-            row["reference"] = REFERENCE.get((divisor, name))
+            outcomes = replay(clusters, name, divisor)
+            if not outcomes:
+                continue  # no job fits on so few nodes
+            row |= summary(outcomes)
+            row["reference"] = REFERENCE.get((divisor, name)) if published else None
             row["cpu_s"] = time.process_time() - begin
             yield row
 
 
-def errors(folder: Path) -> dict[str, Any]:
+def errors(clusters: dict[str, tuple[int, list[ReplayedJob]]]) -> dict[str, Any]:
     """Return the errors of our predictions by virtual cluster and size."""
     jobs = [
         FinishedJob(
@@ -169,7 +181,7 @@ def errors(folder: Path) -> dict[str, Any]:
             seconds=job.seconds,
             ended=job.submitted + job.seconds,
         )
-        for group, (_, group_jobs) in read(folder).items()
+        for group, (_, group_jobs) in clusters.items()
         for job in group_jobs
     ]
     ways = prediction_error.of_ways(jobs, boosted=True)
@@ -208,18 +220,24 @@ def main() -> None:
     parts = options.part.split(",")
     if not set(parts) <= set(PARTS):
         parser.error(f"--part: {options.part!r} is invalid: expected {' or '.join(PARTS)}")
+    if options.errors and "queues" not in parts:
+        parser.error("--errors: of the part queues; leave --part out")
     files: tuple[str, ...] = (JOBS, NODES) if "queues" in parts else ()
     files += sleep_replay.FILES if "sleep" in parts else ()
     folder = published_data.locate_or_exit(parser, options, "helios", *files)
+    with published_data.malformed_exits(parser, folder):
+        clusters = read(folder) if "queues" in parts else {}
+        published = bool(clusters) and published_data.digests(folder, JOBS, NODES) == KNOWN_FILES
+        nodes = sleep_replay.read(folder) if "sleep" in parts else None
     if options.errors:
-        print(json.dumps(errors(folder), indent=1))
+        print(json.dumps(errors(clusters), indent=1))
         return
-    queues = rows(folder, divisors) if "queues" in parts else iter(())
-    sleep = sleep_replay.figures(folder) if "sleep" in parts else None
+    queues = rows(clusters, divisors, published=published) if clusters else iter(())
+    sleep = sleep_replay.figures(nodes) if nodes else None
     if options.json:
         print(json.dumps({"queues": list(queues), "sleep": sleep}, indent=1))
         return
-    if "queues" in parts:
+    if clusters:
         print(
             f"{'DIVIDE':>6}  {'ORDER':<14} {'AVG_JCT_S':>9} {'AVG_WAIT_S':>9}   {'REFERENCE':>9}"
             f" {'':>9} {'':>6} {'P99_JCT_S':>10} {'P99_WAIT_S':>10}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,7 +28,8 @@ from scipy.stats import beta
 
 from benchmarks import solver
 from benchmarks.drivers import ones_world
-from benchmarks.drivers.beta_progress import BetaProgress, mean_log_likelihood
+from benchmarks.drivers.beta_progress import BetaProgress, EpochRecord, mean_log_likelihood
+from benchmarks.drivers.ones_world import TraceJob
 from slurm_elastic.policies.milp import anytime_search, assignment_milp
 from slurm_elastic.policies.milp.milp_solver import Clock
 from slurm_elastic.policies.ones import evolution
@@ -36,7 +37,8 @@ from slurm_elastic.policies.ones.block_order import EMPTY
 from tests.support import published_data
 
 FILES = ("trace.csv", "types.csv", "history.csv")
-#: (jobs, GPUs): average completion in s of another implementation, and the goals of ours.
+#: (jobs, GPUs): average completion in s of another implementation, from files with these digests.
+KNOWN_FILES = ("4adcf51aed3b", "7b844274f921")
 REFERENCE: dict[tuple[int, int], dict[str, float | None]] = {
     (50, 64): {
         "fcfs": 421.6, "fcfs, strict": 533.7, "shortest first, strict": 457.7,
@@ -62,12 +64,25 @@ class CpuClock(Clock):
         return self._until - time.process_time()
 
 
-def replays(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the average completion of each way to schedule."""
-    trace, history = ones_world.read(folder)
+Trainings = Mapping[str, Sequence[EpochRecord]]
+
+
+def replays(
+    trace: Sequence[TraceJob], history: Trainings, *, published: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the average completion of each way to schedule.
+
+    Args:
+        trace: jobs, in order of submission.
+        history: epochs of finished trainings, by their numbers.
+        published: whether REFERENCE belongs to these jobs.
+    """
     predictor = BetaProgress.fit([r for records in history.values() for r in records])
-    for (count, gpus), reference in REFERENCE.items():
-        jobs = trace[:count]
+    for (count, gpus), figures in REFERENCE.items():
+        reference = figures if published else {}
+        jobs = [job for job in trace[:count] if job.gpus <= gpus]
+        if not jobs:
+            continue
         rigid = {
             "fcfs": ones_world.rigid(jobs, gpus, key=lambda j: j.submitted, strict=False),
             "fcfs, strict": ones_world.rigid(jobs, gpus, key=lambda j: j.submitted, strict=True),
@@ -81,9 +96,9 @@ def replays(folder: Path) -> Iterator[dict[str, Any]]:
             "anytime search": ones_world.searched(jobs, gpus),
         }
         for name, completions in rigid.items():
-            yield _row(count, gpus, name, mean(completions), reference[name])
+            yield _row(len(jobs), gpus, name, mean(completions), reference.get(name))
         for name, outcome in elastic.items():
-            row = _row(count, gpus, name, outcome.completion_s, reference[name])
+            row = _row(len(jobs), gpus, name, outcome.completion_s, reference.get(name))
             yield row | {"execution_s": outcome.execution_s, "changes": outcome.changes}
 
 
@@ -99,9 +114,8 @@ def _row(
     }
 
 
-def progress(folder: Path) -> dict[str, float]:
+def progress(history: Trainings) -> dict[str, float]:
     """Return the errors of predicted progress, each training left out once."""
-    _, history = ones_world.read(folder)
     errors, by_epochs, likelihood, constant = [], [], [], []
     for number, records in history.items():
         others = [r for n, of_other in history.items() if n != number for r in of_other]
@@ -167,9 +181,12 @@ def main() -> None:
     sia = published_data.locate_optional(
         parser, options, "sia", HARD, without="the hard instance is left out"
     )
+    with published_data.malformed_exits(parser, folder):
+        trace, history = ones_world.read(folder)
+        published = published_data.digests(folder, "trace.csv", "types.csv") == KNOWN_FILES
     figures: dict[str, Any] = {
-        "replays": list(replays(folder)),
-        "progress": progress(folder),
+        "replays": list(replays(trace, history, published=published)),
+        "progress": progress(history),
         "hard_instance": hard_instance(sia) if sia else None,
         "generation_ms": generation_ms(),
     }

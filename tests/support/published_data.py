@@ -8,6 +8,9 @@ and of the benchmarks), else by SELASTIC_DATA; without either each set is looked
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gzip
+import hashlib
 import os
 import sys
 import tomllib
@@ -73,6 +76,34 @@ def _source(file: str, entry: dict[str, dict[str, str]], folder: Path) -> str:
 
 def _shown(path: Path) -> str:
     return min(str(path), os.path.relpath(path), key=len)
+
+
+def digests(folder: Path, *files: str) -> tuple[str, ...]:
+    """Return the first 12 digits of the SHA-256 of each file's contents, gzip undone.
+
+    Figures of other implementations belong to certain contents, and `--data` may name others.
+    """
+    found = []
+    for file in files:
+        contents = (folder / file).read_bytes()
+        if file.endswith(".gz"):
+            contents = gzip.decompress(contents)
+        found.append(hashlib.sha256(contents).hexdigest()[:12])
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def malformed_exits(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
+    """End a benchmark with one line where a file of a set cannot be read as the published one."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, KeyError, ValueError, IndexError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        parser.exit(
+            2,
+            f"{parser.prog}: {_shown(folder)} is invalid: {reason}; expected files as in"
+            " docs/data.md\n",
+        )
 
 
 def require(name: str, *paths: str) -> Path:

@@ -1,8 +1,10 @@
 """Which jobs share: a matching of most total speed among pairs of which none hurts.
 
 A pair is an edge of a graph where both jobs surely reach their gates and their memory fits; its
-weight is what sharing gains, the sum of both speeds less one. networkx finds the matching of most
-weight (Edmonds' blossom algorithm). Jobs without a partner stand alone.
+weight is what sharing gains: the sum of both speeds, less one. What a job is predicted to lose
+below `GOOD` counts more, as predictions of slow jobs are the least certain ones (our definition).
+networkx finds the matching of most weight (Edmonds' blossom algorithm). Jobs without
+a partner stand alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import networkx as nx
 
 #: Least speed of a job that shares, and of one whose owner was guaranteed its own.
 GATE, GUARANTEED = 0.9, 1.0
+#: Speed below which a loss counts more, and how many more times.
+GOOD, CAUTION = 0.95, 2.0
 #: Part of the memory that stays free.
 _SPARE = 0.1
 #: Weights are whole numbers for networkx, so that equal graphs give equal matchings.
@@ -29,6 +33,7 @@ class PossiblePair:
         surely: speeds that are reached with 90 % certainty.
         gates: least speeds.
         memory: part of the memory that both take together.
+        caution: how many more times a loss below `GOOD` counts; 0 where speeds are certain.
     """
 
     first: int
@@ -37,12 +42,18 @@ class PossiblePair:
     surely: tuple[float, float]
     gates: tuple[float, float] = (GATE, GATE)
     memory: float = 0.0
+    caution: float = CAUTION
 
     @property
     def allowed(self) -> bool:
         """Whether both surely reach their gates, and memory is left over."""
         reached = all(s >= g for s, g in zip(self.surely, self.gates, strict=True))
         return reached and self.memory <= 1 - _SPARE
+
+    @property
+    def gain(self) -> float:
+        """What sharing is worth, in GPUs; a speed far below `GOOD` makes it negative."""
+        return sum(s - self.caution * max(0.0, GOOD - s) for s in self.speeds) - 1
 
 
 def matched(pairs: Iterable[PossiblePair], *, all_share: bool = False) -> list[tuple[int, int]]:
@@ -54,7 +65,7 @@ def matched(pairs: Iterable[PossiblePair], *, all_share: bool = False) -> list[t
     """
     graph: nx.Graph[int] = nx.Graph()
     for pair in sorted(pairs, key=lambda p: (p.first, p.second)):
-        gain = round(_SCALE * (sum(pair.speeds) - 1))
+        gain = round(_SCALE * pair.gain)
         if pair.allowed and (gain > 0 or all_share):
             graph.add_edge(pair.first, pair.second, weight=gain)
     matching = nx.max_weight_matching(graph, maxcardinality=all_share)

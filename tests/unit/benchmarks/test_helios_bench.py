@@ -45,14 +45,14 @@ def test_philly_at_half_the_nodes(order):
 
 def test_sleeping_nodes_meet_the_figures_of_another_implementation():
     folder = published_data.require("helios", *sleep_replay.FILES)
-    sleep = sleep_replay.figures(folder)
+    sleep = sleep_replay.figures(sleep_replay.read(folder))
     rows = {(r["days"], r["rule"]): r for r in sleep["rules"]}
     for name, (ratio, lack) in sleep_replay.KNOWN.items():
-        row = rows["14 days", name]
+        row = rows[14, name]
         if ratio:
             assert row["used_per_awake"] == pytest.approx(ratio, abs=0.01)
             assert row["lacking"] == lack
-    ours = rows["14 days", "ours"]
+    ours = rows[14, "ours"]
     assert ours["used_per_awake"] >= 92
     assert ours["lacking"] <= 50
     assert sleep["forecast_error"]["ours"] < sleep["known_error"]

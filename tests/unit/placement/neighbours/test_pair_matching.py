@@ -20,7 +20,7 @@ def best_sum(pairs):
         for chosen in itertools.combinations(pairs, count):
             jobs = [j for p in chosen for j in (p.first, p.second)]
             if len(jobs) == len(set(jobs)):
-                best = max(best, sum(sum(p.speeds) - 1 for p in chosen))
+                best = max(best, sum(p.gain for p in chosen))
     return best
 
 
@@ -31,7 +31,7 @@ def test_no_other_matching_gains_more(seed):
         pair(i, j, *rng.uniform(0.9, 1.0, size=2)) for i, j in itertools.combinations(range(5), 2)
     ]
     chosen = set(matched(pairs))
-    gain = sum(sum(p.speeds) - 1 for p in pairs if (p.first, p.second) in chosen)
+    gain = sum(p.gain for p in pairs if (p.first, p.second) in chosen)
     assert gain == pytest.approx(best_sum(pairs), abs=1e-5)
 
 
@@ -41,6 +41,13 @@ def test_a_pair_that_may_hurt_one_of_them_does_not_share():
     assert matched([pair(1, 2, 0.95, 0.95, gates=(0.9, 1.0))]) == []
     assert matched([pair(1, 2, 0.95, memory=0.95)]) == []
     assert matched([pair(1, 2, 0.95, memory=0.9)]) == [(1, 2)]
+
+
+def test_a_slow_job_weighs_more_than_a_fast_one_gains():
+    pairs = [pair(1, 2, 1.0, 0.9), pair(1, 3, 0.94)]
+    assert matched(pairs) == [(1, 3)]  # 1.88 in all, against 1.9
+    certain = [pair(1, 2, 1.0, 0.9, caution=0.0), pair(1, 3, 0.94, caution=0.0)]
+    assert matched(certain) == [(1, 2)]
 
 
 def test_as_many_as_can_be_share_where_that_is_wanted():
