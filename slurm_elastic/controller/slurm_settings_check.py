@@ -236,7 +236,7 @@ def check_scheduling(facts: Facts, findings: FindingList) -> None:
         findings.info(
             "topology",
             "is flat, jobs are kept together by node only",
-            f"set TopologyPlugin=topology/tree and topology.conf ({_DOC})",
+            "set TopologyPlugin=topology/tree and topology.conf (docs/topology.md)",
         )
 
 
