@@ -127,8 +127,7 @@ class ChaosSite:
 
     def toml(self) -> str:
         """Return selasticd's configuration."""
-        # The rise of a load that begins at once would keep as many nodes awake.
-        sleep = power_saving.SLEEP.format(mode="act") + "served = 0.5\n" if self.sleep else ""
+        sleep = power_saving.SLEEP.format(mode="act") if self.sleep else ""
         # Plans are tried within trainings that last two minutes.
         text = eager_config(queue=self.queue, extra=sleep, plan_trials=1)
         return text.replace("{state}", STATE)

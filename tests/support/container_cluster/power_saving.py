@@ -56,7 +56,8 @@ if len(record.series()) < LEAST_HISTORY:
     ledger.put("sleep_bins", SleepRecord(bins).to_json())
 ledger.close()
 """
-#: Section of elastic.toml with which idle nodes sleep as soon as they may.
+#: Section of elastic.toml with which idle nodes sleep as soon as they may. With the default of
+#: `served`, jobs that begin at once would keep as many more nodes awake from the next bin on.
 SLEEP = """
 [sleep]
 mode = "{mode}"
@@ -64,6 +65,7 @@ window_s = 10
 spare = 0
 cycles_per_day = 100
 grow_boots = 1
+served = 0.5
 """
 _ADMINISTRATOR = "sacctmgr -i modify user selastic set adminlevel={}"
 
