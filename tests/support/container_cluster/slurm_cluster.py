@@ -41,6 +41,7 @@ def until(
     *,
     seconds: float = 60.0,
     what: str | Callable[[], object] = "",
+    pause: float = 0.3,
 ) -> None:
     """Wait for something to become true.
 
@@ -48,6 +49,8 @@ def until(
         happens: looked at again and again.
         seconds: at most, on a calm machine.
         what: did not happen; or what tells it then, e.g. a log.
+        pause: seconds between two looks at least; longer where a look costs much and what it
+            waits for stays.
     """
     end = time.monotonic() + WAIT_FACTOR * seconds
     while True:
@@ -59,7 +62,7 @@ def until(
             text = what() if callable(what) else what
             raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {text}")
         # A look that starts programs must not keep a core busy: the clusters share two.
-        time.sleep(max(0.3, 3 * (now - looked)))
+        time.sleep(max(pause, 3 * (now - looked)))
 
 
 class SlurmCluster:
