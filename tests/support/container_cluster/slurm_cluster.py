@@ -48,7 +48,8 @@ def until(
     Args:
         happens: looked at again and again.
         seconds: at most, on a calm machine.
-        every_s: pause between two looks, longer after looks that take long.
+        every_s: pause between two looks at least; longer where a look costs much and what it waits
+            for stays.
         what: did not happen; or what tells it then, e.g. a log.
     """
     end = time.monotonic() + WAIT_FACTOR * seconds
