@@ -15,8 +15,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Variables that name no checkpoint, and differ between runs.
-_OTHERS = ("SLURM", "SRUN_", "SBATCH_", "SPANK_", "_SLURM", "_SPANK")
+#: Beginnings of variables that name no checkpoint: those of Slurm, and numbers of GPUs and threads,
+#: which a checkpoint may have for a name, too (`ckpt/0`).
+_OTHERS = (
+    *("SLURM", "SRUN_", "SBATCH_", "SPANK_", "_SLURM", "_SPANK"),
+    *("CUDA_", "ROCR_", "HIP_", "ZE_", "GPU_DEVICE_ORDINAL", "OMP_", "MKL_", "USE_LIBUV", "SHLVL"),
+)
 _SEPARATORS = re.compile(r"[\s/=,:;'\"]+")
 
 

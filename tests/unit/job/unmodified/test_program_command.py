@@ -24,6 +24,16 @@ def test_a_command_is_its_arguments_and_what_names_a_checkpoint(tmp_path: Path) 
     assert digest("train.py", SLURM_JOB_NAME="step_100") == first
 
 
+def test_numbers_of_gpus_and_threads_name_no_checkpoint(tmp_path: Path) -> None:
+    digests = set()
+    for step in (0, 1, 20):
+        environ = {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1", "SHLVL": "1"}
+        digests.add(command_digest(["train"], f"{tmp_path}/*", environ))
+        (tmp_path / str(step)).mkdir()
+    assert len(digests) == 1
+    assert command_digest(["train"], f"{tmp_path}/*", {"RESUME_STEP": "20"}) not in digests
+
+
 @pytest.mark.parametrize(
     ("commands", "repeats"),
     [
