@@ -32,6 +32,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
+from slurm_elastic.job.unmodified.program_command import repeats_command
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -64,7 +65,7 @@ class ScriptWatch:
         world: number of ranks.
         hosts: number of hosts on which they run.
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
-        command: digest of its command in this run of the job (`program_command`).
+        command: its command in this run of the job (`program_command`).
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written.
         end_ranks: ends them then.
@@ -97,7 +98,7 @@ class ScriptWatch:
         self._file = resume_file
         self._resume = resume_file.load()
         self._command = command
-        self.repeats_command = self._resume.command == command
+        self.repeats_command = repeats_command(command, self._resume.command)
         self._growth = FirstGrowth(self._resume, resume_file, are_alone)
         self._world = world
         self._training = TrainingStateCheck(
