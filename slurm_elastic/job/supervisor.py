@@ -298,7 +298,7 @@ class Supervisor:
                 " checkpoints; a program for one GPU needs --elastic=1-1"
             )
 
-    def _train_alone(self, saved_bytes: int) -> bool:
+    def _train_alone(self, saved_bytes: int) -> bool | None:
         """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
         if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
             return False  # a launcher starts them, or rank 0 runs on another host
