@@ -74,6 +74,8 @@ class Daemon:
         make = "d=$(mktemp -d /tmp/selasticd.XXXXXX) && chmod 755 $d && echo $d"
         self.home = cluster.exec(make, user="selastic", node=self.NODE).stdout.strip()
         self.log_path = f"{self.home}/log"
+        self._log, self._log_bytes = "", 0
+        self._reading_log = threading.Lock()
         self.configure(text or eager_config())
         write = "mkdir -p /tmp/drivers && cat >/tmp/drivers/reporter.py"
         cluster.exec(write, stdin=REPORTER.read_text())
@@ -140,8 +142,13 @@ class Daemon:
             self.cluster.exec(["scontrol", "delete", f"ReservationName={name}"], check=False)
 
     def log(self) -> str:
-        """Return the log so far."""
-        return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true", node=self.NODE).stdout
+        """Return the log so far; only what is new is read."""
+        with self._reading_log:
+            tail = ["tail", "-c", f"+{self._log_bytes + 1}", self.log_path]
+            new = self.cluster.exec(tail, node=self.NODE, check=False).stdout
+            self._log += new
+            self._log_bytes += len(new.encode("utf-8", "surrogateescape"))
+            return self._log
 
     def check_log(self, *, after: int = 0) -> None:
         """Fail if the log, after so many characters, has an internal error."""

@@ -52,17 +52,18 @@ def until(
             for stays.
         what: did not happen; or what tells it then, e.g. a log.
     """
-    end = time.monotonic() + WAIT_FACTOR * seconds
+    began = time.monotonic()
     while True:
         looked = time.monotonic()
         if happens():
             return
         now = time.monotonic()
-        if now > end:
+        if now > began + WAIT_FACTOR * seconds:
             text = what() if callable(what) else what
             raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {text}")
-        # A look that starts programs must not keep a core busy: the clusters share two.
-        time.sleep(max(every_s, 3 * (now - looked)))
+        # A look that starts programs must not keep a core busy: the clusters share two. What has
+        # not happened for long is looked for less often.
+        time.sleep(max(every_s, 3 * (now - looked), min(1.0, 0.02 * (now - began))))
 
 
 class SlurmCluster:
