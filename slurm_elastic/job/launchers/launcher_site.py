@@ -17,6 +17,7 @@ _MODULES = {
     "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed",
     "deepspeed.launcher.launch": "deepspeed",
+    **dict.fromkeys(("composer", "composer.cli", "composer.cli.launcher"), "composer"),
 }
 _FILES = {
     "torchrun": "torchrun",

@@ -179,6 +179,7 @@ def test_accelerate_without_gpus_runs_once_per_rank() -> None:
             "deepspeed: is invalid here: expected .*; write: esrun python t.py --deepspeed 'a b.json'",
         ),
         ("mpirun -n 4 python t.py", "mpirun: .*; write: esrun python train.py"),
+        ("python -m composer.cli.launcher -n 4 t.py", "composer: .*; write: esrun python train.py"),
         ("bash -c 'srun python t.py'", "srun: .*; write: esrun python train.py"),
         ("python -m deepspeed.launcher.runner t.py", "deepspeed: .*; write: esrun python t.py"),
     ],
