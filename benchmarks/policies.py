@@ -18,7 +18,7 @@ and hours (drawn_workloads.py). The artifact's figures are then those of policy 
 
 `--all` adds all other policies, as in docs/policies.md. `--traces`, `--workloads` and `--rows`
 choose a part; progress goes to stderr, the table (Markdown,
-as in docs/goodput.md) to stdout.
+as in docs/goodput-figures.md) to stdout.
 """
 
 from __future__ import annotations

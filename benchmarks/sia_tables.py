@@ -44,7 +44,7 @@ PAPER = {
     ("newtrace", "sia"): (0.7, 4.6, 52.2, 3.0),
     ("newtrace", "gavel"): (11.3, 98.1, 110.0, 6.4),
 }
-#: The rules of docs/sia.md, each of which the artifact follows.
+#: The rules of docs/sia-published.md, each of which the artifact follows.
 RULES: tuple[str, ...] = next(
     key_of(f).choices for f in dataclasses.fields(SiaConfig) if f.name == "artifact_rules"
 )

@@ -153,7 +153,7 @@ class Run:
 
     def _build_and_try_packages(self, log: IO[bytes]) -> bool:
         if self._has_docker:
-            command = [*YIELDING, sys.executable, str(BUILD_PACKAGES), PACKAGES]
+            command = [*YIELDING, sys.executable, str(BUILD_PACKAGES), PACKAGES, "--quick"]
             code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
             if code:
                 self.broken = True

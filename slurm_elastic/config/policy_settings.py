@@ -80,7 +80,7 @@ class SiaSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputSettings:
-    """Section `[goodput]`; where the defaults come from: docs/goodput.md."""
+    """Section `[goodput]`; where the defaults come from: docs/goodput-figures.md."""
 
     p: float = key(
         0.5,

@@ -496,6 +496,8 @@ class Controller:
         self.view = dataclasses.replace(self.view, transitions=rows, reports=reports)
 
     def _note(self, name: str, note: Reason | None) -> None:
+        if name in self._notes and self._notes[name] == note:
+            return
         self._notes[name] = note
         self.view = dataclasses.replace(
             self.view, notes=tuple(n for n in self._notes.values() if n)

@@ -165,6 +165,7 @@ class AttemptTrial:
             log_line(
                 f"the program ended with exit code {code} before it completed a checkpoint in this"
                 " attempt: waiting for the controller, which takes the job back to where it worked"
+                " if a change may be the cause"
             )
         in_place = failed_gpus is not None
         again = self._wait(code, certain=certain, in_place=in_place, is_due=is_due)
@@ -193,7 +194,11 @@ class AttemptTrial:
             if answer == "restart" or (answer is None and in_place and now > begun + _ASK_S):
                 log_line("the program is started again on the GPUs of the job itself")
                 return True
-            if answer == "end" or (answer is None and not certain and now > begun + _ASK_S):
+            if answer == "end":
+                if certain:
+                    log_line("the controller leaves it at that: no change is the cause of this end")
+                return False
+            if answer is None and not certain and now > begun + _ASK_S:
                 return False
             if answer is None and now > reported + _REPORT_EVERY_S:
                 reported = now

@@ -36,7 +36,7 @@ from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
 from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
-from slurm_elastic.job.unmodified.program_command import command_digest
+from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
@@ -188,7 +188,7 @@ class Supervisor:
             world=self._launch.ranks,
             hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
-            command=command_digest(self._launch.options.program, pattern, os.environ),
+            command=program_command(self._launch.options.program, pattern, os.environ),
             are_alone=self._train_alone,
             end_ranks=self._end_lone_ranks,
         )
@@ -298,7 +298,7 @@ class Supervisor:
                 " checkpoints; a program for one GPU needs --elastic=1-1"
             )
 
-    def _train_alone(self, saved_bytes: int) -> bool:
+    def _train_alone(self, saved_bytes: int) -> bool | None:
         """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
         if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
             return False  # a launcher starts them, or rank 0 runs on another host

@@ -9,7 +9,9 @@ left out (host, torch 2.13: 2.5 s → 1.3 s of CPU):
   setting; any other use of it, `torch.compile` for example, imports the real
   module, which then makes the marks. DTensors read other settings of the
   compiler: its module of settings is loaded alone (the first DTensor, torch
-  2.13: 0.55 s → 0.02 s of CPU, torch 2.6: 0.6 s → 0.3 s).
+  2.13: 0.55 s → 0.02 s of CPU, torch 2.6: 0.6 s → 0.3 s). Tensor parallelism,
+  and with it FSDP, imports the compiler to see whether it is at work (torch
+  2.6: 1.0 s → 0.5 s).
 - torch.distributed.checkpoint imports FSDP, and with it the compiler, for one
   function that is left from former releases (torch 2.6: 0.65 s → 0.05 s of
   CPU). A replacement of its module `optimizer` has that function, and imports
@@ -38,6 +40,7 @@ from slurm_elastic.training import excepthook
 OLDEST_TORCH = (2, 6)
 _COMPILER = "torch._dynamo"
 _SETTINGS = f"{_COMPILER}.config"
+_EXTERNAL = f"{_COMPILER}.external_utils"
 _CHECKPOINTS = "torch.distributed.checkpoint"
 _OPTIMIZER = f"{_CHECKPOINTS}.optimizer"
 #: The one function that the package of checkpoints takes from it.
@@ -53,7 +56,8 @@ _DEFAULT_DDP_MODE = "ddp_optimizer"
 class _LazyPart:
     """Replacement of a part of the compiler, which gives what torch only reads.
 
-    That is the mode of DistributedDataParallel, and plain settings, which DTensors read.
+    That is the mode of DistributedDataParallel, plain settings, which DTensors read, and whether
+    the compiler is at work.
     """
 
     def __init__(self, compiler: _LazyCompiler, name: str) -> None:
@@ -63,8 +67,10 @@ class _LazyPart:
         if name.startswith("__"):  # the import system asks every module for its state
             raise AttributeError(name)
         if sys.modules.get(_COMPILER) is self._compiler:
-            if name == _DDP_MODE[self._name]:
+            if name == _DDP_MODE.get(self._name):
                 return lambda: _DEFAULT_DDP_MODE
+            if self._name == "external_utils" and name == "is_compiling":
+                return sys.modules["torch"].compiler.is_compiling
             if self._name == "config":
                 value = getattr(self._settings_alone(), name, self)
                 # Values that can be changed or called must be those of the compiler itself.
@@ -101,6 +107,7 @@ class _LazyCompiler(ModuleType):
         # init_process_group empties a cache of the compiler if it finds the module.
         self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
         self.config, self.utils = _LazyPart(self, "config"), _LazyPart(self, "utils")
+        self.external_utils = _LazyPart(self, "external_utils")
         self.__marked: list[Any] = []
 
     def graph_break(self, msg: str = "") -> None:
@@ -120,8 +127,9 @@ class _LazyCompiler(ModuleType):
         """Import the compiler, which takes the place of this replacement."""
         if sys.modules.get(_COMPILER) is self:
             del sys.modules[_COMPILER]
-            if isinstance(sys.modules.get(_SETTINGS), _LazyPart):
-                del sys.modules[_SETTINGS]
+            for name in (_SETTINGS, _EXTERNAL):
+                if isinstance(sys.modules.get(name), _LazyPart):
+                    del sys.modules[name]
             parent = sys.modules["torch"]
             if vars(parent).get("_dynamo") is self:
                 delattr(parent, "_dynamo")
@@ -181,6 +189,7 @@ def import_torch() -> None:
         replacement = _LazyCompiler()
         sys.modules[_COMPILER] = replacement
         sys.modules[_SETTINGS] = replacement.config  # type: ignore[assignment]
+        sys.modules[_EXTERNAL] = replacement.external_utils  # type: ignore[assignment]
         vars(sys.modules["torch"])["_dynamo"] = replacement
     if fast and _CHECKPOINTS not in sys.modules:
         sys.modules[_OPTIMIZER] = _LazyOptimizer()

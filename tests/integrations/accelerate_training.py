@@ -1,5 +1,8 @@
 """A loop on accelerate that records each step; run by test_accelerate.py."""
 
+# Before torch: the library starts torch faster than torch does.
+import slurm_elastic.training  # isort: skip # noqa: F401
+
 import os
 from collections.abc import Sequence
 

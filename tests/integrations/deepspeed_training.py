@@ -1,5 +1,8 @@
 """A loop on DeepSpeed that records each step; run by test_deepspeed.py."""
 
+# Before torch: the library starts torch faster than torch does.
+import slurm_elastic.training  # isort: skip # noqa: F401
+
 import os
 from collections.abc import Sequence
 
@@ -7,6 +10,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
 import torch
+from deepspeed.runtime import compiler
 from torch import nn
 
 from slurm_elastic.integrations.deepspeed import (
@@ -26,6 +30,9 @@ from tests.integrations.step_recorder import StepRecorder, recording_options
 # When ranks on CPUs connect, DeepSpeed compiles a C++ module that only inference uses. Not every
 # environment has a compiler, so no module is declared compatible.
 deepspeed.ops.__compatible_ops__ = {}
+# ZeRO imports functions that are compiled when they are defined, for an optimizer that is not used:
+# torch would import its compiler, for half of the start.
+compiler.compile = lambda: lambda function: function
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,8 +1,13 @@
 """A Hugging Face Trainer that records each step; run by test_transformers.py."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+if "--plain" not in sys.argv:
+    # Before torch: the library starts torch faster than torch does.
+    import slurm_elastic.training  # noqa: F401
 
 import torch
 from torch import nn

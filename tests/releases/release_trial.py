@@ -76,6 +76,11 @@ ResumeTimeout=1200
 COMPARISON = Path(__file__).parents[1] / "cluster" / "drivers" / "compare_readers.py"
 #: Changes of one job whose times are measured.
 CHANGES = 4
+#: Longest time between two rounds, seconds: what happens causes one, and rounds that change nothing
+#: cost most of the CPU.
+INTERVAL_S = 5
+#: Pause between two looks, seconds.
+LOOK_S = 1
 _DONE = re.compile(r"Transition=\d+ .*State=DONE .*slurm:([0-9.]+)")
 
 
@@ -117,7 +122,7 @@ class ReleaseTrial:
         return result
 
     def _config(self, mode: str) -> str:
-        return eager_config(mode=mode, extra=self.extra)
+        return eager_config(mode=mode, interval=INTERVAL_S, extra=self.extra)
 
     def _install(self) -> None:
         """The plugin is loaded by sbatch, silently, and selasticd answers."""
@@ -217,7 +222,7 @@ class ReleaseTrial:
             said = done.stdout + done.stderr
             return done.returncode == 0 and int(said.split()[0]) >= CHANGES
 
-        until(agrees, what=lambda: f"usage and sacct differ: {said}")
+        until(agrees, every_s=LOOK_S, what=lambda: f"usage and sacct differ: {said}")
 
     def _in_place(self) -> None:
         """A training that is not prepared for it grows and shrinks by a companion."""
@@ -333,7 +338,7 @@ class ReleaseTrial:
                 f"; Slurm: {self.cluster.exec(shown, check=False).stdout}"
             )
 
-        until(happens, what=state)
+        until(happens, every_s=LOOK_S, what=state)
 
 
 def missing(series: str) -> str:

@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 
 from clusterlib.compose import LABEL, image_name
-from clusterlib.context import build_context
-from clusterlib.engine import attempt, ensure_base_image
+from clusterlib.context import CLUSTER_DIR, build_context
+from clusterlib.engine import attempt, ensure_base_image, run
 from clusterlib.progress import ClusterError, task
 from clusterlib.slurm_build import SlurmBuild
 
@@ -27,6 +27,17 @@ BUILD_ARGS = (
     "NO_PROXY",
     "PIP_INDEX_URL",
 )
+
+#: Name of the image's first stage: Debian with Slurm and a compiler.
+SLURM_IMAGE = "slurm-elastic-site:trixie"
+
+
+def build_slurm_image() -> str:
+    """Build the first stage alone, of which clusters have the same layers; return its name."""
+    ensure_base_image()
+    recipe = (CLUSTER_DIR / "Dockerfile").read_bytes()
+    run("docker", "build", "--quiet", "--tag", SLURM_IMAGE, "--target=slurm", "-", stdin=recipe)
+    return SLURM_IMAGE
 
 
 def build_image(name: str, slurm: SlurmBuild) -> None:

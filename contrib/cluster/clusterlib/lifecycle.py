@@ -32,6 +32,16 @@ INSTALLED = (
     " $(find usr/lib opt/slurm/lib -name elastic.so 2>/dev/null)"
 )
 READY_WITHIN = 90.0
+#: Prints how many nodes are usable: as soon as all are, or after some seconds.
+_READY = """
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    usable=0
+    [ ! -e /run/cluster-ready ] || usable=$(sinfo -h -N -o %T | grep -cxE '{usable}')
+    [ "$usable" != {nodes} ] || break
+    sleep 0.5
+done
+echo "$usable"
+"""
 USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "drained", "draining")
 
 
@@ -153,13 +163,13 @@ def _remove(kind: str, item: str) -> None:
 
 
 def _wait_until_ready(name: str, layout: Layout, progress: Task) -> None:
-    script = "test -e /run/cluster-ready && sinfo -h -N -o %T"
+    """Look in ctld, as each `docker exec` costs as much as the start of some daemons."""
+    looks = _READY.format(usable="|".join(USABLE), nodes=layout.nodes)
     while progress.seconds() < READY_WITHIN:
-        states = attempt("docker", "exec", f"{name}-ctld", "sh", "-c", script).stdout.split()
-        usable = sum(state in USABLE for state in states)
-        if usable == layout.nodes:
+        usable = attempt("docker", "exec", f"{name}-ctld", "sh", "-c", looks).stdout.strip()
+        if usable == str(layout.nodes):
             return
-        progress.detail(f"{usable} of {layout.nodes} ready")
+        progress.detail(f"{usable or 0} of {layout.nodes} ready")
         _check_alive(name)
         time.sleep(0.5)
     raise ClusterError(

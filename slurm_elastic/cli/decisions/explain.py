@@ -114,10 +114,8 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
         add("Because", reason_text(decision["reason"]))
-    last = answer["last"]
-    if last:
-        name = "Rehearsal" if last["action"] == "rehearsal" else "Last resize"
-        add(name, _last_change(last, answer["time"]))
+    if answer["last"]:
+        add(*_last_change(answer["last"], answer["time"]))
     return lines
 
 
@@ -125,7 +123,7 @@ def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
     """Return the lines of `explain` of a job that has ended."""
     details = [*ended_job.details(answer, ended), ("Barred", _barred_shapes(answer))]
     if answer["last"]:
-        details.append(("Last resize", _last_change(answer["last"], answer["time"])))
+        details.append(_last_change(answer["last"], answer["time"]))
     return [
         f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}." if label else f"{text}."
         for label, text in details
@@ -353,11 +351,17 @@ def _companions(answer: ExplainAnswer) -> str:
     )
 
 
-def _last_change(change: ChangeRow, now: float) -> str:
-    text = (
-        f"{change['from'] or '-'} → {change['to'] or '-'}"
-        f" at {formatting.clock(change['time'], now)}"
-    )
+def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
+    """Return what the last change was, and how it went."""
+    at = f"at {formatting.clock(change['time'], now)}"
+    if change["action"] == "hold":
+        return "Last change", f"held {at}"
+    name = "Rehearsal" if change["action"] == "rehearsal" else "Last resize"
+    return name, _resize(change, f"{change['from'] or '-'} → {change['to'] or '-'} {at}")
+
+
+def _resize(change: ChangeRow, text: str) -> str:
+    """Return how a resize went, after what it was."""
     if change["outcome"] not in ("", "done", "trial"):
         outcome_reason = reason_text(change["reason"]) or change["state"].lower()
         return f"{text}, {change['outcome']}: {outcome_reason}"

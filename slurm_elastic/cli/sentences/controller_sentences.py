@@ -31,7 +31,11 @@ def _refuted(p: Parameters) -> str:
 
 def _refused(p: Parameters) -> str:
     place = p["directory"] or "the directory of the checkpoints"
-    room = "room" if p["gigabytes"] is None else f"{p['gigabytes']:g} GB"
+    gigabytes = p["gigabytes"]
+    size = "" if gigabytes is None else f"{gigabytes:g} GB"
+    if gigabytes is not None and gigabytes < 1:
+        size = f"{1000 * gigabytes:.1f} MB"
+    room = size or "room"
     remedies = {
         "no-room": f"there is no room for a copy of its checkpoint: free {room} in {place}, or let"
         " the script replace its checkpoint by a rename",

@@ -1,4 +1,4 @@
-"""`selastic simulate --format dally`: rigid gangs placed by offers (docs/dally.md)."""
+"""`selastic simulate --format dally`: rigid gangs placed by offers (docs/dally-published.md)."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ from slurm_elastic.core.report import Report
 _MOST_TRIES, _FIRST_WAIT_S = 5, 120.0
 _REFUSALS = ("no-room", "not-writable", "changes", "no-watch")
 _GB = 1e9
+#: Smaller sizes are not rounded to 0.1 GB: 34 MB would be none.
+_LEAST_GB = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,10 +109,12 @@ class RehearsalRecord:
 
 def refusal(report: Report) -> Reason:
     """Return why a checkpoint could not be kept."""
-    missing = report.kept_bytes
+    gigabytes = None if report.kept_bytes is None else report.kept_bytes / _GB
+    if gigabytes is not None:
+        gigabytes = round(gigabytes, 1 if gigabytes >= _LEAST_GB else 4)
     return Reason(
         "rehearsal-refused",
         problem=report.rehearsal,
         directory=report.kept_in or None,
-        gigabytes=None if missing is None else round(missing / _GB, 1),
+        gigabytes=gigabytes,
     )

@@ -411,6 +411,7 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
 
     None if the job never had a checkpoint, if the controller did not change the attempt or its GPUs
     are not known, and for exit code 0 in a shape that worked: a script may have nothing left to do.
+    One that has not even read its checkpoint when it was restarted for its rehearsal has failed.
     """
     if report.phase != "ended" or report.failed_start is None or report.exit_code is None:
         return None
@@ -422,7 +423,8 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
         return None
     code, worked = report.exit_code, shape_of(trials.held) in trials.worked
     if code == 0:
-        return None if worked or trials.last is None else Reason("program-ended")
+        is_complete = worked and report.rehearsal != "failed"
+        return None if is_complete or trials.last is None else Reason("program-ended")
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None

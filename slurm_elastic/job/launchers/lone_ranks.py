@@ -21,8 +21,10 @@ _PROC = Path("/proc")
 
 def trains_alone(
     processes: Mapping[int, RankProcess], saved_bytes: int, proc: Path = _PROC
-) -> bool:
+) -> bool | None:
     """Return whether each of several ranks trains alone; False where it cannot be told.
+
+    None: none listens, but not each has written so much yet.
 
     Args:
         processes: of the step on this host, which is that of rank 0; others may have ranks, too.
@@ -37,7 +39,7 @@ def trains_alone(
         each_saves = all(
             sum(written[pid] for pid in _tree(processes, task)) >= saved_bytes for task in tasks
         )
-        return each_saves and not _listens(processes, proc)
+        return False if _listens(processes, proc) else each_saves or None
     except (OSError, ValueError):
         return False
 

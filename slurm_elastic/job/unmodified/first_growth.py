@@ -5,11 +5,17 @@ If it was written for one process, each rank trains alone and writes the same ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.checkpoints.checkpoint_files import contents
+from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
+
+#: Saves at which the ranks are looked at, until it is clear whether they train alone (our choice):
+#: one of them may write its file later than another, and a save of several files may be shown to be
+#: over by a small one while a large one is written anew.
+_MOST_SAVES = 3
 
 
 class FirstGrowth:
@@ -19,28 +25,47 @@ class FirstGrowth:
         resume: state of the job.
         file: in which it is kept.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
-            have written.
+            have written; None: perhaps.
 
     Attributes:
         has_failed: whether they do in this attempt.
+        is_open: whether they may do, as the next save will show.
     """
 
     def __init__(
-        self, resume: ResumeState, file: ResumeStateFile, are_alone: Callable[[int], bool]
+        self, resume: ResumeState, file: ResumeStateFile, are_alone: Callable[[int], bool | None]
     ) -> None:
-        self.has_failed = False
+        self.has_failed = self.is_open = False
         self._resume, self._file, self._are_alone = resume, file, are_alone
+        self._saves = set[int]()
+        self._size = 0
 
-    def check(self, path: str, world: int) -> None:
+    def begin_attempt(self, newest: Iterable[str], world: int) -> None:
+        """Begin to look at the ranks of another attempt.
+
+        Args:
+            newest: paths of the newest checkpoints of the attempts before.
+            world: number of ranks.
+        """
+        self.has_failed = self.is_open = False
+        self._saves.clear()
+        self._size = 0
+        if self._concerns(world):
+            self._size = max(map(_size, newest), default=0)
+
+    def check(self, checkpoint: ScriptCheckpoint, world: int) -> None:
         """Look at the ranks, at the first complete checkpoint of an attempt; record what is wrong.
 
         Args:
-            path: of the checkpoint.
+            checkpoint: complete.
             world: number of ranks.
         """
-        if self.has_failed or world == 1 or self._resume.start_world != 1:
+        if self.has_failed or not self._concerns(world):
             return
-        self.has_failed = self._are_alone(sum(size for _, size, _ in contents(path).values()))
+        alone = self._are_alone(max(self._size, _size(checkpoint.path)))
+        self._saves.add(checkpoint.save)
+        self.has_failed = alone is True
+        self.is_open = alone is None and len(self._saves) < _MOST_SAVES
         if self.has_failed:
             problem = f"1 → {world} ranks: each trains alone and writes the same checkpoints"
             self._resume.jump = problem
@@ -49,3 +74,10 @@ class FirstGrowth:
                 f"{problem}, so they are ended and the job is not resized any more; a program for"
                 " one process needs --elastic=1-1"
             )
+
+    def _concerns(self, world: int) -> bool:
+        return world > 1 and self._resume.start_world == 1
+
+
+def _size(path: str) -> int:
+    return sum(size for _, size, _ in contents(path).values())

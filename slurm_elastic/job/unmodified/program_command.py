@@ -4,6 +4,10 @@ A program that is started again in the same run of its job gets the arguments of
 script that names the newest checkpoint in them (`--resume out/step_200`) would then train on from
 an old one. So a program may only be started again if the batch script has chosen the same command
 after newer checkpoints had been completed.
+
+The command is all arguments, and those variables that differ between two runs and name a
+checkpoint. A variable that is always the same names none, even if its value is also the name of one
+(`0` of Orbax's `ckpt/0`).
 """
 
 from __future__ import annotations
@@ -15,13 +19,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Variables that name no checkpoint, and differ between runs.
-_OTHERS = ("SLURM", "SRUN_", "SBATCH_", "SPANK_", "_SLURM", "_SPANK")
+#: Beginnings of variables that name no checkpoint, and differ between runs: those of Slurm, and
+#: numbers of GPUs.
+_OTHERS = (
+    *("SLURM", "SRUN_", "SBATCH_", "SPANK_", "_SLURM", "_SPANK"),
+    *("CUDA_VISIBLE_", "ROCR_VISIBLE_", "HIP_VISIBLE_", "ZE_AFFINITY_", "GPU_DEVICE_ORDINAL"),
+)
 _SEPARATORS = re.compile(r"[\s/=,:;'\"]+")
+#: Before the digest of a value that names a checkpoint; and hexadecimal digits of digests.
+_NAMED, _DIGITS = "*", 16
 
 
-def command_digest(program: Sequence[str], pattern: str, environ: Mapping[str, str]) -> str:
-    """Return a digest of a program's arguments and of the variables that name a checkpoint.
+def program_command(program: Sequence[str], pattern: str, environ: Mapping[str, str]) -> str:
+    """Return a program's arguments and variables, as digests in one line of JSON.
 
     Args:
         program: with its arguments.
@@ -30,10 +40,38 @@ def command_digest(program: Sequence[str], pattern: str, environ: Mapping[str, s
     """
     paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - may be absolute
     checkpoints = {Path(path).name for path in paths}
-    named = [
-        (name, value)
-        for name, value in environ.items()
-        if not name.startswith(_OTHERS) and checkpoints & set(_SEPARATORS.split(value))
-    ]
-    text = json.dumps([list(program), sorted(named)])
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    variables = {}
+    for name, value in sorted(environ.items()):
+        if not name.startswith(_OTHERS):
+            is_named = not checkpoints.isdisjoint(_SEPARATORS.split(value))
+            variables[_digest(name)] = _NAMED * is_named + _digest(value)
+    return json.dumps({"program": _digest(json.dumps(list(program))), "variables": variables})
+
+
+def repeats_command(command: str, earlier: str) -> bool:
+    """Return whether a command names the checkpoints that an earlier one has named.
+
+    Args:
+        command: of a run (`program_command`).
+        earlier: of the run before.
+    """
+    try:
+        new, old = json.loads(command), json.loads(earlier)
+        values, before = dict(new["variables"]), dict(old["variables"])
+        if new["program"] != old["program"]:
+            return False
+    except (ValueError, TypeError, KeyError):
+        return bool(command) and command == earlier
+    names = (name for name in values | before if values.get(name) != before.get(name))
+    return all(_is_same(str(values.get(name, "")), str(before.get(name, ""))) for name in names)
+
+
+def _is_same(value: str, before: str) -> bool:
+    """Return whether two digests of a variable are of one value, or of values without a name."""
+    if value.lstrip(_NAMED) == before.lstrip(_NAMED):
+        return True
+    return not value.startswith(_NAMED) and not before.startswith(_NAMED)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]

@@ -101,9 +101,16 @@ class Rehearsal:
         if kept is None:
             return {}
         undecided = bool(kept.at_start) and not self._resume.refuted
+        has_failed = undecided and code is not None and (code != 0 or not resumed)
         self._end(kept, code=code, resumed=resumed)
         self._file.save(self._resume)
-        return {"rehearsal": "failed"} if undecided and code else {}
+        if has_failed and code == 0:
+            log_line(
+                "rehearsal: the restarted script has ended with exit code 0 without having read a"
+                f" checkpoint or written one; the checkpoint of before is kept in {kept.place}:"
+                f" {_REMEDY}"
+            )
+        return {"rehearsal": "failed"} if has_failed else {}
 
     def _end(self, kept: KeptCheckpoint, *, code: int | None, resumed: bool) -> None:
         resume = self._resume

@@ -42,7 +42,7 @@ class ResumeState:
         kept_saves: saves of the attempt until that one.
         copying: directory in which a copy was begun; "": none was.
         saves: saves of the present attempt.
-        command: digest of the command in the newest run with a checkpoint (`program_command`).
+        command: of the newest run with a checkpoint (`program_command`).
     """
 
     count: int = 0

@@ -32,6 +32,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
+from slurm_elastic.job.unmodified.program_command import repeats_command
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -49,6 +50,11 @@ _FIRST_TICK_S = 1.0
 #: Seconds without a change after which a save is taken for one that does not end: its ranks wait
 #: for others that are lost (our choice).
 _STUCK_S = 60.0
+#: Ranks that train alone, and of whose saves no end is seen for so long, are ended when nothing has
+#: changed for the second time (our choice).
+_ALONE_S, _PAUSE_S = 60.0, 2.0
+#: Only so many of the newest checkpoints are looked at for the size of one.
+_NEWEST = 4
 
 
 class ScriptWatch:
@@ -64,9 +70,9 @@ class ScriptWatch:
         world: number of ranks.
         hosts: number of hosts on which they run.
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
-        command: digest of its command in this run of the job (`program_command`).
+        command: its command in this run of the job (`program_command`).
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
-            have written.
+            have written; None: perhaps.
         end_ranks: ends them then.
         clock: monotonic seconds.
 
@@ -88,16 +94,17 @@ class ScriptWatch:
         hosts: int = 1,
         complete: str | None = None,
         command: str = "",
-        are_alone: Callable[[int], bool] = lambda _: False,
+        are_alone: Callable[[int], bool | None] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._end_ranks, self._is_ended = end_ranks, False
+        self._alone_since: float | None = None
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
         self._command = command
-        self.repeats_command = self._resume.command == command
+        self.repeats_command = repeats_command(command, self._resume.command)
         self._growth = FirstGrowth(self._resume, resume_file, are_alone)
         self._world = world
         self._training = TrainingStateCheck(
@@ -153,7 +160,7 @@ class ScriptWatch:
                 remove_empty(self._pattern)
             self._scanner.accept_existing(self._learned.files.get(self._world_key))
             self._written = 0
-            self._growth.has_failed = self._is_ended = False
+            self._is_ended, self._alone_since = False, None
             self._copy.begin_attempt()
             self._program_step = None
             self._freeze.forget()
@@ -165,6 +172,7 @@ class ScriptWatch:
             self._last_complete = None
             self._reads.close()
             existing = self._scanner.complete
+            self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
             if restarted and existing and self._resume.count:
                 self._reads.begin(existing, originals)
         self._state.update(
@@ -311,8 +319,17 @@ class ScriptWatch:
 
     def _end_if_alone(self) -> None:
         """End ranks that train alone, when none of them saves."""
-        is_due = self._growth.has_failed and not self._is_ended and not self._scanner.unsettled
-        if is_due and self.freeze():
+        if not self._growth.has_failed or self._is_ended:
+            return
+        now = self._clock()
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        is_due = not self._scanner.unsettled and self.freeze()
+        is_late = now - self._alone_since >= _ALONE_S
+        if not is_due and is_late and now - self._scanner.changed_at >= _PAUSE_S:
+            # They save one after the other: the end of a save may never be seen.
+            self._freeze.begin()
+            is_due = True
+        if is_due:
             self._is_ended = True
             self._end_ranks()
 
@@ -330,7 +347,9 @@ class ScriptWatch:
     def _count(self, checkpoint: ScriptCheckpoint) -> None:
         """Count and report a complete checkpoint."""
         if not self._written:
-            self._growth.check(checkpoint.path, self._world)
+            self._growth.check(checkpoint, self._world)
+        if self._growth.is_open:  # nor does one before that is known
+            return
         if self._growth.has_failed:  # such a checkpoint does not end the trial of the attempt
             self._state.update({"jump": self._resume.jump})
             self._guard.guard()

@@ -1,7 +1,7 @@
 """Policy `goodput`: number and type of GPUs by their marginal value, in one program per round.
 
-Our own policy (docs/goodput.md has its figures), built on Sia's configurations, goodput models and
-solver. Every round:
+Our own policy (docs/goodput.md; figures: docs/goodput-figures.md), built on Sia's configurations,
+goodput models and solver. Every round:
 
 1. the goodput of every job in every configuration it may have (sia/round_arrays.py), with the
    batch and the frozen layers that are best there (icefrog/effective_rows.py);

@@ -3,7 +3,7 @@
 The price is the worth of a GPU to the other jobs; it bounds the GPUs whose gain for a job exceeds
 their price (value_terms.py). `[goodput] price` is the price of the slowest type. A type on which
 the jobs of the round run faster costs as many times more, unless `[goodput] prices` names it. Half
-or twice all prices changes completion times by less than 1 % (docs/goodput.md).
+or twice all prices changes completion times by less than 1 % (docs/goodput-figures.md).
 """
 
 from __future__ import annotations

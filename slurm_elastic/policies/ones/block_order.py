@@ -7,6 +7,8 @@ way of a better order. Up to five jobs are put in order exactly instead.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,12 +33,15 @@ def reordered(sizes: Ints, present: Ints) -> Ints:
         sizes: [K, J] GPUs of each job in each schedule, together at most G.
         present: [G] the job on each GPU, or EMPTY.
     """
-    # Schedules of a population are often alike.
-    different, index = np.unique(sizes, axis=0, return_inverse=True)
+    # Schedules of a population are often alike, after some generations mostly all of them.
+    different, index = sizes[:1], np.zeros(len(sizes), dtype=np.int64)
+    if (sizes != different).any():
+        different, index = np.unique(sizes, axis=0, return_inverse=True)
     blocks = np.empty((len(different), len(present)), dtype=np.int64)
     few = (different > 0).sum(axis=1) <= _EXACT
+    now = tuple(present.tolist())
     for row in np.flatnonzero(few):
-        blocks[row] = _exact(different[row], present)
+        blocks[row] = _exact(tuple(different[row].tolist()), now)
     if not few.all():
         blocks[~few] = _by_states(different[~few], present)
     return blocks[index.ravel()]
@@ -52,11 +57,15 @@ def _entry_costs(jobs: int, present: Ints) -> Ints:
 
 def _gap_costs(present: Ints) -> Ints:
     """Return [G + 1] numbers of GPUs before each position on which a job is now."""
-    return np.asarray(np.r_[0, np.cumsum(present != EMPTY)], dtype=np.int64)
+    before = np.zeros(len(present) + 1, dtype=np.int64)
+    before[1:] = np.cumsum(present != EMPTY)
+    return before
 
 
-def _exact(sizes: Ints, present: Ints) -> Ints:
+@lru_cache(maxsize=64)  # the generations of a round mostly end in the same sizes
+def _exact(sizes_of_jobs: tuple[int, ...], present_jobs: tuple[int, ...]) -> Ints:
     """Return the best schedule: least cost of every set of jobs on the first GPUs."""
+    sizes, present = (np.array(row, dtype=np.int64) for row in (sizes_of_jobs, present_jobs))
     jobs = np.flatnonzero(sizes > 0)
     emptied = _gap_costs(present)
     sums = _entry_costs(len(sizes), present)

@@ -83,7 +83,7 @@ def refreshed(rows: Ints, jobs: EvolvingJobs) -> Ints:
     for job in range(len(jobs)):
         own = rows == job
         count[own] = np.cumsum(own, axis=1)[own]
-    room = np.r_[jobs.room, 0][rows]
+    room = np.append(jobs.room, 0)[rows]
     return np.where(count <= room, rows, EMPTY)
 
 
@@ -120,7 +120,8 @@ def filled(sizes: Ints, jobs: EvolvingJobs, gpus: int) -> Ints:
     ):
         wanted = np.maximum(most[order] - sizes[:, order], 0)
         free = gpus - sizes.sum(axis=1, keepdims=True)
-        given = np.clip(free - (np.cumsum(wanted, axis=1) - wanted), 0, wanted)
+        left = free - (np.cumsum(wanted, axis=1) - wanted)
+        given = np.minimum(np.maximum(left, 0), wanted)
         sizes = sizes.copy()
         sizes[:, order] += given
     return sizes

@@ -1,6 +1,6 @@
 """Deviations of Sia's published artifact from its paper, one switch each.
 
-Their effects: the table in docs/sia.md.
+Their effects: the table in docs/sia-published.md.
 """
 
 from __future__ import annotations

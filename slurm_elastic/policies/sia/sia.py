@@ -13,7 +13,7 @@ Sia (Jayaram Subramanya et al., SOSP'23), section 3. Every round:
    others have more.
 
 Jobs without a goodput model count with their speed (models/speedup.py). Deviations of the
-authors' artifact: artifact_rules.py and docs/sia.md.
+authors' artifact: artifact_rules.py and docs/sia-published.md.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class GangPolicy(Protocol):
     Attributes:
         renews: at the end of its lease a gang bids at once, and pays for a restart only if it
             then runs elsewhere or later; False: as in the author's simulator, GPUs are offered
-            again a second per GPU after they were given back, sometimes (docs/dally.md).
+            again a second per GPU after they were given back, sometimes (docs/dally-published.md).
     """
 
     renews: bool

@@ -1,11 +1,11 @@
 """Simulation of gangs by offers: leases, batches of iterations, offers of free GPUs.
 
 After the simulator of Dally (arXiv 2401.16492); with Dally's policies the results are equal job by
-job (docs/dally.md). Work proceeds in batches of 1,000 iterations on each GPU of a gang; one takes
-`iteration_s * 1000 / s` seconds, s by the place (models/communication.py). A gang returns its GPUs
-at the end of the batch in which its lease ends, or before a batch that would outlast the lease;
-then it waits again. An offer is made when a gang arrives while GPUs are free, and when GPUs were
-returned.
+job (docs/dally-published.md). Work proceeds in batches of 1,000 iterations on each GPU of a gang;
+one takes `iteration_s * 1000 / s` seconds, s by the place (models/communication.py). A gang returns
+its GPUs at the end of the batch in which its lease ends, or before a batch that would outlast the
+lease; then it waits again. An offer is made when a gang arrives while GPUs are free, and when GPUs
+were returned.
 
 Times and work are summed batch by batch, as in Dally's simulator: ties depend on the last bit.
 """

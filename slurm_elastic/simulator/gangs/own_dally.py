@@ -1,6 +1,6 @@
 """`dally` by default: Dally's idea, without the faults that its author's runs show.
 
-Our definition throughout; docs/dally.md has the figures.
+Our definition throughout; docs/dally-published.md has the figures.
 
 *Order*: least GPU time left first (ideal seconds left times GPUs). Lowest network sensitivity
 first, as published, lets long gangs that communicate much hold back all others for good.

@@ -8,8 +8,8 @@ by communication; a gang that never ran has 0. With W the part of its work that 
 ties: longest without an assignment, then the smaller id. A gang takes the first link
 domain with room, else the first node; else it waits as the timers say
 (placement/delay/timers.py), then takes the first rack, then anything. A gang that does not fit
-is passed over, and nothing is kept for it. The faults that docs/dally.md lists are as published;
-`own_dally` has none of them.
+is passed over, and nothing is kept for it. The faults that docs/dally-published.md lists are as
+published; `own_dally` has none of them.
 """
 
 from __future__ import annotations

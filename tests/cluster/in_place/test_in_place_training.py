@@ -4,6 +4,7 @@ Where the library itself is not at stake, a light training (tests/support/light_
 esrun what the library says.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -24,11 +25,13 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 PROJECT = "/opt/src/slurm-elastic"
 LIGHT = "/shared/scratch/light-in-place"
-SAMPLES, EPOCHS = 1024, 10
+SAMPLES, EPOCHS = 1024, 5
 SIZE = f"--samples {SAMPLES} --epochs {EPOCHS} --global-batch 32"
 CONFIG = eager_config().replace("[resize]", "[resize]\nmin_gain = 0.01")
 #: Node with the GPUs of a test: rack 2's a100.
 PLACE = "-Ca100&rack2"
+#: 160 steps.
+GAN = f"{PROJECT}/docs/examples/train_gan.py --epochs 10"
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +60,25 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     )
 
 
+def read_losses(cluster: SlurmCluster, out: str) -> list[dict[str, float]]:
+    """Return what a training has written about its steps."""
+    text = cluster.exec(f"cat {out}/losses.jsonl").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@functools.cache
+def undisturbed_losses(cluster: SlurmCluster) -> list[dict[str, float]]:
+    """Return the losses of a run of train_gan.py on one rank, which is made once."""
+    out = "/shared/home/alice/in-place-undisturbed"
+    command = f"rm -rf {out}; OMP_NUM_THREADS=1 python3 {GAN} --out {out}"
+    cluster.exec(command, user="alice", timeout=200)
+    return read_losses(cluster, out)
+
+
 class Training:
     """A job of train_library.py on one GPU that may have four."""
 
-    program = f"{PROJECT}/docs/examples/train_library.py {SIZE} --rate 40"
+    program = f"{PROJECT}/docs/examples/train_library.py {SIZE} --rate 20"
 
     def __init__(self, daemon: Daemon, name: str, *options: str) -> None:
         self.daemon, self.cluster = daemon, daemon.cluster
@@ -108,10 +126,6 @@ class Training:
         words = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
         self.cluster.exec(["python3", f"{PROJECT}/docs/examples/check_run.py", self.out, *words])
 
-    def _losses(self, out: str) -> list[dict[str, float]]:
-        text = self.cluster.exec(f"cat {out}/losses.jsonl").stdout
-        return [json.loads(line) for line in text.splitlines()]
-
 
 class LightTraining(Training):
     """A job of a light training, which `ends_well` ends."""
@@ -133,20 +147,12 @@ class LightTraining(Training):
 class LoopTraining(Training):
     """A job of train_gan.py, which keeps its own loop."""
 
-    epochs = 40
-    program = f"{PROJECT}/docs/examples/train_gan.py --epochs {epochs} --pause 0.1"
+    program = f"{GAN} --pause 0.4"
 
     def check(self) -> None:
         """Compare with an undisturbed run of one rank."""
-        plain = f"{self.out}-plain"
-        example = f"{PROJECT}/docs/examples/train_gan.py"
-        self.cluster.exec(
-            f"rm -rf {plain}; OMP_NUM_THREADS=1 python3 {example} --out {plain}"
-            f" --epochs {self.epochs}",
-            user="alice",
-            timeout=200,
-        )
-        losses, expected = self._losses(self.out), self._losses(plain)
+        losses = read_losses(self.cluster, self.out)
+        expected = undisturbed_losses(self.cluster)
         # Where a loss hits between the updates of two optimizers, no rank has a state to save.
         if "the newest checkpoint stays" in self.log():
             losses = list({line["step"]: line for line in losses}.values())

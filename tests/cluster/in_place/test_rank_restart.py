@@ -161,20 +161,21 @@ class Script:
                 assert all(row["SLURM_NODEID"] == row["GROUP_RANK"] for row in rows)
 
 
-@pytest.mark.parametrize("command", ["plain", "torchrun"])
-def test_it_grows_and_shrinks_without_a_requeue(daemon: Daemon, command: str) -> None:
-    script = Script(daemon, command, command)
+@pytest.mark.parametrize(("command", "world"), [("plain", 4), ("torchrun", 3)])
+def test_it_grows_and_shrinks_without_a_requeue(daemon: Daemon, command: str, world: int) -> None:
+    sizes = f"1-{world},sizes=1:{world}"
+    script = Script(daemon, command, command, directive=sizes)
     script.changed("grow")
-    script.trains_on(4)
+    script.trains_on(world)  # on two nodes with different numbers of ranks
     script.has_saved()  # so that it is asked by the signal
     daemon.selastic("update", str(script.job), "--elastic=1-1")
     script.changed("shrink")
     script.trains_on(1)
     script.has_saved()
     assert not script.companions()
-    daemon.selastic("update", str(script.job), "--elastic=1-4,sizes=1:2:4")
+    daemon.selastic("update", str(script.job), f"--elastic={sizes}")
     script.changed("grow")
-    script.trains_on(4)
+    script.trains_on(world)
     assert script.kinds() == {"restart"}
     script.ends_well(again=20)  # it trains on until esrun has seen that its save is complete
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -129,7 +130,11 @@ def jobs(cluster: SlurmCluster, daemon: Daemon) -> Iterator[dict[str, int]]:
     left = {case.how: case for case in CASES}
 
     def all_barred() -> bool:
+        # The log is cheaper to look at than the answers of `selastic explain`.
+        failures = Counter(re.findall(r"JobId=(\d+) Run=\d+ Change=failed", daemon.log()))
         for how, case in list(left.items()):
+            if failures[str(jobs[how])] < len(case.fails):
+                continue
             shapes = barred(daemon, jobs[how])
             if shapes.keys() == {*case.fails}:
                 assert set(shapes.values()) == {case.code}, how

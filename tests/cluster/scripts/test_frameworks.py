@@ -5,7 +5,6 @@ framework and the library without the extra `controller`. They train at the same
 compared with the same training on one GPU from beginning to end.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ SAVE_EVERY = 4
 #: Seconds of a step: the resizes take place within the training.
 STEP_S = 1.0
 PATIENCE_S = 280.0
+#: Seconds between two looks at the jobs.
+LOOK_S = 2.0
 #: Sums of the same samples in another order, fp32 (docs/integrations.md).
 TOLERANCE = 1e-4
 
@@ -103,45 +104,37 @@ class Trainings(StagedJobs):
 
     def run_undisturbed(self) -> None:
         """Run each script on one rank, without Slurm."""
-        scripts = {training.script: training for training in TRAININGS.values()}
-        for port, training in enumerate(scripts.values(), 29500):
-            out = f"{STAGE}/{training.script}"
-            world = (
-                "USE_LIBUV=0 RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1"
-                f" MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
-                f" SLURM_ELASTIC_MICRO_BATCHES={MICRO_BATCHES}"
-            )
-            self.cluster.exec(
-                f"mkdir {out}; cd /tmp; export PYTHONPATH={STAGE} OMP_NUM_THREADS=1;"
-                f" export {world};"
-                f" {ENVIRONMENT}/bin/python -m tests.integrations.{training.script} --out {out}"
-                f" --epochs {EPOCHS} --save-every {SAVE_EVERY} {training.undisturbed}"
-                f" >{out}.log 2>&1"
-                f" || {{ cat {out}.log >&2; exit 1; }}",
-                user="alice",
-            )
+        scripts = {training.script: training.undisturbed for training in TRAININGS.values()}
+        words = " ".join(f"'{script}={options}'" for script, options in scripts.items())
+        self.cluster.exec(
+            f"cd /tmp; export PYTHONPATH={STAGE} OMP_NUM_THREADS=1"
+            f" SLURM_ELASTIC_MICRO_BATCHES={MICRO_BATCHES};"
+            f" {ENVIRONMENT}/bin/python -m tests.integrations.undisturbed {STAGE} {words}"
+            f" -- --epochs {EPOCHS} --save-every {SAVE_EVERY} >{STAGE}/undisturbed.log 2>&1"
+            f" || {{ cat {STAGE}/undisturbed.log >&2; exit 1; }}",
+            user="alice",
+        )
 
     def watch(self) -> None:
         """Wait until the jobs have ended; once one uses two GPUs, give it one of the other type."""
         end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
-        while running := self.running():
+        while True:
+            running, steps = self.running("steps.0")
+            if not running:
+                return
             assert time.monotonic() < end, self.logs()
-            for name in running.keys() - self.shrunk:
-                if self._world(name) == 2:
+            for name in running.keys() & steps.keys() - self.shrunk:
+                if steps[name]["world"] == 2:
                     elsewhere = "--elastic=1-1,types=v100"
                     self.daemon.selastic("update", str(self.jobs[name]), elsewhere)
                     self.shrunk.add(name)
-            time.sleep(1)
+            time.sleep(LOOK_S)
 
     def moved(self, name: str) -> bool:
         """Return whether the last run of a job was on another type of GPU than all before."""
         command = f"sacct -DXPn -j {self.jobs[name]} --format=AllocTRES"
         rows = self.cluster.exec(command).stdout.splitlines()
         return ["gpu:v100" in row for row in rows] == [False] * (len(rows) - 1) + [True]
-
-    def _world(self, name: str) -> int:
-        text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/steps.0", check=False).stdout
-        return int(json.loads(text)["world"]) if text.endswith("\n") else 0
 
     def steps(self, name: str) -> dict[int, dict[str, Any]]:
         """Return the record of each step of a training."""

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
 
 import pytest
 
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running
 from tests.support.container_cluster.slurm_cluster import WAIT_FACTOR, SlurmCluster
+from tests.support.container_cluster.staged_jobs import StagedJobs
 
 FOLDER = "/shared/scratch/launchers"
 #: Adds up all ranks, each on the GPU that it would take.
@@ -57,13 +57,13 @@ def test_torchrun_on_nodes_with_different_numbers_of_gpus(
     cluster: SlurmCluster, folder: str
 ) -> None:
     line = "esrun torchrun --standalone --nproc_per_node=8 --tee 3 sum.py"
-    text = finished(cluster, line, "COMPLETED", "-N2", "--gpus=a100:6", "-c1", "-n2")
+    text = finished(cluster, line, "COMPLETED", "-N2", "--gpus=a100:3", "-c1", "-n2")
     lines = [part.partition("=")[2].split() for part in text.splitlines() if "]:=" in part]
-    assert sorted(words[0] for words in lines) == [str(rank) for rank in range(6)], text
-    assert {(words[1], words[3], words[4]) for words in lines} == {("6", "2", "6")}
+    assert sorted(words[0] for words in lines) == [str(rank) for rank in range(3)], text
+    assert {(words[1], words[3], words[4]) for words in lines} == {("3", "2", "3")}
     # Each node's ranks see its GPUs and take one each.
     assert sorted((words[2], words[5], words[6]) for words in lines) == [
-        ("2", "2", "0"), ("2", "2", "1"), *(("4", "4", str(gpu)) for gpu in range(4))
+        ("1", "1", "0"), ("2", "2", "0"), ("2", "2", "1")
     ]  # fmt: skip
 
 
@@ -145,19 +145,16 @@ RESIZED_JOBS = {
 }
 
 
-class ResizedLaunchers:
+class ResizedLaunchers(StagedJobs):
     """Jobs of launchers, and what they left behind.
 
     Attributes:
         names: of the jobs.
-        daemon: controller that resizes them.
     """
 
     def __init__(self, cluster: SlurmCluster, daemon: Daemon, names: list[str]) -> None:
-        self.cluster = cluster
-        self.daemon = daemon
+        super().__init__(cluster, daemon, RESIZED)
         self.names = names
-        self._jobs: dict[str, int] = {}
 
     def submit(self) -> None:
         """Submit each job with one GPU; it may have two."""
@@ -167,55 +164,40 @@ class ResizedLaunchers:
             self.cluster.exec(f"chown -R alice: {folder}")
             script = (
                 f"#SBATCH --elastic=1-2 --nodes=1 --gres=gpu:1 --open-mode=append --time=30\n"
-                f"#SBATCH --output=log --chdir={folder} {job.sbatch}\n"
+                f"#SBATCH --output={folder}.log --chdir={folder} {job.sbatch}\n"
                 f"{job.setup}\nexport OMP_NUM_THREADS=1\n"
                 f"exec esrun --checkpoint out/ckpt.pt {job.command}"
             )
-            self._jobs[name] = self.cluster.sbatch(script, f"--job-name={name}")
+            self.jobs[name] = self.cluster.sbatch(script, f"--job-name={name}")
 
     def watch(self) -> None:
         """Take the second GPU back once a job trains on it; end the job when it has."""
         end = time.monotonic() + WAIT_FACTOR * RESIZED_S
         shrunk: set[str] = set()
-        while remaining := self._running():
+        while True:
+            remaining, steps = self.running("steps")
+            if not remaining:
+                return
             assert time.monotonic() < end, self.logs()
-            for name in remaining:
-                worlds = [world for world, _ in groupby(s["world"] for s in self.steps(name))]
-                if worlds[-1:] == [2] and name not in shrunk:
-                    self.daemon.selastic("update", str(self._jobs[name]), "--elastic=1-1")
+            for name in remaining.keys() & steps.keys():
+                world = steps[name]["world"]
+                if world == 2 and name not in shrunk:
+                    self.daemon.selastic("update", str(self.jobs[name]), "--elastic=1-1")
                     shrunk.add(name)
-                elif worlds[-2:] == [2, 1]:
+                elif world == 1 and name in shrunk:
                     self.cluster.exec(f"touch {RESIZED}/{name}/stop")
             time.sleep(1)
 
-    def _running(self) -> list[str]:
-        ids = ",".join(map(str, self._jobs.values()))
-        return self.cluster.exec(f"squeue -h -j {ids} -o %j").stdout.split()
-
-    def steps(self, name: str) -> list[dict[str, Any]]:
-        """Return what rank 0 has recorded of its steps."""
-        text = self.cluster.exec(f"cat {RESIZED}/{name}/steps", check=False).stdout
-        lines = text.splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
     def state(self, name: str) -> str:
         """Return the final state of a job as sacct writes it."""
-        command = f"sacct -Xnj {self._jobs[name]} --format=State"
+        command = f"sacct -Xnj {self.jobs[name]} --format=State"
         return self.cluster.exec(command).stdout.strip()
 
     def changes(self, name: str) -> list[tuple[str, str]]:
         """Return action and outcome of each change of a job."""
-        text = self.daemon.selastic("history", str(self._jobs[name]), "--json")
+        text = self.daemon.selastic("history", str(self.jobs[name]), "--json")
         rows = json.loads(text)["changes"]
         return [(row["action"], row["outcome"]) for row in rows]
-
-    def log(self, name: str) -> str:
-        return self.cluster.exec(f"cat {RESIZED}/{name}/log", check=False).stdout
-
-    def logs(self) -> str:
-        """Return the logs of all jobs and of the controller."""
-        texts = [f"{name}:\n{self.log(name)[-3000:]}" for name in self.names]
-        return "\n".join([*texts, self.daemon.log()[-8000:]])
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +206,7 @@ def resized(cluster: SlurmCluster) -> Iterator[ResizedLaunchers]:
     if cluster.exec("test -x /opt/frameworks/bin/accelerate", node="g01", check=False).returncode:
         names.remove("accelerate")
     config = eager_config().replace("notice_s = 10", "notice_s = 30\nmax_in_flight = 16")
-    cluster.exec(f"rm -rf {RESIZED}; install -d {RESIZED}")
+    cluster.exec(f"rm -rf {RESIZED}; install -d -o alice -g alice {RESIZED}")
     with running(cluster, config, reporters=()) as daemon:
         jobs = ResizedLaunchers(cluster, daemon, names)
         jobs.submit()
@@ -240,7 +222,7 @@ def test_a_job_of_a_launcher_grows_and_shrinks(resized: ResizedLaunchers, name: 
         pytest.skip("/opt/frameworks of the image has no accelerate")
     assert resized.state(name) == "COMPLETED", resized.logs()
     # As the ranks count themselves: two trainings side by side would be two worlds of one rank.
-    steps = resized.steps(name)
+    steps = resized.records(name, "steps")
     assert [world for world, _ in groupby(step["world"] for step in steps)] == [1, 2, 1]
     actions = resized.changes(name)
     assert ("rehearsal", "proven") in actions, resized.logs()
@@ -252,7 +234,8 @@ def test_a_job_of_a_launcher_grows_and_shrinks(resized: ResizedLaunchers, name: 
 
 def test_the_ranks_of_torchrun_save_at_the_signal(resized: ResizedLaunchers) -> None:
     """Torchrun itself does not die of it, and the next attempt continues after that save."""
-    attempts = [list(steps) for _, steps in groupby(resized.steps("signal"), lambda s: s["world"])]
+    steps = resized.records("signal", "steps")
+    attempts = [list(attempt) for _, attempt in groupby(steps, lambda step: step["world"])]
     for before, after in pairwise(attempts):
         saves = [step["step"] for step in before if step["signals"]]
         assert saves, resized.logs()

@@ -3,7 +3,6 @@
 They train at the same time; the tests look at what they have left behind.
 """
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -90,19 +89,19 @@ class Examples(StagedJobs):
         """Wait until the last job has ended; order stages for the GPT once it has two GPUs."""
         end = time.monotonic() + WAIT_FACTOR * PATIENCE_S
         ordered = False
-        while running := self.running():
+        while True:
+            running, losses = self.running("losses.jsonl")
+            if not running:
+                return
             assert time.monotonic() < end, f"{running}\n{self.daemon.log()}"
             if "unmodified" in running and "Not yet" not in self.explained:
                 job = str(self.jobs["unmodified"])
                 self.explained = self.daemon.selastic("explain", job, check=False)
-            if not ordered and "gpt" in running and self._layout("gpt") == "2x1":
+            two = losses.get("gpt", {}).get("layout") == "2x1"
+            if not ordered and "gpt" in running and two:
                 self.daemon.selastic("update", str(self.jobs["gpt"]), "--layout", "1x2")
                 ordered = True
             time.sleep(1)
-
-    def _layout(self, name: str) -> str:
-        text = self.cluster.exec(f"tail -qn1 {STAGE}/{name}/losses.jsonl", check=False).stdout
-        return str(json.loads(text)["layout"]) if text.endswith("\n") else ""
 
     def grew(self, name: str, *, least: int = 1) -> None:
         """Check that a job was resized, from its least size to twice that, and completed."""

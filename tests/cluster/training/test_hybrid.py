@@ -18,7 +18,7 @@ from tests.support.container_cluster.walked_training import (
 
 PACED = Path(__file__).parents[1] / "drivers" / "paced.py"
 #: Of each step, so that the number of steps, over which rounding adds up, does not follow the load.
-STEP_S = 0.1
+STEP_S = 0.5
 #: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, shared weights, and back.
 WALK = [
     (4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (2, "1x1+tensor=2+recompute"),

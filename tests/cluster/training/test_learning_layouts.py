@@ -56,13 +56,13 @@ def test_a_job_grows_from_min_and_gives_way(
 
     cluster.wait(job, "RUNNING")
     assert total_gpus(cluster, job) == least
-    until(lambda: total_gpus(cluster, job) == 2 * least, seconds=90, what=log)
+    until(lambda: total_gpus(cluster, job) == 2 * least, seconds=90, what=log, every_s=1)
     until(lambda: layout(cluster, out) == layouts[1], seconds=60, what=log)
     assert "nothing measured" not in daemon.selastic("explain", str(job))
 
     rigid = cluster.sbatch("exec sleep 600", f"--gres=gpu:{4 - least}", "-o/dev/null", user="bob")
     cluster.wait(rigid, "RUNNING")
-    until(lambda: total_gpus(cluster, job) == least, seconds=60, what=log)
+    until(lambda: total_gpus(cluster, job) == least, seconds=60, what=log, every_s=1)
     until(lambda: layout(cluster, out) == layouts[2], seconds=60, what=log)
     cluster.cancel()
 

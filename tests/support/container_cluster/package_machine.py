@@ -11,6 +11,7 @@ from tests.support.container_cluster.slurm_cluster import CLUSTER_DIR  # puts cl
 
 from clusterlib.context import host_ca
 from clusterlib.engine import ensure_base_image
+from clusterlib.image import build_slurm_image
 from clusterlib.slurm_build import DEBIAN_RELEASE, choose
 
 ROOT = Path(__file__).parents[3]
@@ -184,15 +185,14 @@ class PackageMachine:
 
 def site_image(suite):
     """Return an image with Slurm and munge; that of trixie is the first stage of the cluster's."""
+    if suite == "trixie":
+        return build_slurm_image()
     base = ensure_base_image(suite)
     image = f"slurm-elastic-site:{suite}"
-    if suite == "trixie":
-        recipe, options = (CLUSTER_DIR / "Dockerfile").read_text("utf-8"), ["--target=slurm"]
-    else:
-        quiet = f"RUN echo exit 101 >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; {QUIET}"
-        install = f"update && {QUIET} install --no-install-recommends {_SLURM}"
-        recipe, options = f"FROM {base}\n{quiet} {install}\n", []
-    command = ["docker", "build", "--quiet", "--tag", image, *options, "-"]
+    quiet = f"RUN echo exit 101 >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; {QUIET}"
+    install = f"update && {QUIET} install --no-install-recommends {_SLURM}"
+    command = ["docker", "build", "--quiet", "--tag", image, "-"]
+    recipe = f"FROM {base}\n{quiet} {install}\n"
     subprocess.run(command, input=recipe, text=True, check=True, capture_output=True)
     return image
 

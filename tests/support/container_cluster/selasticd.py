@@ -31,7 +31,7 @@ EAGER = """
 mode = "{mode}"
 policy = "{policy}"
 queue = "{queue}"
-interval_s = 2
+interval_s = {interval}
 poll_s = 0.5
 state_dir = "{state}"
 [api]
@@ -236,11 +236,18 @@ def eager_config(
     queue: str = "slurm",
     keep: float = 120,
     plan_trials: float = 0.05,
+    interval: float = 2,
     extra: str = "",
 ) -> str:
     """Return a configuration without waiting times."""
     text = EAGER.format(
-        mode=mode, policy=policy, queue=queue, keep=keep, plan_trials=plan_trials, state="{state}"
+        mode=mode,
+        policy=policy,
+        queue=queue,
+        keep=keep,
+        plan_trials=plan_trials,
+        interval=interval,
+        state="{state}",
     )
     return text + extra
 

@@ -40,6 +40,7 @@ def until(
     happens: Callable[[], object],
     *,
     seconds: float = 60.0,
+    every_s: float = 0.3,
     what: str | Callable[[], object] = "",
 ) -> None:
     """Wait for something to become true.
@@ -47,6 +48,8 @@ def until(
     Args:
         happens: looked at again and again.
         seconds: at most, on a calm machine.
+        every_s: pause between two looks at least; longer where a look costs much and what it waits
+            for stays.
         what: did not happen; or what tells it then, e.g. a log.
     """
     end = time.monotonic() + WAIT_FACTOR * seconds
@@ -59,7 +62,7 @@ def until(
             text = what() if callable(what) else what
             raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {text}")
         # A look that starts programs must not keep a core busy: the clusters share two.
-        time.sleep(max(0.3, 3 * (now - looked)))
+        time.sleep(max(every_s, 3 * (now - looked)))
 
 
 class SlurmCluster:

@@ -1,5 +1,6 @@
 """Jobs of one cluster test that train at the same time, their records and logs."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -22,12 +23,25 @@ class StagedJobs:
         self.stage = stage
         self.jobs: dict[str, int] = {}
 
-    def running(self) -> dict[str, str]:
-        """Return state and GPUs per node of the jobs that have not ended, as squeue writes them."""
+    def running(self, file: str) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        """Return what squeue tells of the jobs that have not ended, and their last records.
+
+        That is the state and the GPUs per node of each, and the last complete line of a file; both
+        by one command, as tests look often.
+        """
         ids = ",".join(map(str, self.jobs.values()))
-        text = self.cluster.exec(f"squeue -h -j {ids} -o '%i %T,%b'").stdout
-        listed = dict(line.split() for line in text.splitlines())
-        return {name: listed[str(job)] for name, job in self.jobs.items() if str(job) in listed}
+        files = " ".join(f"{name}/{file}" for name in self.jobs)
+        squeue = f"squeue -h -j {ids} -o '%i %T,%b' || exit"
+        look = f"{squeue}; cd {self.stage}; tail -vn1 {files} 2>/dev/null || true"
+        listing, *tails = re.split("^==> ", self.cluster.exec(look).stdout, flags=re.MULTILINE)
+        listed = dict(line.split() for line in listing.splitlines() if line)
+        running = {name: listed[str(job)] for name, job in self.jobs.items() if str(job) in listed}
+        records = {}
+        for tail in tails:
+            path, _, line = tail.partition(" <==\n")
+            with contextlib.suppress(ValueError):  # a line of which a part is written
+                records[path.removesuffix(f"/{file}")] = json.loads(line)
+        return running, records
 
     def sizes(self, name: str) -> tuple[str, list[int]]:
         """Return the final state of a job, and its GPUs: at its start and after each change."""

@@ -70,7 +70,7 @@ class ScriptJob:
         complete: str | None = None,
         command: str = "",
         directories: Sequence[str] | None = None,
-        are_alone: Callable[[int], bool] = lambda _: False,
+        are_alone: Callable[[int], bool | None] = lambda _: False,
     ) -> None:
         self.runs.append(self)
         self.ended = 0

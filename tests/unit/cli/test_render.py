@@ -352,6 +352,16 @@ def test_explain_a_job_that_completed():
     )
 
 
+def test_explain_the_last_change_of_a_job_by_its_name():
+    last = {"action": "rehearsal", "from": "1 a100 on g01", "to": "1 a100 on g01"}
+    answer = ask("explain", job_ids=(4711,)) | {"ended": FINISHED}
+    answer["last"] = answer["last"] | last
+    assert "  Rehearsal:      1 a100 on g01 → 1 a100 on g01" in text(explain.explained(answer))
+    answer["last"] = answer["last"] | {"action": "hold", "from": "", "to": ""}
+    answer["ended"] = None
+    assert "  Last change:    held at 14:02:01.\n" in text(explain.explained(answer)) + "\n"
+
+
 @pytest.mark.parametrize(
     ("fields", "line"),
     [

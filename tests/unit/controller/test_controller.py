@@ -24,3 +24,15 @@ def test_while_a_change_is_under_way_looks_at_its_job_suffice(monkeypatch):
     assert sizes(site) == [1, 4]
     assert len(all_read) - before < looks / 2, "rounds read all jobs"
     site.close()
+
+
+def test_a_look_at_nothing_new_leaves_the_view_as_it_is(monkeypatch):
+    site = SimulatedSite(monkeypatch, {"n1": 4})
+    try:
+        site.look()
+        site.look()
+        view = site.controller.view
+        site.look()
+        assert site.controller.view is view
+    finally:
+        site.close()

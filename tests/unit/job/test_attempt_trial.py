@@ -76,7 +76,9 @@ def test_it_waits_as_long_as_the_controller_answers(trained, capsys):
     assert 600 <= attempt.now < 601
     report = attempt.state.report()
     assert (report.phase, report.exit_code, report.failed_start) == ("ended", 1, 1)
-    assert "waiting for the controller" in capsys.readouterr().err
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("back to where it worked if a change may be the cause")
+    assert last.endswith("the controller leaves it at that: no change is the cause of this end")
 
 
 def test_the_requeue_ends_the_wait(trained):

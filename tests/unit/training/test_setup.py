@@ -70,12 +70,27 @@ with settings.patch(suppress_errors=True):
     print(sys.modules["torch._dynamo.config"].suppress_errors)
 print(settings.suppress_errors, torch._dynamo.config is sys.modules["torch._dynamo.config"])
 """
+EXTERNAL = """
+import sys, torch
+from torch._dynamo.external_utils import is_compiling
+print(is_compiling(), "torch._dynamo.eval_frame" in sys.modules)
+seen = []
+torch.compile(lambda x: seen.append(is_compiling()) or x + 1, backend="eager")(torch.ones(1))
+print(seen, is_compiling())
+from torch._dynamo.external_utils import wrap_inline
+print(sys.modules["torch._dynamo.external_utils"].wrap_inline is wrap_inline)
+"""
 
 
 def test_settings_of_the_compiler_are_read_without_it_and_changed_in_it() -> None:
     done = run_forked(SETTINGS)
     expected = ["False False False", "True", "False True"]
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_whether_the_compiler_is_at_work_is_known_without_it() -> None:
+    done = run_forked(EXTERNAL)
+    assert done.stdout.splitlines() == ["False False", "[True] False", "True"], done.stderr
 
 
 CHECKPOINTS = """
@@ -105,13 +120,9 @@ def test_checkpoints_import_fsdp_only_for_its_optimizers() -> None:
 
 def test_process_age_counts_from_the_start_of_the_process() -> None:
     before = time.monotonic()
-    script = (
+    done = run_forked(
         "import time; time.sleep(0.3);"
         "from slurm_elastic.training.measure.step_times import process_age; print(process_age())"
-    )
-    environment = {"SLURM_ELASTIC_FASTSTART": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
     )
     assert 0.3 <= float(done.stdout) <= time.monotonic() - before + 0.02
     assert process_age() > 0

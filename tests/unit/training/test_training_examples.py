@@ -101,7 +101,7 @@ def test_the_gpt_example_trains_and_then_generates_text(tmp_path: Path) -> None:
 
 
 def test_the_unmodified_script_trains() -> None:
-    stdout = run("train_unmodified.py", "--samples", "96", "--epochs", "2", forked=False)
+    stdout = run("train_unmodified.py", "--samples", "96", "--epochs", "2")
     assert re.fullmatch(r"(epoch \d with 1 rank\(s\): loss \d\.\d{4}\n){2}", stdout)
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 #: What a name of a file that is still being written begins or ends with.
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+#: What a name of a copy of an earlier version ends with (`BackupAndRestore` of Keras: `.bkp`).
+_BACKUP = (".bkp", ".bak", ".backup", ".old")
 
 _HF_STATE, _HF_ARGUMENTS = "trainer_state.json", "training_args.bin"
 _HF_RANK = re.compile(r"rng_state_(\d+)\.pth")
@@ -69,6 +71,11 @@ def is_temporary(name: str) -> bool:
     """Return whether the name is one of a file or directory that is still being written."""
     base = name.lower()
     return base.startswith((".", "tmp")) or base.endswith(_TEMPORARY) or _ORBAX_TEMPORARY in base
+
+
+def is_backup(name: str) -> bool:
+    """Return whether the name is one of a copy of an earlier version."""
+    return name.lower().endswith(_BACKUP)
 
 
 def directory_evidence(

@@ -24,6 +24,7 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
     Evidence,
     FileVersion,
     directory_evidence,
+    is_backup,
     is_temporary,
 )
 from slurm_elastic.job.unmodified.checkpoints.inotify import DirectoryWatch
@@ -310,6 +311,8 @@ class CheckpointScanner:
             parent, base = os.path.split(name)
             if is_temporary(base) or (self._marker and self._marker.matches(name)):
                 continue
+            if is_backup(base) and not is_backup(self.pattern):
+                continue
             try:
                 status = os.lstat(name)
                 if stat.S_ISLNK(status.st_mode):
@@ -428,7 +431,7 @@ def _newest_ns(tracked: _Tracked) -> int:
 
 
 def _contents(path: str) -> _Files:
-    """Return the files below a directory; links count as their targets."""
+    """Return the files below a directory without backups; links count as their targets."""
     files: _Files = {}
     pending = [""]
     while pending and len(files) < _MAX_FILES:
@@ -438,7 +441,7 @@ def _contents(path: str) -> _Files:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(f"{prefix}{entry.name}/")
-                    elif len(files) < _MAX_FILES:
+                    elif len(files) < _MAX_FILES and not is_backup(entry.name):
                         with contextlib.suppress(OSError):  # a link to nothing
                             files[prefix + entry.name] = _version(entry.stat())
         except OSError:

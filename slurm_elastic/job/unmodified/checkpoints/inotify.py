@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import select
 import struct
@@ -20,6 +21,8 @@ _IN_OPEN, _IN_MOVED_TO, _IN_CREATE = 0x20, 0x80, 0x100
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
 _EVENT = struct.Struct("iIII")
 _MAX_WATCHES = 256
+#: Bytes at the beginning of a file by which JSON is recognised.
+_HEAD = 64
 
 
 class _Inotify:
@@ -77,7 +80,7 @@ class ReadWatch(_Inotify):
     """Watch for reads of files.
 
     Args:
-        paths: files, or directories with all files below them.
+        paths: files, or directories with all files below them but descriptions in JSON.
 
     Attributes:
         is_active: False where the kernel gives no watch; then nothing is ever seen.
@@ -89,9 +92,9 @@ class ReadWatch(_Inotify):
         self._read: set[str] = set()
         self._ignored: set[str] = set()
         mask = _IN_ACCESS | _IN_MODIFY | _IN_CLOSE_NOWRITE | _IN_OPEN
-        for path in paths:
-            for file in _files(path):
-                self._add(file, mask, path)
+        files = [(file, path) for path in paths for file in _files(path)]
+        for file, path in files:  # no watch sees how `_files` looks at them
+            self._add(file, mask, path)
         self.is_active = bool(self._paths)
 
     def paths_read(self, timeout: float = 0.0) -> set[str]:
@@ -167,9 +170,32 @@ class DirectoryWatch(_Inotify):
 
 
 def _files(path: str) -> list[str]:
+    """Return the files of a checkpoint whose reading shows that it is loaded.
+
+    Some libraries read descriptions (JSON) of all checkpoints whenever they start, as Orbax does.
+    They count only where a directory has no other files.
+    """
     if not Path(path).is_dir():
         return [path]
-    return [str(Path(top, name)) for top, _, names in os.walk(path) for name in names]
+    files = [str(Path(top, name)) for top, _, names in os.walk(path) for name in names]
+    states = (file for file in files if not _is_json(file))
+    return list(itertools.islice(states, _MAX_WATCHES)) or files
+
+
+def _is_json(file: str) -> bool:
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        head = os.pread(descriptor, _HEAD, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    # The length at the beginning of a safetensors file may look like a brace, but has zeros.
+    return head.startswith((b"{", b"[")) and b"\0" not in head
 
 
 def _remedy(error: int, *, opening: bool) -> str:

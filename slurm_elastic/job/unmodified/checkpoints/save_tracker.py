@@ -33,12 +33,19 @@ _OUTWEIGHED = 3
 #: A file of unknown format that is rewritten after so many seconds belongs to the next save.
 _FILE_QUIET_S = 1.0
 _NUMBER = re.compile(r"\d+")
-#: A number, or a part of a hash.
-_VARIABLE = re.compile(r"(?<![0-9a-zA-Z])(?=[0-9a-f]*\d)[0-9a-f]{6,}(?![0-9a-zA-Z])|\d+")
-#: Names with such words number the parts of one save, not saves.
+#: A number, or a part of a hash; one or two letters before a number (`ba1000`) are none.
+_VARIABLE = re.compile(
+    r"(?<![0-9a-zA-Z])(?![a-f]{1,2}\d+(?![0-9a-zA-Z]))(?=[0-9a-f]*\d)[0-9a-f]{6,}(?![0-9a-zA-Z])|\d+"
+)
+#: Names with such words number the parts of one save. In them only numbers after one of
+#: `_COUNTER` count saves.
 _PART = re.compile(
     r"(?<![a-z])(?:rank|shard|part|proc|worker|host|node|gpu|device|local|layer|zero"
     r"|(?:mp|pp|tp|dp|ep)_)|-of-",
+    re.IGNORECASE,
+)
+_COUNTER = re.compile(
+    r"(?:epoch|step|iter|(?<![a-z])(?:ep|ba|batch|iteration|update|checkpoint|ckpt))[=_-]?$",
     re.IGNORECASE,
 )
 
@@ -281,10 +288,11 @@ class SaveTracker:
         """Return whether the numbers in two names are those of two saves, one after the other."""
         if _NUMBER.sub("#", earlier) != _NUMBER.sub("#", later):
             return False
-        if _PART.search(later.rpartition("/")[2]):
-            return False
         pairs = zip(_NUMBER.findall(earlier), _NUMBER.findall(later), strict=True)
         rising = {i for i, (old, new) in enumerate(pairs) if int(new[:18]) > int(old[:18])}
+        if _PART.search(later.rpartition("/")[2]):
+            before = [later[: match.start()] for match in _NUMBER.finditer(later)]
+            rising = {i for i in rising if _COUNTER.search(before[i])}
         if self._counting_fields is not None:
             rising &= self._counting_fields
         if rising:

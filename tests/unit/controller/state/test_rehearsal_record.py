@@ -38,6 +38,10 @@ def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
             {"rehearsal": "no-room", "kept_in": "/data", "kept_bytes": 12_340_000_000},
             "free 12.3 GB in /data",
         ),
+        (
+            {"rehearsal": "no-room", "kept_in": "/small", "kept_bytes": 33_940_000},
+            "free 33.9 MB in /small",
+        ),
         ({"rehearsal": "no-room"}, "free room in the directory"),
         ({"rehearsal": "not-writable", "kept_in": "/data"}, "make /data writable"),
         ({"rehearsal": "changes"}, "save less often"),

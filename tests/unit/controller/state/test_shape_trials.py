@@ -216,6 +216,12 @@ def test_how_a_program_fails(held, code, start, reason):
     assert program_failure(told(1, phase="ended", exit_code=code), trials) is None, "it is over"
 
 
+def test_a_rehearsal_that_ends_without_having_read_a_checkpoint_fails():
+    trials = changed(ONE)
+    report = told(1, phase="ended", exit_code=0, failed_start=1, rehearsal="failed")
+    assert program_failure(report, trials) == Reason("program-ended")
+
+
 def test_a_training_that_is_complete_ends_in_any_shape_that_has_worked():
     """Its GPUs were taken back when nothing was left to do."""
     trials = changed(FOUR, run=1)

@@ -4,7 +4,8 @@
 import shlex
 import socket
 import subprocess
-import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from slurm_elastic.job.launchers import adaptation
 from slurm_elastic.job.launchers.adaptation import LauncherError, WorldShape, adapt
 from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.slurm_env import STEP_VARIABLE, SlurmAllocation
+from tests.support.needs import require
 
 TORCHRUN = [
     *("--nnodes=2", "--nproc_per_node=$ESRUN_LOCAL_RANKS", "--node_rank=$ESRUN_NODE_RANK"),
@@ -273,11 +275,26 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_the_real_torchrun_meets_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def python() -> Iterator[Path]:
+    """Yield a command in place of `python` that starts torch's launcher and ranks quickly."""
+    require("python/torch")
+    from tests.support.trainings.forked_python import forked_python  # noqa: PLC0415
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        forked_python(Path(folder), "torch.distributed.run") as command,
+    ):
+        yield command
+
+
+def test_the_real_torchrun_meets_by_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: Path
+) -> None:
     (tmp_path / "t.py").write_text(PROGRAM)
     monkeypatch.setattr(srun, "without_libuv", lambda: True)
     monkeypatch.setattr(adaptation, "_has_own_torch", lambda _: False)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone"]
     line = [*torchrun, str(tmp_path / "t.py"), str(tmp_path)]
     # The nodes are numbered by name, which is the same here.
     lines = [text.split() for text in places(tmp_path, line, (2, 0, 1), unused_port())]
@@ -289,10 +306,10 @@ def test_the_real_torchrun_meets_by_a_file(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("program", ["torchrun", "shell"])
 def test_the_real_torchrun_makes_one_world_of_nodes_with_different_numbers_of_gpus(
-    tmp_path: Path, program: str
+    tmp_path: Path, python: Path, program: str
 ) -> None:
     (tmp_path / "t.py").write_text(PROGRAM)
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 7 --max_restarts=0"
+    torchrun = f"{python} -m torch.distributed.run --standalone --nproc_per_node 7 --max_restarts=0"
     arguments = [
         str(tmp_path / "t.py"),
         str(tmp_path),

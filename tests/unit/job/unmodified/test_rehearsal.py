@@ -272,6 +272,20 @@ def test_a_restart_that_had_only_to_finish_leaves_no_copy(tmp_path: Path) -> Non
     assert not (tmp_path / "memory" / "kept").exists()
 
 
+def test_a_restart_that_ends_at_once_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that refuses to start twice in a directory may do so with exit code 0."""
+    rehearsed(tmp_path, in_place)
+    for run in (1, 2):
+        job = ScriptJob(tmp_path, run=run)
+        job.watch.end_attempt(0)
+        assert job.state.report().rehearsal == "failed"
+        assert "exit code 0 without having read a checkpoint" in capsys.readouterr().err
+    assert content(tmp_path / "ckpt.pt") == "old"
+    assert content(tmp_path / KEPT / "ckpt.pt") == "old"
+
+
 def test_what_is_replaced_by_each_save_is_linked_and_all_else_copied(tmp_path: Path) -> None:
     rehearsed(tmp_path, by_rename, ("1",))
     copied = (tmp_path / KEPT / "ckpt.pt").stat()

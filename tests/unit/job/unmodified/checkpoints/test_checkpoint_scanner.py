@@ -110,6 +110,8 @@ def test_a_renamed_file_that_is_written_to_again_is_not_trusted(
         "a.lock",
         "b~",
         "7.orbax-checkpoint-tmp-1",
+        "latest.weights.h5.bkp",
+        "model.pt.BAK",
     ],
 )
 def test_names_that_say_not_yet(
@@ -119,6 +121,37 @@ def test_names_that_say_not_yet(
     scanner.scan()
     later(clock)
     assert names(scanner) == []
+
+
+def test_backups_where_the_pattern_names_them(tmp_path: Path, clock: SimulatedClock) -> None:
+    scanner = CheckpointScanner(f"{tmp_path}/*.bak", clock=clock)
+    (tmp_path / "a.bak").write_text("1")
+    scanner.scan()
+    later(clock)
+    assert names(scanner) == ["a.bak"]
+    scanner.close()
+
+
+@pytest.mark.parametrize("pattern", ["backup", "backup/*"])
+def test_saves_that_copy_the_version_of_before(
+    tmp_path: Path, clock: SimulatedClock, pattern: str
+) -> None:
+    scanner = CheckpointScanner(f"{tmp_path}/{pattern}", clock=clock)
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    for save in range(4):
+        for name in ("latest.weights.h5", "training_metadata.json"):
+            if save:
+                (folder / f"{name}.bkp").write_bytes((folder / name).read_bytes())
+                scanner.scan()
+        for name in ("latest.weights.h5", "training_metadata.json"):
+            (folder / name).write_text(f'{{"epoch": {save}}}')
+            scanner.scan()
+            later(clock, 0.2)
+        later(clock, 30)
+        scanner.scan()
+    assert not scanner.unsettled, "all was quiet for three times the longest pause"
+    scanner.close()
 
 
 def test_an_empty_file_or_directory_is_nothing(

@@ -74,6 +74,30 @@ def test_any_file_of_a_directory_counts(tmp_path: Path) -> None:
     watch.close()
 
 
+def test_reading_a_description_is_not_loading(tmp_path: Path) -> None:
+    step = tmp_path / "step-1"
+    step.mkdir()
+    description, state = step / "_CHECKPOINT_METADATA", step / "model.safetensors"
+    description.write_text('{"item_handlers": null}')
+    state.write_bytes(b"{\0\0\0\0\0\0\0" + b"{" * 10)
+    watch = ReadWatch([str(tmp_path), str(step)])
+    description.read_text()
+    assert watch.paths_read() == set()
+    state.read_bytes()
+    assert watch.paths_read(1.0) == {str(step)}
+    watch.close()
+
+
+def test_a_checkpoint_of_descriptions_only(tmp_path: Path) -> None:
+    step = tmp_path / "step-1"
+    step.mkdir()
+    (step / "model.json").write_text("[1, 2]")
+    watch = ReadWatch([str(step)])
+    (step / "model.json").read_text()
+    assert watch.paths_read(1.0) == {str(step)}
+    watch.close()
+
+
 def test_nothing_to_watch() -> None:
     watch = ReadWatch(["/nowhere"])
     assert not watch.is_active

@@ -63,6 +63,10 @@ def test_a_first_save_settles(saves: Saves) -> None:
         ("step_000020.pt", "step_000040.pt", "step_000060.pt", "step_000080.pt"),
         ("checkpoint-500", "checkpoint-1000", "checkpoint-1500", "checkpoint-2000"),
         ("global_step5", "global_step10", "global_step15", "global_step20"),
+        ("ep1-ba5-rank0.pt", "ep1-ba10-rank0.pt", "ep2-ba15-rank0.pt", "ep2-ba20-rank0.pt"),
+        ("ep1-ba998-rank0.pt", "ep1-ba999-rank0.pt", "ep2-ba1000-rank0.pt", "ep2-ba1001-rank0.pt"),
+        ("layer_ckpt_1.pt", "layer_ckpt_2.pt", "layer_ckpt_3.pt", "layer_ckpt_4.pt"),
+        ("s_1/rank0.step1", "s_1/rank0.step2", "s_1/rank0.step3", "s_1/rank0.step4"),
     ],
 )
 def test_counting_names_are_saves_of_their_own(saves: Saves, names: tuple[str, ...]) -> None:
@@ -89,6 +93,16 @@ def test_parts_are_not_taken_for_saves(saves: Saves, names: tuple[str, ...]) -> 
         assert saves.write(name) == []
         saves.wait(5)
     assert saves.wait(FIRST_S) == [names]
+
+
+def test_counting_names_of_several_ranks(saves: Saves) -> None:
+    for step in (10, 20, 30):
+        saves.write(f"step_{step}-rank0.pt")
+        saves.wait(1)
+        saves.write(f"step_{step}-rank1.pt")
+        saves.wait(1)
+    assert saves.write("step_40-rank0.pt") == [("step_30-rank0.pt", "step_30-rank1.pt")]
+    assert saves.write("step_40-rank1.pt") == [("step_40-rank0.pt", "step_40-rank1.pt")]
 
 
 def test_numbers_that_start_again_are_parts(saves: Saves) -> None:
@@ -206,4 +220,5 @@ def test_hostile_names(saves: Saves) -> None:
     saves.write(f"a{long}9")
     saves.write("a\udcff1")
     assert without_numbers("ckpt-3fa9c1d2-7.pt") == "ckpt-#-#.pt"
+    assert without_numbers("ckpt-fa9c1d-7.pt") == "ckpt-#-#.pt"
     assert saves.wait(FIRST_S)
