@@ -2,7 +2,7 @@
 
 Policy `sia`, a round a minute, on the published workloads philly, saturn and newtrace
 (docs/data.md) on the 64-GPU cluster of Sia's Table 3, and on invented workloads
-(docs/simulator.md), by the kind of change that jobs can have:
+(docs/simulator-model.md), by the kind of change that jobs can have:
 
 * `requeue`: the published simulation, in which a move to other nodes in the same shape is free;
 * `requeue, moves too`: such a move is a restart, as on a real cluster;

@@ -1,4 +1,4 @@
-"""JSON of the controller's answers: ping, orders, commands, check and status (docs/cli.md).
+"""JSON of the controller's answers: ping, orders, commands, check and status (docs/cli-json.md).
 
 Times are epoch seconds, durations seconds, `None` means not known. Fields are
 only ever added: scripts may rely on every name here.

@@ -1,4 +1,4 @@
-"""JSON of answers about decisions: `explain`, `show`, `history` and `plan` (docs/cli.md).
+"""JSON of answers about decisions: `explain`, `show`, `history` and `plan` (docs/cli-json.md).
 
 Times are epoch seconds, durations seconds, `None` means not known. Fields are
 only ever added: scripts may rely on every name here.

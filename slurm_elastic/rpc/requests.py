@@ -61,7 +61,7 @@ class Argument(NamedTuple):
     Attributes:
         name: of the field.
         read: checks and converts the value that arrived; raises RequestError.
-        text: meaning, for docs/cli.md.
+        text: meaning, for docs/cli-socket.md.
         required: whether its absence is an error.
         default: value in place of an absent one; None: it stays absent.
     """

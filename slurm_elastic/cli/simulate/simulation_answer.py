@@ -1,4 +1,4 @@
-"""Answer of `selastic simulate --json`: one shape for elastic jobs and for gangs (docs/cli.md)."""
+"""Answer of `selastic simulate --json`: one shape for jobs and gangs (docs/cli-json-tools.md)."""
 
 from __future__ import annotations
 

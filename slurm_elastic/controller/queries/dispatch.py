@@ -1,6 +1,6 @@
 """Dispatch of requests to the functions that answer them: from a `View` to JSON objects.
 
-The schema of every answer is documented in docs/cli.md and typed in `rpc/answers.py` and its
+The schema of every answer is documented in docs/cli-json.md and typed in `rpc/answers.py` and its
 neighbours. The daemon's `RequestHandler.question` calls `answer`:
 
     dispatch.answer("explain", view, viewer, args, history=rows)

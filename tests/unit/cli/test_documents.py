@@ -1,4 +1,4 @@
-"""docs/cli.md describes every field, code and request."""
+"""The pages of the command line describe every field, code and request."""
 
 from pathlib import Path
 
@@ -7,10 +7,11 @@ from slurm_elastic.rpc.protocol import CODES
 from slurm_elastic.rpc.requests import OPERATIONS
 
 TOP = Path(__file__).parents[3]
+PAGES = ("cli-json.md", "cli-json-tools.md", "cli-socket.md")
 
 
 def test_every_field_of_the_answers_is_described():
-    text = (TOP / "docs" / "cli.md").read_text()
+    text = "".join((TOP / "docs" / page).read_text() for page in PAGES)
     modules = (answers, topology_answers, usage_answers)
     values = [value for module in modules for value in vars(module).values()]
     schemas = [value for value in values if hasattr(value, "__required_keys__")]
@@ -26,11 +27,11 @@ def row(operation):
 
 
 def test_the_table_of_operations_is_that_of_the_code():
-    text = (TOP / "docs" / "cli.md").read_text()
+    text = (TOP / "docs" / "cli-socket.md").read_text()
     _, table = text.split("| `op` | for | arguments |\n|---|---|---|\n")
     assert table.split("\n\n")[0].splitlines() == [row(o) for o in OPERATIONS.values()]
 
 
 def test_the_codes_of_refusals_are_those_of_the_code():
-    lines = (TOP / "docs" / "cli.md").read_text().splitlines()
+    lines = (TOP / "docs" / "cli-socket.md").read_text().splitlines()
     assert [c for c, meaning in CODES.items() if f"| `{c}` | {meaning} |" not in lines] == []
