@@ -8,6 +8,7 @@ import pytest
 from tests.support.container_cluster.power_saving import (
     SLEEP,
     asleep,
+    forget_present_bin,
     power_saving,
     remember_idle_day,
     states,
@@ -117,9 +118,13 @@ def test_a_job_leaves_its_node_for_another_one_so_that_it_sleeps(
     until(lambda: len(without_power(cluster)) == 3, what=lambda: cluster_state(daemon))
     daemon.configure(config("act", clear_s=14400))
     daemon.signal("HUP")
+    daemon.wait_for("State=DONE Action=move")
+    assert held(cluster, first) == held(cluster, second)
+    daemon.stop()
+    forget_present_bin(cluster, f"{daemon.home}/ledger.sqlite")
+    daemon.start()
     # In use is one node; one more stays awake.
     until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))
-    assert held(cluster, first) == held(cluster, second)
     assert {shown(cluster, job)["restart_cnt"] for job in (first, second)} == {0, 1}
     assert len(re.findall("Action=move .*Reason=clears-node", daemon.log())) == 1
 

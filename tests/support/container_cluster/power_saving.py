@@ -56,6 +56,15 @@ if len(record.series()) < LEAST_HISTORY:
     ledger.put("sleep_bins", SleepRecord(bins).to_json())
 ledger.close()
 """
+#: Removes the bin of now from a ledger.
+_PRESENT_BIN = """
+import sys, time
+from slurm_elastic.controller.sleep.sleep_record import BIN_S
+from slurm_elastic.controller.state.ledger import Ledger
+ledger, now = Ledger(sys.argv[1]), time.time() // BIN_S
+ledger.put("sleep_bins", [row for row in ledger.get("sleep_bins", []) if row[0] < now])
+ledger.close()
+"""
 #: Section of elastic.toml with which idle nodes sleep as soon as they may. With the default of
 #: `served`, jobs that begin at once would keep as many more nodes awake from the next bin on.
 SLEEP = """
@@ -112,6 +121,14 @@ def remember_idle_day(cluster: SlurmCluster, ledger: str) -> None:
     One with a record of a day stays as it is, and so does one that cannot be opened.
     """
     cluster.exec([PYTHON, "-", ledger], user="selastic", stdin=_HISTORY)
+
+
+def forget_present_bin(cluster: SlurmCluster, ledger: str) -> None:
+    """Forget how many nodes were in use in these ten minutes, as if they had just begun.
+
+    Nodes in use at any time of a bin count to its end. selasticd does not run.
+    """
+    cluster.exec([PYTHON, "-", ledger], user="selastic", stdin=_PRESENT_BIN)
 
 
 def states(cluster: SlurmCluster) -> dict[str, str]:
