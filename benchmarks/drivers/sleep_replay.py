@@ -91,11 +91,11 @@ def figures(nodes: UsedNodes) -> dict[str, Any]:
     used, total, forecast, known = nodes.used, nodes.total, nodes.forecast, nodes.published
     series = without_gaps(used)
     begin = len(used) - len(forecast)
-    month = max(0, begin - EARLIER)
+    first = max(0, begin - EARLIER)
     settings = PUBLISHED["philly"]
     soon, later = means_of_series(forecast, settings)
     last = used[begin:].astype(np.float64)
-    our_soon, our_later = (_forecasts(series, month, ahead) for ahead in (_AHEAD, 2 * _AHEAD))
+    our_soon, our_later = (_forecasts(series, first, ahead) for ahead in (_AHEAD, 2 * _AHEAD))
     ours = replayed(series, total, AwakeRule())
     awake = {
         "published, its forecast (sees later bins)": published_awake(
@@ -103,7 +103,7 @@ def figures(nodes: UsedNodes) -> dict[str, Any]:
         ),
         "published, last value": published_awake(used[begin:], last, last, total, settings),
         "published, our forecast": published_awake(
-            used[begin:], our_soon[begin - month :], our_later[begin - month :], total, settings
+            used[begin:], our_soon[begin - first :], our_later[begin - first :], total, settings
         ),
         "ours": ours[begin:],
     }
@@ -111,16 +111,16 @@ def figures(nodes: UsedNodes) -> dict[str, Any]:
         _row(name, used[begin:], a, total) | {"known": KNOWN.get(name) if known else None}
         for name, a in awake.items()
     ]
-    if month < begin:
-        of_month = published_awake(used[month:], our_soon, our_later, total, settings)
-        rows.append(_row("published, our forecast", used[month:], of_month, total))
-        rows.append(_row("ours", used[month:], ours[month:], total))
+    if first < begin:
+        longer_awake = published_awake(used[first:], our_soon, our_later, total, settings)
+        rows.append(_row("published, our forecast", used[first:], longer_awake, total))
+        rows.append(_row("ours", used[first:], ours[first:], total))
     following = np.array(
         [used[at + 1 : at + 1 + _AHEAD].mean() for at in range(begin, len(used) - 1)]
     )
     errors = {
         "last value": float(np.abs(used[begin:-1] - following).mean()),
-        "ours": float(np.abs(our_soon[begin - month : -1] - following).mean()),
+        "ours": float(np.abs(our_soon[begin - first : -1] - following).mean()),
     }
     return {"rules": rows, "forecast_error": errors, "known_error": KNOWN_ERROR if known else None}
 

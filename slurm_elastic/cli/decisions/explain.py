@@ -357,11 +357,12 @@ def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
     if change["action"] == "hold":
         return "Last change", f"held {at}"
     name = "Rehearsal" if change["action"] == "rehearsal" else "Last resize"
-    return name, _resize(change, f"{change['from'] or '-'} → {change['to'] or '-'} {at}")
+    return name, _resize(change, at)
 
 
-def _resize(change: ChangeRow, text: str) -> str:
-    """Return how a resize went, after what it was."""
+def _resize(change: ChangeRow, at: str) -> str:
+    """Return the shapes before and after a resize, its time (`at`), and how it went."""
+    text = f"{change['from'] or '-'} → {change['to'] or '-'} {at}"
     if change["outcome"] not in ("", "done", "trial"):
         outcome_reason = reason_text(change["reason"]) or change["state"].lower()
         return f"{text}, {change['outcome']}: {outcome_reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.cli.formatting import clock
+from slurm_elastic.cli.formatting import clock, size
 from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, duration, nodes, shape
 
 
@@ -31,11 +31,9 @@ def _refuted(p: Parameters) -> str:
 
 def _refused(p: Parameters) -> str:
     place = p["directory"] or "the directory of the checkpoints"
-    gigabytes = p["gigabytes"]
-    size = "" if gigabytes is None else f"{gigabytes:g} GB"
-    if gigabytes is not None and gigabytes < 1:
-        size = f"{1000 * gigabytes:.1f} MB"
-    room = size or "room"
+    room, gigabytes = "room", p["gigabytes"]
+    if gigabytes is not None:
+        room = f"{gigabytes:g} GB" if gigabytes >= 1 else size(1e9 * gigabytes)
     remedies = {
         "no-room": f"there is no room for a copy of its checkpoint: free {room} in {place}, or let"
         " the script replace its checkpoint by a rename",

@@ -29,7 +29,7 @@ class FirstGrowth:
 
     Attributes:
         has_failed: whether they do in this attempt.
-        is_open: whether they may do, as the next save will show.
+        is_open: whether it is not known yet; the next save may show it.
     """
 
     def __init__(
