@@ -43,9 +43,9 @@ from slurm_elastic.policies.baselines.qssf import ASSUMED_S, aged_service
 from tests.support import published_data
 
 PER_NODE = 8
-#: Average completion and queueing in s of an independent implementation, by divisor and order,
-#: from files with these digests.
+#: Digests of the files to which REFERENCE belongs.
 KNOWN_FILES = ("4f31227a05fe", "7e5f251256b8")
+#: Average completion and queueing in s of an independent implementation, by divisor and order.
 REFERENCE = {
     (1, "fifo"): (11585, 105), (1, "sjf"): (11543, 63), (1, "service"): (11543, 62),
     (1, "qssf"): (11553, 73),

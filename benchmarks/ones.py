@@ -37,8 +37,12 @@ from slurm_elastic.policies.ones.block_order import EMPTY
 from tests.support import published_data
 
 FILES = ("trace.csv", "types.csv", "history.csv")
-#: (jobs, GPUs): average completion in s of another implementation, from files with these digests.
+#: Epochs of finished trainings, by their numbers.
+Trainings = Mapping[str, Sequence[EpochRecord]]
+
+#: Digests of the files to which REFERENCE belongs.
 KNOWN_FILES = ("4adcf51aed3b", "7b844274f921")
+#: (jobs, GPUs): average completion in s of another implementation.
 REFERENCE: dict[tuple[int, int], dict[str, float | None]] = {
     (50, 64): {
         "fcfs": 421.6, "fcfs, strict": 533.7, "shortest first, strict": 457.7,
@@ -64,9 +68,6 @@ class CpuClock(Clock):
         return self._until - time.process_time()
 
 
-Trainings = Mapping[str, Sequence[EpochRecord]]
-
-
 def replays(
     trace: Sequence[TraceJob], history: Trainings, *, published: bool
 ) -> Iterator[dict[str, Any]]:
@@ -74,7 +75,7 @@ def replays(
 
     Args:
         trace: jobs, in order of submission.
-        history: epochs of finished trainings, by their numbers.
+        history: all that the predictor learns from.
         published: whether REFERENCE belongs to these jobs.
     """
     predictor = BetaProgress.fit([r for records in history.values() for r in records])

@@ -28,9 +28,9 @@ SERIES, REFERENCE = "philly_nodes_10min.csv", "ces_reference.csv"
 FILES = (SERIES, REFERENCE)
 #: Bins by which the longer replay begins before the published forecast does; both end with it.
 EARLIER = 17 * DAY
-#: Nodes in use per node awake in %, and lacking node-bins, of another implementation, from files
-#: with these digests.
+#: Digests of the files to which KNOWN and KNOWN_ERROR belong.
 KNOWN_FILES = ("6a5cd4ddd163", "b16c3b390fd3")
+#: Nodes in use per node awake in %, and lacking node-bins, of another implementation.
 KNOWN = {
     "published, its forecast (sees later bins)": (90.41, 50),
     "published, last value": (94.81, 461),
