@@ -1,6 +1,6 @@
 """What became of each test, for the end of a run: a pytest plugin and the lines that it prints.
 
-`--outcomes FILE` writes the outcomes down instead, for tests/__main__.py, which joins several runs.
+`--outcomes FILE` writes the outcomes down instead, for tests/run.py, which joins several runs.
 """
 
 from __future__ import annotations
