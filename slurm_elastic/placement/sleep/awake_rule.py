@@ -1,11 +1,13 @@
 """Nodes that shall be awake: those in use lately, and as many more as rises need (a newsvendor).
 
-    awake = most nodes in use in the last `window` bins + q
+    awake = most nodes in use in the last `window` bins + r + q
+    r     = the nodes by which the last two bins exceed the rest of the window, if more than q
     q     = quantile `served` of  max(0, used in a bin - most in use in the window before it)
 
-over the last weeks. A node more costs its idle power, one less lets a job wait for a boot; where
-waiting is dearer by a factor c, the best quantile is c / (1 + c). Only the past is read, and
-nodes that pending jobs are known to need are added to what is in use.
+q is learned over the last weeks. A node more costs its idle power, one less lets a job wait for a
+boot; where waiting is dearer by a factor c, the best quantile is c / (1 + c). r expects a rise that
+exceeds what was planned for to go on: jobs that are submitted together start within minutes. Only
+the past is read, and nodes that pending jobs are known to need are added to what is in use.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ Ints = NDArray[np.int64]
 
 #: Bins of history below which nothing sleeps: a day of ten minutes.
 LEAST_HISTORY = 144
+#: Bins for which a rise is expected to go on.
+_RISING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,17 @@ class AwakeRule:
         """
         if len(used) < LEAST_HISTORY:
             return total
-        most = max(float(used[-self.window :].max()), float(used[-1]) + needed)
-        rises = self.margin(used) if margin is None else margin
-        return math.ceil(min(float(total), most + max(1.0, rises)))
+        margin = max(1.0, self.margin(used) if margin is None else margin)
+        recent = used[-self.window :]
+        rise = _rise(recent)
+        expected = float(recent.max()) + (rise if rise > margin else 0.0)
+        return math.ceil(min(float(total), max(expected, float(used[-1]) + needed) + margin))
+
+
+def _rise(recent: Floats) -> float:
+    """Return by how many nodes the latest bins exceed all bins before them."""
+    before = recent[:-_RISING]
+    return max(0.0, float(recent.max() - before.max())) if before.size else 0.0
 
 
 def replayed(used: Floats, total: int, rule: AwakeRule, *, relearn: int = 36) -> Ints:

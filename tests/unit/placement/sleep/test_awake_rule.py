@@ -23,6 +23,19 @@ def test_nodes_in_use_lately_stay_awake_with_a_margin():
     assert RULE.awake(np.r_[used, np.full(6, 50.0)], 200) < 91
 
 
+def test_a_rise_beyond_the_margin_is_expected_to_go_on_for_two_bins():
+    calm = np.full(500, 50.0)
+    for rise, nodes in (
+        ([70.0], 90),
+        ([70.0, 75.0], 100),
+        ([70.0, 85.0, 85.0], 100),  # 15 more than in the bin before the last two
+        ([70.0, 75.0, 75.0, 75.0], 75),
+        ([45.0, 50.0], 50),  # no more than before
+        ([60.0], 60),  # not beyond the margin
+    ):
+        assert RULE.awake(np.r_[calm, rise], 200, margin=10.0) == nodes + 10
+
+
 def test_what_pending_jobs_need_is_awake_before_they_wait():
     used = np.full(500, 50.0)
     assert RULE.awake(used, 200, needed=30) == 81
