@@ -50,9 +50,6 @@ _FIRST_TICK_S = 1.0
 #: Seconds without a change after which a save is taken for one that does not end: its ranks wait
 #: for others that are lost (our choice).
 _STUCK_S = 60.0
-#: Ranks that train alone, and of whose saves no end is seen for so long, are ended when nothing has
-#: changed for the second time (our choice).
-_ALONE_S, _PAUSE_S = 60.0, 2.0
 #: Only so many of the newest checkpoints are looked at for the size of one.
 _NEWEST = 4
 
@@ -98,14 +95,12 @@ class ScriptWatch:
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._end_ranks, self._is_ended = end_ranks, False
-        self._alone_since: float | None = None
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
         self._command = command
         self.repeats_command = repeats_command(command, self._resume.command)
-        self._growth = FirstGrowth(self._resume, resume_file, are_alone)
+        self._growth = FirstGrowth(self._resume, resume_file, are_alone, end_ranks, clock)
         self._world = world
         self._training = TrainingStateCheck(
             self._resume, world, batch_may_change=batch_may_change(os.environ)
@@ -160,7 +155,6 @@ class ScriptWatch:
                 remove_empty(self._pattern)
             self._scanner.accept_existing(self._learned.files.get(self._world_key))
             self._written = 0
-            self._is_ended, self._alone_since = False, None
             self._copy.begin_attempt()
             self._program_step = None
             self._freeze.forget()
@@ -319,19 +313,15 @@ class ScriptWatch:
 
     def _end_if_alone(self) -> None:
         """End ranks that train alone, when none of them saves."""
-        if not self._growth.has_failed or self._is_ended:
+        if not self._growth.must_end:
             return
-        now = self._clock()
-        self._alone_since = now if self._alone_since is None else self._alone_since
         is_due = not self._scanner.unsettled and self.freeze()
-        is_late = now - self._alone_since >= _ALONE_S
-        if not is_due and is_late and now - self._scanner.changed_at >= _PAUSE_S:
+        if not is_due and self._growth.is_late(self._scanner.changed_at):
             # They save one after the other: the end of a save may never be seen.
             self._freeze.begin()
             is_due = True
         if is_due:
-            self._is_ended = True
-            self._end_ranks()
+            self._growth.end()
 
     @property
     def orders(self) -> Orders:
