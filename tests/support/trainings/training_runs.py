@@ -376,11 +376,18 @@ class TrainingRuns:
         assert self.join() == [0] * size, self.log()
 
     def join(self, timeout: float = PATIENCE_S) -> list[int | None]:
-        """Return the exit codes of the attempt's ranks, killed after the timeout."""
+        """Return the exit codes of the attempt's ranks.
+
+        Those that have not ended after the timeout have None, and are killed; where they stood is
+        in the log.
+        """
         end = time.monotonic() + timeout
         for process in self.ranks:
             process.join(max(0.0, end - time.monotonic()))
         codes = [process.exitcode for process in self.ranks]
+        if None in codes:
+            self.signal(signal.SIGUSR1)  # of `enter_rank`
+            time.sleep(1)
         self.kill()
         return codes
 
