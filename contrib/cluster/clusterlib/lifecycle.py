@@ -45,11 +45,18 @@ echo "$usable"
 USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "drained", "draining")
 
 
+def build(name: str, slurm: SlurmBuild) -> None:
+    """Build what changed, after another process that builds for the same cluster."""
+    with _one_at_a_time(f"build-{name}"):
+        ensure_engine()
+        build_image(name, slurm)
+
+
 def up(name: str, layout: Layout, slurm: SlurmBuild) -> None:
     """Build what changed, create or replace what changed, return when every node is usable."""
-    ensure_engine()
-    build_image(name, slurm)
-    with task("containers"), _one_at_a_time():
+    build(name, slurm)
+    # Two clusters that are created at once would choose the same subnet.
+    with task("containers"), _one_at_a_time("clusters"):
         layout = replace(layout, subnet=_subnet(name), slurm=slurm.release)
         document = json.dumps(compose_file(name, layout)).encode()
         run(*compose(), "-p", name, "-f", "-", "up", "-d", "--remove-orphans", stdin=document)
@@ -186,9 +193,9 @@ def _check_alive(name: str) -> None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Wait for other clusters that are being created: two would choose the same subnet."""
-    lock = Path(tempfile.gettempdir(), f"slurm-elastic-clusters-{os.getuid()}.lock")
+def _one_at_a_time(what: str) -> Iterator[None]:
+    """Wait for this user's other processes that do the same."""
+    lock = Path(tempfile.gettempdir(), f"slurm-elastic-{what}-{os.getuid()}.lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -42,9 +43,12 @@ def test_cosmoflow_keeps_and_sends_what_the_layer_sizes_imply(
     assert plain.parameters / 1e6 == pytest.approx(parameters_m, rel=0.002)
 
 
-@pytest.mark.parametrize("network", [_cosmoflow(128), _unet(64)], ids=["cosmoflow", "unet"])
+@pytest.mark.parametrize(("traced", "width"), [(_cosmoflow, 128), (_unet, 64)])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_keeps_its_share_and_planes_beside_it(network: VolumeNetwork, ranks: int) -> None:
+def test_a_rank_keeps_its_share_and_planes_beside_it(
+    traced: Callable[[int], VolumeNetwork], width: int, ranks: int
+) -> None:
+    network = traced(width)
     alone, cut = group_memory(network, (1, 1, 1)), group_memory(network, (ranks, 1, 1))
     assert alone.planes == 0
     assert cut.weights == alone.weights == 16 * network.parameters
