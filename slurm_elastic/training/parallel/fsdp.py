@@ -159,7 +159,8 @@ class FullyShardedParallel:
     @property
     def reduced_bytes(self) -> int:
         """See `ParallelStrategy`."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        trained = (p for p in self.model.parameters() if p.requires_grad)
+        return sum(p.numel() * p.element_size() // self._sharers(p) for p in trained)
 
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
@@ -221,7 +222,7 @@ class FullyShardedParallel:
         # Torch adds up no norms of two meshes: what a replica's ranks do not share, all have.
         shared, own = [], []
         for gradient in self._gradients():
-            (shared if gradient.device_mesh.ndim > 1 else own).append(gradient.to_local())
+            (shared if self._sharers(gradient) > 1 else own).append(gradient.to_local())
         device = self._rank_group.device
         square = squared_norm(shared).to(device) + squared_norm(own).to(device) / self._tensor
         with self._signals.tolerate_ending_peers():
@@ -247,6 +248,10 @@ class FullyShardedParallel:
             self._rank_mesh.forget_groups()
         # torch keeps meshes for good, with results of theirs, but needs their groups no more.
         getattr(self._mesh, "_pg_registry", {}).clear()
+
+    def _sharers(self, part: Any) -> int:
+        """Return how many ranks of a replica share the tensor, of which this is a part."""
+        return self._tensor if part.device_mesh.ndim > 1 else 1
 
     def _gradients(self) -> list[Any]:
         """Return the gradients of this rank's parts, DTensors."""

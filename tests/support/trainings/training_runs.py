@@ -133,6 +133,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
             if rank == 0:
                 where = {"world": job.world_size, "layout": job.layout}
+                where |= {"reduced_bytes": job.reduced_bytes}
                 losses.write(json.dumps(line | {"loss": loss} | where) + "\n")
             if not (out / HURRY).exists():
                 time.sleep(options.get("step_s", 0.0))

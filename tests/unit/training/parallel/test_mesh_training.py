@@ -16,7 +16,14 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CompleteCheckpoint,
 )
 from slurm_elastic.training.parallel import fsdp
-from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import (
+    EPOCHS,
+    SAMPLES,
+    STEPS,
+    FakeLauncher,
+    TrainingRuns,
+    lines,
+)
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 MESH: dict[str, Any] = {"tensor": 2, "shard": True}
@@ -118,6 +125,9 @@ def test_a_script_that_asks_for_both_reports_the_plan(
     assert launcher.wait_for("training")["plan"] == "2x1+tensor=2+shard=full"
     assert "tensor=2: 2 layers are divided among 2 ranks" in runs.log()
     assert "tensor-parallel products: " in runs.log()
+    # 176 of 180 parameters are divided between two ranks.
+    sent = {line["reduced_bytes"] for line in lines(runs.out / "losses.jsonl")}
+    assert sent == {4 * (176 // 2 + 4)}
 
 
 def test_mixed_precision_of_the_script_is_kept(tmp_path: Path) -> None:
@@ -147,6 +157,12 @@ def test_with_an_old_torch_ranks_share_weights_and_divide_nothing(runs: Training
     assert runs.layouts() == ["2x1"]
     assert isinstance(newest(runs).index["model.front.weight"][0], list)  # two halves
     assert len(newest(runs).index["model.front.weight"]) == 2
+
+
+def test_layers_that_may_be_frozen_are_divided_by_replicas_only(runs: TrainingRuns) -> None:
+    runs.run(4, epochs=1, directive="4,freeze=auto", **MESH)
+    assert "tensor=2: layers that may be frozen are not divided; each rank is a rep" in runs.log()
+    assert runs.layouts() == ["4x1"]
 
 
 @pytest.mark.parametrize(
