@@ -220,7 +220,8 @@ class FullyShardedParallel:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
             return
         # Torch adds up no norms of two meshes: what a replica's ranks do not share, all have.
-        shared, own = [], []
+        shared: list[torch.Tensor] = []
+        own: list[torch.Tensor] = []
         for gradient in self._gradients():
             (shared if self._sharers(gradient) > 1 else own).append(gradient.to_local())
         device = self._rank_group.device
