@@ -46,11 +46,13 @@ class MicroBatchSlice:
         number: index among the micro-batches of the step.
         span: its samples, as positions within the step.
         counts: whether this rank computes its loss; of ranks that share samples, the first one.
+        padding: its loss has no weight; it makes the number of passes equal to that of others.
     """
 
     number: int
     span: range
     counts: bool = True
+    padding: bool = False
 
 
 class BatchSplit(Protocol):

@@ -113,9 +113,10 @@ def init(
             the directive says `parallel=spatial` or there is none; None: all of a group's ranks
             along the first dimension (docs/spatial.md).
         keep_slabs: with spatial groups: keep what a rank has read of samples in memory.
-        tensor: without stages and `shard`: so many ranks share the weights of linear layers and
-            attention; every rank is a replica where the number of ranks is no multiple, or layers
-            may be frozen (docs/training-memory.md).
+        tensor: without stages: so many ranks share the weights of linear layers and attention, and
+            with `shard` each divides its part with the other replicas; every rank is a replica
+            where the number of ranks is no multiple, or layers may be frozen
+            (docs/training-memory.md).
         tensor_styles: how they share layers, by name or pattern of names, such as
             {"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"}; None: pairs that torch's own
             modules show, attention, and large linear layers.

@@ -227,10 +227,11 @@ class TrainingBuilder:
         if divided:
             loader = replace(loader, ranks_per_sample=choice.tensor)
         staged = choice.staged or (self._schedule == "pipedream" and bool(self._layers))
-        sharded = settings.shard and not (staged or slabs or divided) and rank_group.size > 1
+        # A single replica has nobody to divide with.
+        sharded = settings.shard and not (staged or slabs) and rank_group.size > choice.tensor
         if sharded and (reason := unsupported()):
             sharded = False
-            self._log(f"{reason}; every rank holds the whole model")
+            self._log(f"{reason}; every {'replica' if divided else 'rank'} holds the whole model")
         sliced = settings.overlap == SLICED and not (staged or sharded or slabs or divided)
         sliced = sliced and rank_group.size > 1
         if not staged:
@@ -307,6 +308,7 @@ class TrainingBuilder:
         return TrainingParts(
             checkpoint=checkpoint,
             strategy=strategy,
+            plan=str(choice.used_plan(sharded=sharded) or ""),
             layout_agreement=layout_agreement,
             full_model=full_model,
             optimizer=self._optimizer,
@@ -415,12 +417,21 @@ class TrainingBuilder:
                 log=self._log,
                 **settings,
             )
-        if sharded:
-            return FullyShardedParallel(model, optimizer, self._loss_fn, **settings)
         if sliced:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
         overlap = overlap_on(self._rank_group.device.type, overlap)
+        if sharded:
+            return FullyShardedParallel(
+                model,
+                optimizer,
+                self._loss_fn,
+                tensor=choice.tensor,
+                styles=self._tensor_styles,
+                overlap=overlap,
+                log=self._log,
+                **settings,
+            )
         if choice.tensor > 1:
             return TensorParallel(
                 model,

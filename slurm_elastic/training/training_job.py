@@ -108,11 +108,7 @@ class TrainingJob:
         self._restore_manifest_values()
         self._freezer = self._make_freezer(parts.full_model, parts.freezing)
         strategy.join(fresh=cursor is None and not rank_group.companion)
-        reporter.set_fields(
-            gpus=rank_group.size,
-            layout=self.layout,
-            plan=str(parts.layout_agreement.choice.used_plan or ""),
-        )
+        reporter.set_fields(gpus=rank_group.size, layout=self.layout, plan=parts.plan)
         self._live: LiveTraining | RebuiltTraining
         if parts.rebuilding is not None:
             self._live = parts.rebuilding.training

@@ -48,6 +48,7 @@ class TrainingParts:
 
     Attributes:
         checkpoint: from which the training goes on; None: it begins.
+        plan: text of the execution plan; "": the layout says it all.
         full_model: not divided.
         obstacle: code of the reason why the ranks cannot change in place, or "".
         rebuilding: None: no change divides the model anew.
@@ -57,6 +58,7 @@ class TrainingParts:
 
     checkpoint: CompleteCheckpoint | None
     strategy: ParallelStrategy
+    plan: str
     layout_agreement: LayoutAgreement
     full_model: torch.nn.Module
     optimizer: torch.optim.Optimizer

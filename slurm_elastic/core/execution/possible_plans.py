@@ -6,11 +6,15 @@
 >>> able = SupportedOptions(stages=4, tensor=True)
 >>> [str(plan) for plan in possible_plans(job, able, (2, 2))]
 ['4x1', '2x2', '2x1+tensor=2', '1x4', '1x2+tensor=2']
+>>> able = SupportedOptions(tensor=True, shard=True, mesh=True)
+>>> [str(plan) for plan in possible_plans(Directive.parse("2-8,plan=auto"), able, (2, 2))]
+['4x1+shard=full', '2x1+tensor=2', '2x1+tensor=2+shard=full']
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
@@ -51,7 +55,10 @@ def possible_plans(
     for count, tensor in shapes:
         layout = LayoutText((gpus // (count * tensor),) * count)
         # A layout alone leaves every option to the script.
-        plans.append(ExecutionPlan(layout, tensor, recompute=supported.recompute and tensor > 1))
+        plan = ExecutionPlan(layout, tensor, recompute=supported.recompute and tensor > 1)
+        plans.append(plan)
+        if supported.mesh and count == 1 and tensor > 1 and plan.replicas > 1:
+            plans.append(replace(plan, sharding=Sharding.FULL))
     if supported.shard and gpus > 1:
         layout = LayoutText((gpus,))
         sharded = ExecutionPlan(layout, sharding=Sharding.FULL, recompute=supported.recompute)

@@ -6,6 +6,7 @@ Words, separated by commas, each of which allows a part of a plan
     stages=N     the model can be cut into up to N pipeline stages
     tensor       layers can be divided among ranks (tensor=2, 4 or 8)
     shard        replicas can divide parameters (shard=full)
+    mesh         both at once (tensor=2+shard=full): older libraries can do each, but not both
     recompute    the script asks for recomputation: each plan with options has to name it
 
 A word that is missing is not possible. Unknown words are ignored: a newer library may send more.
@@ -16,7 +17,7 @@ A word that is missing is not possible. Unknown words are ignored: a newer libra
 >>> str(options)
 'stages=6,tensor,recompute'
 >>> SupportedOptions.parse("")
-SupportedOptions(stages=1, tensor=False, shard=False, recompute=False)
+SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, recompute=False)
 >>> SupportedOptions.parse("stages=1")
 Traceback (most recent call last):
     ...
@@ -43,7 +44,7 @@ _MOST_TEXT = 128
 _WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", re.ASCII)
 _STAGES = re.compile("[1-9][0-9]{0,3}", re.ASCII)
 #: Words without a value, in the order of the canonical text.
-_FLAGS = ("tensor", "shard", "recompute")
+_FLAGS = ("tensor", "shard", "mesh", "recompute")
 
 
 class SupportedOptionsError(InvalidInputError):
@@ -58,6 +59,7 @@ class SupportedOptions:
         stages: most pipeline stages that the model can be cut into; 1: it cannot be cut.
         tensor: whether layers can be divided among 2, 4 or 8 ranks.
         shard: whether replicas can divide parameters.
+        mesh: whether replicas whose ranks share layers can do so, too.
         recompute: whether the script itself asks for recomputation, which each plan has to keep.
 
     Raises:
@@ -67,6 +69,7 @@ class SupportedOptions:
     stages: int = 1
     tensor: bool = False
     shard: bool = False
+    mesh: bool = False
     recompute: bool = False
 
     def __post_init__(self) -> None:

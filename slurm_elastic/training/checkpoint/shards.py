@@ -5,10 +5,15 @@ A plain tensor is held whole. A DTensor, such as a parameter under
 for each dimension of its mesh that it is sharded over. Nothing here imports
 `torch.distributed.tensor`, which is slow: where there is a DTensor it has been
 imported.
+
+On a mesh of replicas and tensor-parallel ranks, FSDP2 cuts the part of each
+rank again: the cut over the replicas, the first dimension of the mesh, comes
+last. Torch's name for that placement is `_StridedShard`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +34,8 @@ def local_part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
         One offset per dimension, in elements, and a plain tensor, not copied.
 
     Raises:
-        ShardError: a DTensor with other placements than `Shard` and `Replicate`.
+        ShardError: a DTensor with other placements than `Shard`, `Replicate`, and `_StridedShard`
+            of equal parts.
     """
     tensor = tensor.detach()
     if not is_cut(tensor):
@@ -77,19 +83,45 @@ def _bounds(tensor: Any) -> list[tuple[int, int]]:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         raise ShardError("a tensor's mesh is invalid: expected one that contains this rank")
-    for i, placement in enumerate(tensor.placements):
-        if placement.is_replicate():
-            continue
-        if type(placement).__name__ != "Shard":
-            raise ShardError(
-                f"a tensor's placement {placement} is invalid: expected Shard or Replicate"
-            )
-        start, count = bounds[placement.dim]
+    for i in _cuts(tensor):
+        dim = tensor.placements[i].dim
+        start, count = bounds[dim]
         step = -(-count // tensor.device_mesh.size(i))
         first = min(count, step * coordinate[i])
         last = min(count, step * (coordinate[i] + 1))
-        bounds[placement.dim] = (start + first, last - first)
+        bounds[dim] = (start + first, last - first)
     return bounds
+
+
+def _cuts(tensor: Any) -> list[int]:
+    """Return the dimensions of the mesh that a tensor is cut over, in the order of the cuts.
+
+    Raises:
+        ShardError: it has other placements, or `_StridedShard` of unequal parts.
+    """
+    order: list[int] = []
+    for i in reversed(range(tensor.device_mesh.ndim)):
+        placement = tensor.placements[i]
+        kind = type(placement).__name__
+        if placement.is_replicate():
+            continue
+        if kind == "Shard":
+            order.insert(0, i)
+        elif kind == "_StridedShard":
+            dim, factor = placement.dim, placement.split_factor
+            # It cuts the parts that the dimensions of the mesh to the right of it make.
+            sizes = [tensor.device_mesh.size(j) for j in order if tensor.placements[j].dim == dim]
+            if math.prod(sizes) != factor or tensor.shape[dim] % factor:
+                raise ShardError(
+                    f"a tensor of {tuple(tensor.shape)}: placement {placement} is invalid: expected"
+                    " one that cuts equal parts of another dimension of the mesh"
+                )
+            order.append(i)
+        else:
+            raise ShardError(
+                f"a tensor's placement {placement} is invalid: expected Shard or Replicate"
+            )
+    return order
 
 
 def _slice(full: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:

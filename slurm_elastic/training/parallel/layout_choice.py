@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
+from slurm_elastic.core.execution.execution_plan import (
+    ExecutionPlan,
+    ExecutionPlanError,
+    Sharding,
+)
 from slurm_elastic.core.layers import LayerProfile
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.training.pipeline import StageLayout
@@ -96,11 +100,15 @@ class LayoutChoice:
     tensor: int = 1
     plan: ExecutionPlan | None = None
 
-    @property
-    def used_plan(self) -> ExecutionPlan | None:
-        """The execution plan as far as it is known here; None: the layout says it all."""
+    def used_plan(self, *, sharded: bool) -> ExecutionPlan | None:
+        """Return the execution plan as far as it is known; None: the layout says it all.
+
+        Args:
+            sharded: replicas divide parameters.
+        """
         if self.plan is None and self.tensor > 1:
-            return ExecutionPlan(self.text, tensor=self.tensor)
+            sharding = Sharding.FULL if sharded else Sharding.NONE
+            return ExecutionPlan(self.text, tensor=self.tensor, sharding=sharding)
         return self.plan
 
     @property

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.training.parallel import unsharding
+from slurm_elastic.training.parallel.rank_mesh import RankMesh
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.subgroup import subgroup
 from slurm_elastic.training.tensor.chunked_products import Chunking
 from slurm_elastic.training.tensor.divided_layers import DividedLayers
 from slurm_elastic.training.tensor.layer_styles import LayerStyle, check_styles, layer_styles
+
+#: What torch says where a model computes with a DTensor and a plain tensor.
+_MIXED = "got mixed torch.Tensor and DTensor"
 
 
 class SharedLayers:
@@ -28,6 +33,7 @@ class SharedLayers:
         tied: names of parameters that several stages have.
         rank_group: all ranks, connected.
         chunking: of the products.
+        mesh: of replicas and groups, where both divide parameters; None: groups only do.
         log: takes one line for the job's log, on rank 0.
 
     Attributes:
@@ -48,6 +54,7 @@ class SharedLayers:
         tied: Sequence[str] = (),
         rank_group: RankGroup,
         chunking: Chunking,
+        mesh: RankMesh | None = None,
         log: Callable[[str], None],
     ) -> None:
         check_separate_updates(optimizer)
@@ -58,7 +65,11 @@ class SharedLayers:
             count = sum(map(len, chosen))
             log(f"tensor={size}: {count} layers are divided among {size} ranks")
         world = range(rank_group.size)
-        self.group = subgroup(rank_group, [world[i : i + size] for i in world[::size]])
+        self.group = (
+            mesh.group
+            if mesh
+            else subgroup(rank_group, [world[i : i + size] for i in world[::size]])
+        )
         for number in held:
             values = stages[number].state_dict().values()
             self.group.broadcast(values, "taking the values of the first rank of a group")
@@ -71,6 +82,7 @@ class SharedLayers:
                 self.group,
                 name=f"tensor{number}{rank_group.prefix}",
                 chunking=chunking,
+                mesh=mesh.group_mesh if mesh else None,
             )
             for number in held
         ]
@@ -89,6 +101,25 @@ class SharedLayers:
             divided.undo()
         for whole in self._wholes:
             whole.restore()
+
+
+@contextlib.contextmanager
+def weights_used_by_layers() -> Iterator[None]:
+    """Run passes of a model with divided layers.
+
+    Raises:
+        InvalidInputError: the model computes with the weights of such a layer itself.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _MIXED not in str(error):
+            raise
+        raise InvalidInputError(
+            "tensor: the model computes with the weights of a divided layer itself: expected that"
+            " it calls the layer; leave the layer out, by"
+            " tensor_styles={'name of the layer': 'whole'}"
+        ) from error
 
 
 def _check_ends(

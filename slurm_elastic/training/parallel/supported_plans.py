@@ -58,10 +58,13 @@ def supported_options(
         return SupportedOptions(recompute=recompute)
     with_parameters = sum(any(True for _ in module.parameters()) for _, module in layers)
     parts = type(optimizer) in _OPTIMIZERS and not _compiled(model)
+    tensor = parts and not undivided and _divisible(model, optimizer, styles)
+    shard = parts and _shardable(model)
     return SupportedOptions(
         stages=min(max(1, with_parameters), MAX_STAGES),
-        tensor=parts and not undivided and _divisible(model, optimizer, styles),
-        shard=parts and _shardable(model),
+        tensor=tensor,
+        shard=shard,
+        mesh=tensor and shard,
         recompute=recompute,
     )
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.gradient_noise import squared_norm
@@ -19,7 +18,7 @@ from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
 from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, LossFunction
-from slurm_elastic.training.parallel.shared_layers import SharedLayers
+from slurm_elastic.training.parallel.shared_layers import SharedLayers, weights_used_by_layers
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.subgroup import subgroup
 from slurm_elastic.training.sampler import BatchSplit, GroupSplit
@@ -27,9 +26,6 @@ from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
 from slurm_elastic.training.tensor.chunk_choice import ChunkChoice
 from slurm_elastic.training.tensor.own_parameter import OwnParameter
-
-#: What torch says where a model computes with a DTensor and a plain tensor.
-_MIXED = "got mixed torch.Tensor and DTensor"
 
 
 class TensorParallel:
@@ -165,7 +161,7 @@ class TensorParallel:
 
     def _passes(self, batch: Batch) -> torch.Tensor:
         """Run the passes of this rank's micro-batches; return the sum of the losses."""
-        try:
+        with weights_used_by_layers():
             return run_passes(
                 self.model,
                 self._loss_fn,
@@ -174,11 +170,3 @@ class TensorParallel:
                 step_profiler=self._step_profiler,
                 before_last=lambda: None,
             )
-        except RuntimeError as error:
-            if _MIXED not in str(error):
-                raise
-            raise InvalidInputError(
-                "tensor: the model computes with the weights of a divided layer itself: expected"
-                " that it calls the layer; leave the layer out, by"
-                " tensor_styles={'name of the layer': 'whole'}"
-            ) from error

@@ -78,10 +78,23 @@ def _autocast(inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor,
 def _summed(
     left: torch.Tensor, right: torch.Tensor, group: Subgroup, chunks: int
 ) -> tuple[torch.Tensor, list[StartedCollective]]:
-    """Return a product whose rows are being summed over the group, and what is to be waited for."""
-    product = left.new_empty(left.shape[0], right.shape[1])
+    """Return a product that is being summed over the group, and what is to be waited for.
+
+    It is no view of another tensor: modules after it may change it in place.
+
+    Args:
+        left: shape (..., n).
+        right: shape (n, columns).
+        group: of this rank.
+        chunks: of the rows.
+    """
+    product = left.new_empty(*left.shape[:-1], right.shape[1])
     started = []
-    rows = zip(left.chunk(chunks), product.chunk(chunks), strict=True)
+    rows = zip(
+        left.reshape(-1, left.shape[-1]).chunk(chunks),
+        product.view(-1, right.shape[1]).chunk(chunks),
+        strict=True,
+    )
     for part, result in rows:
         torch.mm(part, right, out=result)
         started.append(group.start_sum(result, _OPERATION))
@@ -95,12 +108,11 @@ class _RowProduct(torch.autograd.Function):  # type: ignore[misc] # torch is unt
     def forward(
         ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, group: Subgroup, chunks: int
     ) -> torch.Tensor:
-        tokens = inputs.reshape(-1, inputs.shape[-1])
-        product, started = _summed(tokens, weight.t(), group, chunks)
+        product, started = _summed(inputs, weight.t(), group, chunks)
         ctx.save_for_backward(inputs, weight)
         for work in started:
             group.wait(work)
-        return product.view(*inputs.shape[:-1], weight.shape[0])
+        return product
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -130,9 +142,7 @@ class _ColumnProduct(torch.autograd.Function):  # type: ignore[misc] # torch is 
         of_inputs = of_weight = None
         started: list[StartedCollective] = []
         if ctx.needs_input_grad[0]:
-            tokens = gradient.reshape(-1, gradient.shape[-1])
-            product, started = _summed(tokens, weight, ctx.group, ctx.chunks)
-            of_inputs = product.view(inputs.shape)
+            of_inputs, started = _summed(gradient, weight, ctx.group, ctx.chunks)
         if ctx.needs_input_grad[1]:
             of_weight = _of_weight(gradient, inputs)
         for work in started:

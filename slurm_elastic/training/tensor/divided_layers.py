@@ -39,6 +39,7 @@ class DividedLayers:
         group: of this rank, of more than one.
         name: of the mesh of the group; another one in each division of a process.
         chunking: of the tokens.
+        mesh: of the group, part of a larger one; None: a mesh of its own.
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class DividedLayers:
         *,
         name: str,
         chunking: Chunking,
+        mesh: Any = None,
     ) -> None:
         from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 - slow
 
-        self._mesh: Any = DeviceMesh.from_group(
-            group.process_group, group.device.type, mesh_dim_names=(name,)
-        )
+        if mesh is None:
+            mesh = DeviceMesh.from_group(
+                group.process_group, group.device.type, mesh_dim_names=(name,)
+            )
+        self._mesh: Any = mesh
         modules = dict(model.named_modules())
         self._changed: list[nn.Module] = []
         # Torch's transformer layers would compute with the weights themselves while they evaluate.

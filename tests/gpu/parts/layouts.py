@@ -45,6 +45,8 @@ SHARED = {
     2: ["1x1", "1x1+tensor=2", "2x1", "1x1+tensor=2+recompute"],
     4: ["1x1+tensor=2", "2x1+tensor=2", "1x2+tensor=2", "1x1+tensor=4", "1x1"],
 }
+#: The same, of replicas of such ranks that divide parameters.
+MESH = ["2x1+tensor=2+shard=full", "4x1+shard=full", "2x1+tensor=2+shard=full+recompute", "1x1"]
 
 
 def run(setting: KitSetting, rows: RowWriter) -> None:
@@ -68,6 +70,10 @@ def run(setting: KitSetting, rows: RowWriter) -> None:
             _compare(rows, "shared weights (tensor=N)", shared, setting, reference, **options)
             # They leave in buckets after the steps in which layers are measured.
             _compare(rows, "gradients in buckets", [f"{most}x1"], setting, reference, **options)
+        if reason := no_sharding(most) or ("needs 4 GPUs" if most < 4 else ""):
+            rows.not_run("mesh (tensor=N, shard=full)", reason)
+        else:
+            _compare(rows, "mesh (tensor=N, shard=full)", MESH, setting, reference)
     with rows.trial("dropout"):
         same = [f"{most}x1"]
         reference = _walk(setting, "dropout", same, dropout=0.2)

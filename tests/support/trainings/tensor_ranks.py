@@ -75,6 +75,14 @@ def cases() -> dict[str, tuple[nn.Module, Call, dict[str, str], int]]:
     own = {"fc1": "colwise", "fc*": "rowwise"}
     return {
         "pair": (pair(nn.GELU(), nn.Dropout(0.0)), itself, {}, 2),
+        "pair, its output changed in place": (
+            nn.Sequential(
+                nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH, bias=False), nn.ReLU(inplace=True)
+            ),
+            itself,
+            {},
+            2,
+        ),
         "pair with a norm between": (pair(nn.LayerNorm(24)), itself, {}, 0),
         "large layer": (nn.Sequential(nn.Linear(WIDTH, 6000)), itself, {}, 1),
         "own block": (OwnBlock(24), itself, {}, 0),

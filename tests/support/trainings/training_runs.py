@@ -133,6 +133,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
             if rank == 0:
                 where = {"world": job.world_size, "layout": job.layout}
+                where |= {"reduced_bytes": job.reduced_bytes}
                 losses.write(json.dumps(line | {"loss": loss} | where) + "\n")
             if not (out / HURRY).exists():
                 time.sleep(options.get("step_s", 0.0))
@@ -226,6 +227,26 @@ class WeightsUsedDirectly(torch.nn.Module):
         return torch.nn.functional.linear(x, self.inner.weight)
 
 
+class HalfPrecision(torch.nn.Module):
+    """Two layers whose products are computed in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, LABELS)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.pair(x).float()
+
+
+def half(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
+    """Return a model that computes in mixed precision, and points to classify."""
+    layers: list[tuple[str, torch.nn.Module]] = [("only", HalfPrecision())]
+    return layers, torch.utils.data.TensorDataset(*labelled_points(generator))
+
+
 def direct(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
     """Return a model that does not call its layer, and points to classify."""
     layers: list[tuple[str, torch.nn.Module]] = [("only", WeightsUsedDirectly())]
@@ -283,6 +304,7 @@ MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
     "tied": tied,
     "transformer": transformer,
     "direct": direct,
+    "half": half,
     "cosmology": cosmology,
     "segmentation": segmentation,
 }
@@ -311,11 +333,20 @@ def sgd(parameters: Any) -> Any:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+def plain_sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
 def foreach(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, foreach=True)
 
 
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd, "foreach": foreach}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "adamw": adamw,
+    "sgd": sgd,
+    "plain-sgd": plain_sgd,
+    "foreach": foreach,
+}
 
 
 class TrainingRuns:

@@ -220,6 +220,9 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
         "layout 4x1+shard=full+recompute",
     )
     assert (site.orders().layout, site.orders().plan) == ("4x1", "4x1+shard=full+recompute")
+    both = "2x1+tensor=2+shard=full"
+    assert site.update(layout=both) == (True, f"layout {both}")
+    assert (site.orders().layout, site.orders().plan) == ("2x1", both)
     # A layout alone ends the options.
     assert site.update(layout="2x2") == (True, "layout 2x2")
     assert (site.orders().layout, site.orders().plan) == ("2x2", "")
@@ -231,7 +234,7 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ("2x1+tensor=2+shard=full", "tensor=N cannot be trained with together with shard="),
+        ("2x1+tensor=2+shard=optimizer", "shard=optimizer cannot be trained with together with"),
         ("4x1+shard=offload", "shard=offload cannot be trained with"),
         ("2x2+shard=optimizer", "shard=optimizer needs one stage"),
         ("4x1+shard", "option 'shard' is invalid"),

@@ -40,6 +40,23 @@ def test_what_a_training_cannot_carry_out_is_left_out():
     assert plans("1-8,parallel=hybrid", SupportedOptions(stages=2), gpus=4) == ["4x1", "2x2"]
 
 
+@pytest.mark.parametrize(
+    ("directive", "gpus", "nodes", "expected"),
+    [
+        ("1-8", 2, 1, ["2x1+shard=full", "1x1+tensor=2"]),
+        (
+            *("1-8", 4, 1),
+            ["4x1+shard=full", "2x1+tensor=2", "2x1+tensor=2+shard=full", "1x1+tensor=4"],
+        ),
+        ("1-8", 4, 4, ["4x1+shard=full"]),
+        ("4,parallel=pipeline", 4, 1, ["1x4", "1x2+tensor=2", "1x1+tensor=4"]),
+    ],
+)
+def test_replicas_of_ranks_that_share_weights_divide_parameters(directive, gpus, nodes, expected):
+    both = SupportedOptions(stages=4, tensor=True, shard=True, mesh=True)
+    assert plans(directive, both, gpus=gpus, nodes=nodes) == expected
+
+
 def test_a_script_that_recomputes_does_so_in_every_plan():
     able = SupportedOptions(stages=2, tensor=True, recompute=True)
     # A layout alone leaves the option to the script.

@@ -15,6 +15,7 @@ options = st.builds(
     stages=st.integers(1, MAX_STAGES),
     tensor=st.booleans(),
     shard=st.booleans(),
+    mesh=st.booleans(),
     recompute=st.booleans(),
 )
 
@@ -45,6 +46,7 @@ def test_any_text_has_options_or_one_line(text):
     [
         ("", ""),
         ("recompute,shard,tensor,stages=6", "stages=6,tensor,shard,recompute"),
+        ("mesh,shard,tensor", "tensor,shard,mesh"),
         ("expert=8,stages=4096,context", "stages=4096"),
         ("later", ""),
     ],

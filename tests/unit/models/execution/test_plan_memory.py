@@ -34,6 +34,9 @@ def test_state_is_divided_as_the_plan_says():
     assert memory("8x1+shard=optimizer").weights == 2e9
     full = memory("8x1+shard=full")
     assert full.weights == pytest.approx(2e9 / 8 + 2e9 / 24)
+    both = memory("4x1+tensor=2+shard=full")
+    assert both.weights == pytest.approx(2e9 / 8 + 2e9 / 2 / 24)
+    assert both.optimizer == full.optimizer
     offload = memory("8x1+shard=offload")
     assert (offload.optimizer, offload.host) == (0.0, pytest.approx(14e9 / 8))
     assert memory("1x4+tensor=2").weights == pytest.approx(2e9 / 8)

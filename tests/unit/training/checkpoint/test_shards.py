@@ -1,12 +1,14 @@
 """Checkpoints of FSDP2: written by several ranks, read by any number, sharded or not."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from slurm_elastic.training.checkpoint import shards
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
@@ -21,10 +23,15 @@ STEPS = 2
 
 
 def network() -> torch.nn.Module:
-    """Return a network of sizes that no number of ranks divides."""
+    """Return a network whose sizes most numbers of ranks do not divide."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 5), torch.nn.LayerNorm(5), torch.nn.Tanh(), torch.nn.Linear(5, 2)
+        torch.nn.Linear(6, 5),
+        torch.nn.LayerNorm(5),
+        torch.nn.Tanh(),
+        torch.nn.Linear(5, 6),
+        torch.nn.Tanh(),
+        torch.nn.Linear(6, 2),
     )
 
 
@@ -41,12 +48,28 @@ def make(mesh: Any) -> TrainingState:
     if mesh is not None:
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
+        if "t" in mesh.mesh_dim_names:
+            mesh = _tensor_parallel(model, mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     return TrainingState(model=model, optimizer=optimizer)
 
 
-def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: int) -> None:
+def _tensor_parallel(model: torch.nn.Module, mesh: Any) -> Any:
+    """Divide layers as torch does; return the mesh of the replicas."""
+    from torch.distributed.tensor.parallel import (  # noqa: PLC0415 - slow
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    parallelize_module(model, mesh["t"], {"3": ColwiseParallel(), "5": RowwiseParallel()})
+    return mesh["s"]
+
+
+def attempt(
+    rank: int, size: int, port: int, root: Path, replicas: int, tensor: int, first: int
+) -> None:
     """Restore, train and save on one rank."""
     log = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
@@ -59,6 +82,8 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     mesh = None
     if size > 1:
         shape, names = ((size,), ("s",)) if replicas == 1 else ((2, size // 2), ("r", "s"))
+        if tensor > 1:
+            shape, names = (size // tensor, tensor), ("s", "t")
         mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=names)
     made = make(mesh)
     made = TrainingState(model=made.model, optimizer=made.optimizer, part=rank)
@@ -92,13 +117,18 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     os._exit(0)
 
 
-def test_checkpoints_pass_between_sharded_and_whole_models(tmp_path: Path) -> None:
+def test_checkpoints_pass_between_whole_sharded_and_tensor_parallel_models(tmp_path: Path) -> None:
     alone = make(None)
     done = 0
-    for size, replicas in ((1, 1), (3, 1), (4, 2), (1, 1)):
+    # Three and two rows of each tensor-parallel rank, over two and three replicas.
+    for size, replicas, tensor in (
+        (1, 1, 1), (3, 1, 1), (4, 2, 1), (4, 1, 2), (6, 1, 2), (3, 1, 1), (6, 1, 3), (1, 1, 1),
+    ):  # fmt: skip
         port = unused_port()
         ranks = [
-            PROCESSES.Process(target=attempt, args=(r, size, port, tmp_path, replicas, done))
+            PROCESSES.Process(
+                target=attempt, args=(r, size, port, tmp_path, replicas, tensor, done)
+            )
             for r in range(size)
         ]
         for process in ranks:
@@ -123,3 +153,39 @@ def test_a_single_rank_saves_every_name(tmp_path: Path) -> None:
     train(one.model, one.optimizer, 0)
     saved = CheckpointDirectory(tmp_path, keep=1, log=print).save(1, one.gather(), {})
     assert differences(one.gather(), saved.read()) == []
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Yield a mesh of 2 replicas and 2 tensor-parallel ranks, of which this process is rank 2."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - slow
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("s", "t"))
+    torch.distributed.destroy_process_group()
+
+
+def on_mesh(mesh: Any, rows: int, placements: Any, here: int) -> torch.Tensor:
+    """Return a DTensor with these rows, some of them here."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow
+
+    local = torch.zeros(here, 3)
+    shape, stride = torch.Size((rows, 3)), (3, 1)
+    return DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
+
+
+def test_a_strided_shard_is_a_part_of_the_part_of_a_tensor_parallel_rank(mesh: Any) -> None:
+    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - slow
+    from torch.distributed.tensor.placement_types import _StridedShard  # noqa: PLC0415 - slow
+
+    strided = _StridedShard(0, split_factor=2)
+    # The second replica has the rest of the first tensor-parallel rank's five rows.
+    first, part = shards.local_part(on_mesh(mesh, 10, (strided, Shard(0)), 2))
+    assert (first, tuple(part.shape)) == ((3, 0), (2, 3))
+    first, _ = shards.local_part(on_mesh(mesh, 8, (Shard(0), Shard(0)), 2))
+    assert first == (4, 0)
+    first, _ = shards.local_part(on_mesh(mesh, 8, (Shard(0), Replicate()), 4))
+    assert first == (4, 0)
+    for rows, placements in ((9, (strided, Shard(0))), (8, (strided, Replicate()))):
+        with pytest.raises(shards.ShardError, match="expected one that cuts equal parts"):
+            shards.local_part(on_mesh(mesh, rows, placements, 2))

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
@@ -19,6 +19,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CompleteCheckpoint,
     open_checkpoint,
 )
+from slurm_elastic.training.parallel.fsdp import unsupported
 from slurm_elastic.training.signals import STOPPED, exit_now
 from tests.support.patience import PATIENCE_S
 from tests.support.trainings.kill_points import KillPoint
@@ -260,6 +261,28 @@ def test_a_training_with_ten_kills_equals_an_undisturbed_one(
     left = [path for path in (runs.out / "ckpt").iterdir() if path.name != "latest"]
     # Two stay, and a third if the last kill came between a save and its end.
     assert len([open_checkpoint(path) for path in left]) <= 3, str(history)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(unsupported()), reason=unsupported())
+@pytest.mark.parametrize("background", [False, True])
+def test_a_training_whose_replicas_and_their_ranks_divide_parameters_survives_kills(
+    runs: TrainingRuns, undisturbed: dict[tuple[str, str], TrainingRuns], background: bool
+) -> None:
+    history = KillHistory(runs, [])
+    options: dict[str, Any] = {"tensor": 2, "shard": True, "background": background}
+    options |= {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1024}
+    draw = random.Random(int(background))
+    operations = draw.sample(range(1, OPERATIONS + 1), 3)
+    for kind in ("file", "line", "file", "time", "start", "file"):
+        kill = _kill(draw, kind, operations)
+        size = draw.choice((4, 4, 6))
+        victims = kill.victims if len(kill.victims) == 1 else tuple(range(size))
+        attempt(runs, replace(kill, size=size, victims=victims), history, **options)
+    runs.start(4, **options)
+    assert runs.join() == [0] * 4, str(history)
+    assert f"resumed from step {history.published} with 4 rank(s), layout 2x1" in runs.log()
+    same(runs, undisturbed["plain", "adamw"], history)
 
 
 def test_a_training_with_five_kills_at_its_end_equals_an_undisturbed_one(

@@ -82,6 +82,20 @@ def test_an_ordered_layout_applies_if_it_fits_ranks_and_layers() -> None:
         assert why in choice.remark
 
 
+def test_an_ordered_plan_divides_parameters_of_groups_that_share_weights() -> None:
+    def ordered(plan: str) -> tuple[str, int, str]:
+        choice = choose(
+            AvailableRanks(4), NET, directive=Directive.parse("4"), ordered=plan, tensor=1
+        )
+        return str(choice.text), choice.tensor, choice.remark or str(choice.plan)
+
+    both = "2x1+tensor=2+shard=full"
+    assert ordered(both) == ("2x1", 2, both)
+    *layout, remark = ordered("2x1+tensor=2+shard=optimizer")
+    assert layout == ["4x1", 1]
+    assert "shard=optimizer cannot be trained with together with tensor=N" in remark
+
+
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match=r"parallel=hybrid in the directive needs layers in order"):
         chosen(2, "1-8,parallel=hybrid", layers=[])

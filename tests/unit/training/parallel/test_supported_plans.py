@@ -71,16 +71,16 @@ def text(
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
-        (pair(nn.ReLU()), {}, "stages=2,tensor,shard"),
+        (pair(nn.ReLU()), {}, "stages=2,tensor,shard,mesh"),
         (nn.Linear(4, 4), {}, "shard"),
-        (nn.Linear(512, 512), {}, "tensor,shard"),
-        (nn.MultiheadAttention(16, 8), {}, "tensor,shard"),
+        (nn.Linear(512, 512), {}, "tensor,shard,mesh"),
+        (nn.MultiheadAttention(16, 8), {}, "tensor,shard,mesh"),
         (nn.MultiheadAttention(16, 4), {}, "shard"),
         (pair(width=12), {}, "stages=2,shard"),
         (pair(nn.BatchNorm1d(8)), {}, "stages=3,shard"),
         (pair(), {"undivided": "a reason"}, "stages=2,shard"),
         (pair(), {"styles": {"?": "whole"}}, "stages=2,shard"),
-        (pair(nn.ReLU()), {"styles": {"1": "whole"}}, "stages=2,tensor,shard"),
+        (pair(nn.ReLU()), {"styles": {"1": "whole"}}, "stages=2,tensor,shard,mesh"),
         (pair(), {"styles": {"0": "colwise", "1": "rowwise"}}, "stages=2,shard"),
         (pair(), {"styles": {"missing": "whole"}}, "stages=2,shard"),
         (pair(), {"optimizer": torch.optim.Rprop}, "stages=2"),
@@ -112,9 +112,9 @@ def test_an_optimizer_of_several_parameters_at_once_does_not_share_layers() -> N
     ("options", "expected"),
     [
         ({"model": "segmentation"}, "shard"),
-        ({}, "stages=2,tensor,shard"),
-        ({"model": "transformer"}, "stages=7,tensor,shard"),
-        ({"model": "transformer", "recompute": True}, "stages=7,tensor,shard,recompute"),
+        ({}, "stages=2,tensor,shard,mesh"),
+        ({"model": "transformer"}, "stages=7,tensor,shard,mesh"),
+        ({"model": "transformer", "recompute": True}, "stages=7,tensor,shard,mesh,recompute"),
         ({"directive": "1-2,freeze=auto"}, ""),
         ({"directive": "1-2,freeze=auto", "recompute": True}, "recompute"),
         ({"schedule": "pipedream"}, ""),
@@ -137,4 +137,4 @@ def test_ranks_under_a_plan_report_what_the_script_allows(
     runs.run(2, launcher=launcher, epochs=1, model="transformer", directive="2", shard=True)
     report = launcher.wait_for("training")
     assert report["plan"] == "1x1+tensor=2+recompute"
-    assert report["supported_options"] == "stages=7,tensor,shard"
+    assert report["supported_options"] == "stages=7,tensor,shard,mesh"

@@ -45,6 +45,18 @@ HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
             {"tensor": 2, "model": "transformer", "recompute": True},
         ),
         ([1, 2, 1], ["1x1", "1x1", "1x1"], {"tensor": 2, "model": "transformer"}),
+        pytest.param(
+            [2, 4, 2],
+            ["1x1", "2x1", "1x1"],
+            {"tensor": 2, "shard": True, "model": "tied", "clip_norm": 0.5, "recompute": True},
+            marks=needs_fsdp,
+        ),
+        pytest.param(
+            [4, 6, 4],
+            ["2x1", "3x1", "2x1"],
+            {"tensor": 2, "shard": True},
+            marks=needs_fsdp,
+        ),
         # Three ranks are replicas, whose gradients leave in buckets.
         (
             [2, 3, 2],
