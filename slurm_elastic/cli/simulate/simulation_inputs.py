@@ -145,7 +145,7 @@ def refusals() -> Iterator[None]:
     from slurm_elastic.simulator.plots import PlotError  # noqa: PLC0415
     from slurm_elastic.simulator.simulation import SimulationError  # noqa: PLC0415
     from slurm_elastic.simulator.truth.restart_costs import RestartCostError  # noqa: PLC0415
-    from slurm_elastic.simulator.workloads.accounting_trace import SacctError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.accounting_row import SacctError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.cluster_text import ClusterError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.generate import GenerateError  # noqa: PLC0415

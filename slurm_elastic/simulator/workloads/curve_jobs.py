@@ -130,9 +130,9 @@ def write(jobs: Iterable[CurveJob], stream: TextIO) -> None:
 def has_curves(path: Path) -> bool:
     """Return whether a workload file has its own curves; False if it cannot be read."""
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            header = [cell.strip() for cell in stream.readline().split(",")]
-    except (OSError, UnicodeDecodeError):
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            header = [cell.strip() for cell in next(csv.reader([stream.readline()]), [])]
+    except (OSError, UnicodeDecodeError, csv.Error):
         return False
     return {"work_h", "scaling"} <= set(header)
 
@@ -144,16 +144,14 @@ def read(path: Path) -> tuple[str, list[CurveJob]]:
         WorkloadError: as of `workload.read`, or an invalid curve or work.
     """
     base = workloads.read(path)
-    rows = {row["name"].strip(): (location, row) for location, row in _rows(path)}
-    return base.name, [_of_row(job, *rows[job.name]) for job in base.jobs]
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        for row in reader:
-            yield f"{path.name}:{reader.line_num}", {k: v or "" for k, v in row.items()}
+    shape = f"must be {','.join(HEADER)}"
+    by_name = {
+        row["name"]: (f"{path.name}:{line}", row)
+        for line, row in workloads.rows(
+            path, HEADER[:5], what="a CSV file of jobs", header_line=shape
+        )
+    }
+    return base.name, [_of_row(job, *by_name[job.name]) for job in base.jobs]
 
 
 def _of_row(job: SubmittedJob, location: str, row: Mapping[str, str]) -> CurveJob:
@@ -164,14 +162,14 @@ def _of_row(job: SubmittedJob, location: str, row: Mapping[str, str]) -> CurveJo
     if not scaling.elastic:
         job = dataclasses.replace(job, job_class=JobClass.RIGID)
     hours = _number(row["work_h"], "work_h", location)
-    most = row.get("most", "").strip()
+    most = row.get("most", "")
     return CurveJob(
         submitted=dataclasses.replace(
             job,
-            user=row.get("user", "").strip() or "user",
+            user=row.get("user", "") or "user",
             most=max(job.gpus, int(_number(most, "most", location) if most else job.gpus * GROW)),
         ),
-        gpu_type=row.get("gpu_type", "").strip(),
+        gpu_type=row.get("gpu_type", ""),
         work_s=hours * _HOUR,
         scaling=scaling,
     )

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
@@ -118,7 +119,7 @@ def rules(text: str) -> CurveRules:
                 ) from None
             raise error from None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ScalingError(f"{text}: {reason}") from None
@@ -127,6 +128,13 @@ def rules(text: str) -> CurveRules:
 
 def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ...]:
     reader = csv.reader(lines)
+    try:
+        return _rules_of(name, reader)
+    except csv.Error as error:
+        raise ScalingError(f"{name}:{reader.line_num}: {error}") from None
+
+
+def _rules_of(name: str, reader: Any) -> tuple[tuple[str, ScalingCurve], ...]:
     header = [cell.strip() for cell in next(reader, [])]
     if header != ["match", "scaling"]:
         raise ScalingError(f"{name}:1: the first line must be: match,scaling")
