@@ -50,8 +50,9 @@ _PAST_FIGURES = tuple(
 #: Figures with a ratio to the first policy.
 _RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
 _AS_IT_WAS = "as it was"
-#: GPUs of a node in the example of --cluster, where a trace does not tell nodes.
+#: GPUs of a node in the example of --cluster, where a file shows more than a node has.
 _USUAL_PER_NODE = 8
+_MOST_PER_NODE = 16
 
 
 @options.verb
@@ -323,9 +324,11 @@ def _compare_past(
         for text, run_figures in runs.items():
             run_figures["ratio"] = _ratios(run_figures, reference[text])
     accounted = _accounted(past)
+    oversized = curve_jobs.oversized(next(iter(jobs.values())), machines, speeds)
     answer = {
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
-        "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
+        "scalings": list(scalings), "first": names[0], "oversized": oversized,
+        "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
     policy_runs = [
         _PolicyRuns(
@@ -365,8 +368,19 @@ def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> lis
             f" {clean(assumed)} and grow to {answer['grow']:g} times what they asked for;"
             f" x: times {answer['first']}'s"
         ),
+        *_oversized_line(answer["oversized"]),
         *_table(rows, _PAST_FIGURES),
     ]
+
+
+def _oversized_line(count: int) -> list[str]:
+    if not count:
+        return []
+    line = (
+        f"{count} of them asked for more GPUs than --cluster has of their type: here they run on"
+        " fewer; name more nodes to have them as they were"
+    )
+    return [line]
 
 
 def _accounted(past: AccountingTrace) -> dict[str, float]:
@@ -387,8 +401,6 @@ def _accounted(past: AccountingTrace) -> dict[str, float]:
 
 def _most_used(past: AccountingTrace) -> str:
     """Return the smallest cluster that holds the GPUs that were in use at once."""
-    from slurm_elastic.simulator.workloads.cluster_text import MAX_PER_NODE  # noqa: PLC0415
-
     peaks: dict[str, tuple[int, int]] = {}
     for kind in sorted({r.gpu_type for j in past.jobs for r in j.runs}):
         runs = [r for j in past.jobs for r in j.runs if r.gpu_type == kind]
@@ -400,7 +412,7 @@ def _most_used(past: AccountingTrace) -> str:
             gpus_held += change
             peak = max(peak, gpus_held)
         each = max(math.ceil(r.gpus / r.nodes) for r in runs)
-        peaks[kind] = (peak, each if each <= MAX_PER_NODE else _USUAL_PER_NODE)
+        peaks[kind] = (peak, each if each <= _MOST_PER_NODE else _USUAL_PER_NODE)
     used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
     example = ",".join(
         f"{kind or 'gpu'}:{math.ceil(peak / each)}x{each}" for kind, (peak, each) in peaks.items()

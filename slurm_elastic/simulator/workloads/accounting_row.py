@@ -17,7 +17,7 @@ COLUMNS = "JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes
 ENDED_WELL = "COMPLETED"
 #: Larger times, run times and numbers are taken for a damaged file.
 LATEST_S = 1e10
-LONGEST_S = 1e9
+LONGEST_S = 3.2e8  # ten years
 MOST_GPUS = 65536
 
 _UNKNOWN_TIMES = frozenset(("", "Unknown", "None", "None assigned", "N/A", "NaT", "nan", "NULL"))

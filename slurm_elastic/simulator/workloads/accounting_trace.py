@@ -42,6 +42,7 @@ LEAST_S = 60.0
 _NOT_ENDED = frozenset(("RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STOPPED"))
 #: Two runs of a job may overlap by this (s): times of a day on which clocks change.
 _OVERLAP_S = 3700.0
+_MOST_SHOWN = 20
 _ELSEWHERE = "submitted outside of the period"
 
 
@@ -160,15 +161,24 @@ def read(
     selection = selection or JobSelection()
     try:
         with input_lines.opened(path, progress) as lines:
-            past = _Lives(selection).trace(_rows(lines, path.name))
+            lives = _Lives(selection)
+            past = lives.trace(_rows(lines, path.name))
     except input_lines.InputFileError as error:
         raise SacctError(str(error)) from None
     if not past.jobs:
-        raise SacctError(f"{path.name}: has no GPU job that ran ({past.summary()}){_advice(past)}")
+        raise SacctError(
+            f"{path.name}: has no GPU job that ran ({past.summary()}){_advice(past, lives)}"
+        )
     return past
 
 
-def _advice(past: AccountingTrace) -> str:
+def _advice(past: AccountingTrace, lives: _Lives) -> str:
+    others = sorted(lives.other_partitions)
+    if others == [""]:
+        return "; the file names no partitions: add Partition to sacct's -o"
+    if others:
+        more = ", …" if len(others) == _MOST_SHOWN else ""
+        return f"; its partitions: {', '.join(others)}{more}"
     if set(past.left_out) <= {"without GPUs", "never started"} and "without GPUs" in past.left_out:
         return "; sacct shows GPUs if AccountingStorageTRES in slurm.conf has gres/gpu"
     return ""
@@ -211,6 +221,8 @@ class _Lives:
         self._without_gpus: dict[str, bool] = {}
         #: Jobs that were submitted before the period.
         self._earlier: set[str] = set()
+        #: Some partitions of which no job was chosen.
+        self.other_partitions: set[str] = set()
         self._left_out: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
 
@@ -240,6 +252,8 @@ class _Lives:
         selection, job_id = self._selection, row.job_id
         if selection.partition is not None and row.partition != selection.partition:
             self._left_out["of other partitions"] += 1
+            if len(self.other_partitions) < _MOST_SHOWN:
+                self.other_partitions.add(row.partition)
             return
         submit = row.submit if row.submit is not None else row.start
         if submit is not None:

@@ -29,6 +29,7 @@ from slurm_elastic.simulator.workloads.application_profiles import (
     TypeTable,
 )
 from slurm_elastic.simulator.workloads.application_profiles import MeasuredCurve as Times
+from slurm_elastic.simulator.workloads.cluster_text import Cluster
 from slurm_elastic.simulator.workloads.scaling_curves import (
     CurveRules,
     ScalingCurve,
@@ -148,7 +149,7 @@ def read(path: Path) -> tuple[str, list[CurveJob]]:
     by_name = {
         row["name"]: (f"{path.name}:{line}", row)
         for line, row in workloads.rows(
-            path, HEADER[:5], what="a CSV file of jobs", header_line=shape
+            path, (*workloads.COLUMNS, "work_h", "scaling"), what="a CSV file", header_line=shape
         )
     }
     return base.name, [_of_row(job, *by_name[job.name]) for job in base.jobs]
@@ -226,6 +227,21 @@ def build(
         profiles[key] = _profile(key, job.work_s, job_tables, restart_s)
         submitted.append(dataclasses.replace(job.submitted, application=key, batch=_BATCH))
     return Workload.of(name, submitted), profiles
+
+
+def oversized(
+    jobs: Iterable[CurveJob], cluster: Cluster, speeds: Mapping[str, float] | None = None
+) -> int:
+    """Return how many jobs requested more GPUs than the cluster has of any type they may use."""
+    return sum(
+        job.submitted.gpus
+        > max(
+            group.gpus
+            for group in cluster
+            if group.gpu_type in _types(job, cluster.types, speeds or {})
+        )
+        for job in jobs
+    )
 
 
 def _types(job: CurveJob, types: Sequence[str], speeds: Mapping[str, float]) -> list[str]:

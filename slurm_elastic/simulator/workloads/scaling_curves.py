@@ -28,6 +28,10 @@ _FORMS = "linear, amdahl:0.95 (the parallel part), none (cannot be resized) or 1
 class ScalingError(InvalidInputError):
     """A curve is invalid; the message names it (file and line) and what is expected."""
 
+    def __init__(self, text: str) -> None:
+        # It quotes a file, whose lines may have any length.
+        super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
