@@ -291,7 +291,7 @@ def _compare_past(
     if inputs.cluster is None:
         raise CliError(f"--cluster is missing; {clean(_most_used(past))}", USAGE)
     machines = simulation_inputs.cluster(inputs, builtin=False)
-    speeds = simulation_inputs.weights(inputs.speeds, "--speeds")
+    speeds = simulation_inputs.type_speeds(inputs.speeds)
     factor = grow or curve_jobs.GROW
     jobs = {
         text: curve_jobs.from_accounting(past, rule, grow=factor, speeds=speeds)

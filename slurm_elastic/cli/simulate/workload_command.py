@@ -112,7 +112,7 @@ def from_sacct(
         past = read_past(
             Path(file), start=start, end=end, partition=partition, completed_only=completed_only
         )
-        factors = simulation_inputs.weights(speeds, "--speeds")
+        factors = simulation_inputs.type_speeds(speeds)
         jobs = curve_jobs.from_accounting(past, curves, grow=grow, speeds=factors)
     stream = io.StringIO()
     curve_jobs.write(jobs, stream)

@@ -172,6 +172,21 @@ def read(
     return past
 
 
+def is_recognised(path: Path) -> bool:
+    """Return whether the first line of a file is of accounting or a trace; it may be invalid."""
+    try:
+        with input_lines.opened(path) as lines:
+            first = next((line for line in lines if line.strip("\0 \t")), "")
+    except input_lines.InputFileError:
+        return False
+    return (
+        first.lstrip()[:1] in ("{", "[")
+        or sacct_text.separator(first) is not None
+        or published_traces.table(first) is not None
+        or published_traces.is_swf(first)
+    )
+
+
 def _advice(past: AccountingTrace, lives: _Lives) -> str:
     others = sorted(lives.other_partitions)
     if others == [""]:

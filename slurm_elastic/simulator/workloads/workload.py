@@ -142,8 +142,10 @@ def rows(
     header = [cell.strip() for cell in next(numbered, (1, []))[1]]
     for column in columns:
         if column not in header:
+            mark = next((m for m in (";", "\t", "|") if any(m in cell for cell in header)), None)
+            commas = f", separated by commas, not by {mark!r}" if mark else ""
             raise WorkloadError(
-                f"{path.name}:1: column {column} is missing; the first line {header_line}"
+                f"{path.name}:1: column {column} is missing; the first line {header_line}{commas}"
             )
     repeated = next((column for column in header if column and header.count(column) > 1), None)
     if repeated is not None:

@@ -191,6 +191,13 @@ BAD = [
     (("simulate", "W", "--restarts", "-1"), "--restarts: -1 is invalid"),
     (("simulate", "W", "--restarts", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--speeds", "a100"), "--speeds: "),
+    (("simulate", "W", "--speeds", "a100=0"), "--speeds: a100=0 is invalid: expected a speed"),
+    (("compare", "--sacct", "S", *CLUSTER, "--speeds", "a100=0"), "--speeds: a100=0 is invalid"),
+    (("workload", "from-sacct", "S", "--speeds", "v100=0"), "--speeds: v100=0 is invalid"),
+    (
+        ("simulate", "S", *CLUSTER),
+        "is accounting or a trace, no workload: selastic compare --sacct",
+    ),
     (("simulate", "W", "--config", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--class", "soft"), "--class"),
     (("simulate", "W", "--interval", "0"), "--interval"),

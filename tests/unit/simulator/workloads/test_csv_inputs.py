@@ -96,6 +96,13 @@ def test_curves_are_seen_under_quoted_titles(tmp_path):
     assert [job.gpu_type for job in curve_jobs.read(path)[1]] == ["a100", ""]
 
 
+def test_a_spreadsheet_of_another_locale(tmp_path):
+    path = tmp_path / "file.csv"
+    path.write_text(JOBS.replace(",", ";"))
+    with pytest.raises(WorkloadError, match=r"separated by commas, not by ';'$"):
+        workload.read(path)
+
+
 def test_a_column_that_stands_twice(tmp_path):
     path = tmp_path / "file.csv"
     path.write_text("name,time,application,num_replicas,batch_size,time\na-0,3,a,1,16,9\n")
