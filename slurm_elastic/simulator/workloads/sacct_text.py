@@ -6,7 +6,9 @@ out. A job's name, or another text of its user, may hold the separator and line 
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +25,15 @@ from slurm_elastic.simulator.workloads.accounting_row import (
 _SEPARATORS = ("|", "\t", ";", ",")
 #: Columns whose text users write: they may hold the separator.
 _USER_TEXTS = ("jobname", "submitline", "comment", "admincomment", "systemcomment", "workdir")
+#: Those of them that may hold line ends where they are the last column.
+_LONG_TEXTS = ("jobname", "submitline", "comment")
 _JOB = re.compile(r"\d+(?:[_+.]\S*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=([0-9]+)")
+_STATE = re.compile(r"[A-Z_]+(?: by \d+)?\+?$|$", re.ASCII)
+#: A row of more lines, or with more separators in its texts, is refused.
 _MOST_LINES = 1000
+_MOST_SEPARATORS = 50
 _TIME_REMEDY = "unset SLURM_TIME_FORMAT when sacct runs"
 
 
@@ -86,33 +93,59 @@ def _checked(columns: list[str], name: str) -> list[str]:
 def _plain_cells(
     lines: Iterator[str], columns: Sequence[str], mark: str, name: str
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row; lines that are too short are a row together."""
-    parts: list[str] = []
-    begin = 0
-    job_index = columns.index("jobid")
-
-    def cut() -> SacctError:
-        cells = " ".join(parts).split(mark)
-        return _cut(f"{name}:{begin}", cells, columns)
-
+    """Yield each row; it has several lines if a text of its user holds line ends."""
+    job_index, width = columns.index("jobid"), len(columns)
+    row, begin = _Row(mark), 2
     for number, line in enumerate(lines, start=2):
         alone = line.split(mark)
-        complete = len(alone) >= len(columns)
-        if parts and (
-            (complete and _JOB.fullmatch(alone[job_index].strip())) or len(parts) > _MOST_LINES
-        ):
-            raise cut()
-        if complete and not parts:
-            yield f"{name}:{number}", alone
-        elif parts or line.strip():
-            begin = begin if parts else number
-            parts.append(line)
-            cells = " ".join(parts).split(mark)
-            if len(cells) >= len(columns):
-                yield f"{name}:{begin}", cells
-                parts = []
-    if parts:
-        raise cut()
+        # The id stands further back where a text before it holds separators.
+        ids = alone[job_index : job_index + 1 + max(0, len(alone) - width)]
+        begins = any(map(_is_begin, ids))
+        complete = len(row.cells) >= width
+        # A text goes on in the next line if it is the last column, or of a row with separators.
+        open_text = (
+            columns[-1] in _LONG_TEXTS
+            or len(row.cells) > width
+            or (complete and not _is_begin(row.cells[job_index]))
+        )
+        if row and complete and (begins or not (line.strip() and open_text)):
+            yield f"{name}:{begin}", row.cells
+            row = _Row(mark)
+        elif row and ((begins and len(alone) >= width) or row.lines > _MOST_LINES):
+            raise _cut(f"{name}:{begin}", row.cells, columns)
+        if not row:
+            begin = number
+        if row or line.strip():
+            row.add(line)
+    if row and len(row.cells) < width:
+        raise _cut(f"{name}:{begin}", row.cells, columns)
+    if row:
+        yield f"{name}:{begin}", row.cells
+
+
+def _is_begin(job_id: str) -> bool:
+    return bool(_JOB.fullmatch(job_id.strip())) or job_id.strip().lower().startswith("jobid")
+
+
+class _Row:
+    """Lines of one row, and their cells."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self.lines = 0
+        self.cells: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def add(self, line: str) -> None:
+        """Add a line; its first cell continues the last one."""
+        cells = line.split(self._mark)
+        if self.cells:
+            self.cells[-1] += f" {cells[0]}"
+            cells = cells[1:]
+        self.cells += cells
+        self.lines += 1
 
 
 def _quoted_cells(
@@ -153,24 +186,42 @@ def _row(cells: list[str], columns: Sequence[str], location: str) -> AccountingR
     """Return a row; None if it is a step, or the header again."""
     if len(cells) == len(columns):
         return _read(cells, columns, location)
-    first_error = None
-    for column in _USER_TEXTS:
-        if column in columns:
-            try:
-                return _read(_rejoined(cells, columns, column), columns, location)
-            except SacctError as error:
-                first_error = first_error or error
-    raise first_error or SacctError(
-        f"{location}: {len(cells)} cells under {len(columns)} columns; leave out columns with text"
-        f" of users: {COLUMNS}"
+    for widths in _divisions(columns, len(cells) - len(columns)):
+        rejoined = _rejoined(cells, columns, widths)
+        if _is_state(rejoined, columns):
+            with contextlib.suppress(SacctError):
+                return _read(rejoined, columns, location)
+    raise SacctError(
+        f"{location}: {len(cells)} cells under {len(columns)} columns; write the file without"
+        f" columns that users fill, but JobName: {COLUMNS}"
     )
 
 
-def _rejoined(cells: list[str], columns: Sequence[str], column: str) -> list[str]:
-    """Return the cells of a row, joined again where a text holds the separator."""
-    surplus, begin = len(cells) - len(columns), columns.index(column)
-    text = "|".join(cells[begin : begin + surplus + 1])
-    return [*cells[:begin], text, *cells[begin + surplus + 1 :]]
+def _divisions(columns: Sequence[str], surplus: int) -> Iterator[Mapping[str, int]]:
+    """Yield how many separators the texts of users may hold: one text, or two."""
+    texts = [column for column in _USER_TEXTS if column in columns]
+    if surplus > _MOST_SEPARATORS:
+        return
+    for column in texts:
+        yield {column: surplus}
+    for one, other in itertools.combinations(texts, 2):
+        for count in range(1, surplus):
+            yield {one: count, other: surplus - count}
+
+
+def _rejoined(cells: Sequence[str], columns: Sequence[str], widths: Mapping[str, int]) -> list[str]:
+    """Return one cell per column, from a row whose texts hold so many separators."""
+    joined, index = [], 0
+    for column in columns:
+        end = index + 1 + widths.get(column, 0)
+        joined.append("|".join(cells[index:end]))
+        index = end
+    return joined
+
+
+def _is_state(cells: Sequence[str], columns: Sequence[str]) -> bool:
+    """Return whether the cell of the state holds one, if there is a column of it."""
+    return "state" not in columns or bool(_STATE.match(cells[columns.index("state")]))
 
 
 def _read(cells: Sequence[str], columns: Sequence[str], location: str) -> AccountingRow | None:

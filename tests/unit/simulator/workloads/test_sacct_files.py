@@ -150,6 +150,39 @@ def test_another_text_of_users_may_hold_the_separator(tmp_path):
     assert [(j.name, j.partition, j.seconds) for j in past.jobs] == [("train", "gpu", 3600)]
 
 
+def test_two_texts_of_users_may_hold_the_separator(tmp_path):
+    """A name that is given on the command line stands in SubmitLine, too."""
+    header = f"Comment|{HEADER}|SubmitLine|Partition"
+    name = "a|b c|d"
+    line = f'x|{row("1", name=name)}|sbatch -J "{name}" --wrap "ls | wc\n"|gpu'
+    past = read(tmp_path, line, f"|{row('2')}|sbatch x|gpu", header=header)
+    assert [(j.job_id, j.name, j.partition, j.seconds) for j in past.jobs] == [
+        ("1", name, "gpu", 3600),
+        ("2", "train", "gpu", 3600),
+    ]
+    text = refusal(tmp_path, f"{row('1')}|x", header=HEADER.replace("JobName", "QOS"))
+    assert "sacct.txt:2: 11 cells under 10 columns; write the file without columns that" in text
+
+
+def test_texts_with_separators_and_line_ends_in_any_column(tmp_path):
+    """As of `sacct -o ALL`, where Comment stands before JobID, and WorkDir is the last column."""
+    header = f"Comment|{HEADER}|SubmitLine|WorkDir"
+    rows = [
+        f"|{row('1')}|sbatch x|/home/a",
+        f"|{row('1.batch')}||",
+        f"a|b|{row('2')}|sbatch --wrap one\ntwo | cat|/home/a",
+        f"|{row('3', name='c|d')}|sbatch -J c|d\nx|/home/b",
+        f"|{row('4')}|sbatch x|/home/a",
+    ]
+    past = read(tmp_path, *rows, header=header)
+    assert [(j.job_id, j.name) for j in past.jobs] == [
+        ("1", "train"), ("2", "train"), ("3", "c|d"), ("4", "train"),
+    ]  # fmt: skip
+    past = read(tmp_path, f"{row('1')}|one\ntwo", f"{row('2')}|x", header=f"{HEADER}|SubmitLine")
+    assert [j.job_id for j in past.jobs] == ["1", "2"]
+    assert "sacct.txt:2: 71 cells" in refusal(tmp_path, row("1", name="|" * 61))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
