@@ -38,8 +38,13 @@ from slurm_elastic.simulator.workloads.accounting_row import (
 #: Runs shorter than this (s) trained nothing.
 LEAST_S = 60.0
 
-#: States of a job that has not ended.
-_NOT_ENDED = frozenset(("RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STOPPED"))
+#: States of the last run of a job that has not ended; after `REQUEUED` it waits for another run.
+_NOT_ENDED = frozenset(
+    (
+        *("RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STOPPED"),
+        *("REQUEUED", "PENDING"),
+    )
+)
 #: Two runs of a job may overlap by this (s): times of a day on which clocks change.
 _OVERLAP_S = 3700.0
 _MOST_SHOWN = 20
@@ -291,7 +296,7 @@ class _Lives:
         if len(job.runs) > 1:
             self._notes["requeued (all their runs count)"] += 1
         if not job.ended:
-            self._notes["still running (as far as they are)"] += 1
+            self._notes["that have not ended (as far as they came)"] += 1
         elif job.state != ENDED_WELL:
             self._notes["that failed, timed out or were cancelled (as far as they came)"] += 1
         if life[0].note:

@@ -107,9 +107,10 @@ def test_jobs_of_two_clusters_with_one_id_are_left_out(tmp_path):
     assert past.left_out == {"whose runs overlap (jobs of several clusters with one id?)": 1}
 
 
-def test_a_suspended_job_has_not_ended(tmp_path):
-    past = read(tmp_path, row("1", state="SUSPENDED"), row("2"))
-    assert past.notes == {"still running (as far as they are)": 1}
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "REQUEUED"])
+def test_a_job_that_is_suspended_or_waits_for_another_run_has_not_ended(tmp_path, state):
+    past = read(tmp_path, row("1", state=state), row("2"))
+    assert past.notes == {"that have not ended (as far as they came)": 1}
     assert len(past_durations.finished(past)) == 1
 
 
