@@ -204,12 +204,12 @@ def _advice(past: AccountingTrace, lives: _Lives) -> str:
     return ""
 
 
-def _rows(lines: Iterator[str], name: str) -> Iterator[AccountingRow]:
+def _rows(lines: input_lines.InputLines, name: str) -> Iterator[AccountingRow]:
     first = next((line for line in lines if line.strip("\0 \t")), None)
     if first is None:
         raise SacctError(f"{name}: is empty; write it with: sacct -aDX -P -o {COLUMNS}")
     if first.lstrip()[:1] in ("{", "["):
-        data = _document(itertools.chain([first], lines), name)
+        data = _document(f"{first}\n{lines.rest()}", name)
         if published_traces.is_philly(data):
             return published_traces.philly_rows(data, name)
         return sacct_json.rows(data, name)
@@ -222,9 +222,9 @@ def _rows(lines: Iterator[str], name: str) -> Iterator[AccountingRow]:
     return sacct_text.rows(first, lines, name)
 
 
-def _document(lines: Iterable[str], name: str) -> Any:
+def _document(text: str, name: str) -> Any:
     try:
-        return json.loads("\n".join(lines))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise SacctError(f"{name}:{error.lineno}: not JSON ({error.msg}); was it cut?") from None
     except (ValueError, RecursionError) as error:  # absurd numbers, absurd depth

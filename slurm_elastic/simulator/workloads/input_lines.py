@@ -42,9 +42,29 @@ class InputFileError(InvalidInputError):
     """A file that cannot be read as text; the message names it and the reason."""
 
 
+class InputLines(Iterator[str]):
+    """Lines of an open file, without their ends."""
+
+    def __init__(self, raw: BinaryIO, text: TextIO, progress: ReadProgress | None) -> None:
+        status = os.fstat(raw.fileno())
+        self._raw, self._text, self._progress = raw, text, progress
+        self._size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+        self._count = 0
+
+    def __next__(self) -> str:
+        self._count += 1
+        if self._progress is not None and self._size and self._count % _LINES_PER_REPORT == 0:
+            self._progress(min(1.0, self._raw.tell() / self._size))
+        return next(self._text).rstrip("\r\n")
+
+    def rest(self) -> str:
+        """Return all that has not been taken, at once."""
+        return self._text.read()
+
+
 @contextlib.contextmanager
-def opened(path: Path, progress: ReadProgress | None = None) -> Iterator[Iterator[str]]:
-    """Open a file; the value is an iterator of its lines, without their ends.
+def opened(path: Path, progress: ReadProgress | None = None) -> Iterator[InputLines]:
+    """Open a file.
 
     Bytes that are no text are replaced.
 
@@ -57,7 +77,7 @@ def opened(path: Path, progress: ReadProgress | None = None) -> Iterator[Iterato
     """
     try:
         with path.open("rb") as raw, _text(raw, path) as text:
-            yield _lines(raw, text, progress)
+            yield InputLines(raw, text, progress)
     except OSError as error:
         reason = error.strerror or f"is damaged ({error}); copy it again"
         raise InputFileError(f"{path}: {reason}") from None
@@ -76,12 +96,3 @@ def _text(raw: BinaryIO, path: Path) -> io.TextIOWrapper:
     encoding = "utf-16" if content.peek(2)[:2] in _UTF_16 else "utf-8-sig"
     # Lines end with a line feed only: names may hold other characters at which splitlines() splits.
     return io.TextIOWrapper(content, encoding=encoding, errors="replace", newline="\n")
-
-
-def _lines(raw: BinaryIO, text: TextIO, progress: ReadProgress | None) -> Iterator[str]:
-    status = os.fstat(raw.fileno())
-    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    for number, line in enumerate(text, start=1):
-        if progress is not None and size and number % _LINES_PER_REPORT == 0:
-            progress(min(1.0, raw.tell() / size))
-        yield line.rstrip("\r\n")

@@ -1,6 +1,7 @@
 """Files of sacct as sites have them: separators, joined months, suspended jobs, broken rows."""
 
 import bz2
+import doctest
 import gzip
 import json
 import os
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.simulator.workloads import accounting_trace, past_durations
+from slurm_elastic.simulator.workloads import accounting_trace, input_lines, past_durations
 from slurm_elastic.simulator.workloads.accounting_row import COLUMNS, SacctError
 from slurm_elastic.simulator.workloads.accounting_trace import JobSelection
 
@@ -279,3 +280,17 @@ def test_an_elapsed_time_that_slurm_got_wrong(tmp_path):
     path.write_text(json.dumps({"jobs": [entry(), wrong]}))
     past = accounting_trace.read(path)
     assert past.left_out == {"with an impossible run time or number of GPUs": 1}
+
+
+def test_example_of_the_lines():
+    assert doctest.testmod(input_lines).failed == 0
+
+
+def test_progress_of_a_long_file(tmp_path):
+    path = tmp_path / "long.txt.gz"
+    path.write_bytes(gzip.compress("\n".join([HEADER, *[row()] * 25_000]).encode()))
+    parts = []
+    accounting_trace.read(path, progress=parts.append)
+    assert len(parts) == 2
+    assert parts == sorted(parts)
+    assert 0 < parts[0] <= 1
