@@ -22,21 +22,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 def past_options(prefix: str = "") -> Callable[[F], F]:
     """Return a decorator that adds the options; each help begins with the prefix."""
 
+    def text(sentence: str) -> str:
+        return f"{prefix}{sentence[0].lower()}{sentence[1:]}" if prefix else sentence
+
     def add(command: F) -> F:
         options = (
             click.option(
-                "-S", "--start", metavar="TIME", help=f"{prefix}Only jobs submitted from then on."
+                "-S", "--start", metavar="TIME", help=text("Only jobs submitted from then on.")
             ),
             click.option(
-                "-E", "--end", metavar="TIME", help=f"{prefix}Only jobs submitted before."
+                "-E", "--end", metavar="TIME", help=text("Only jobs submitted before.")
             ),
             click.option(
                 "--partition", metavar="NAME",
-                help=f"{prefix}Only jobs of this partition, or virtual cluster of a trace.",
+                help=text("Only jobs of this partition, or virtual cluster of a trace."),
             ),
             click.option(
                 "--completed-only", is_flag=True,
-                help=f"{prefix}Leave out jobs that did not complete.",
+                help=text("Leave out jobs that did not complete."),
             ),
         )  # fmt: skip
         for option in reversed(options):
