@@ -12,6 +12,7 @@ import click
 from slurm_elastic.cli import client, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.simulate.past_options import past_options, read_past
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ _COLUMNS = (
 
 @options.verb
 @click.argument("file", metavar="[FILE]", required=False)
-@click.option("--completed-only", is_flag=True, help="Leave out jobs that did not complete.")
+@past_options("With FILE: ")
 @options.table
 @options.as_json
 def durations(
     *,
     file: str | None,
+    start: str | None,
+    end: str | None,
+    partition: str | None,
     completed_only: bool,
     format_: str,
     noheader: bool,
@@ -46,11 +50,17 @@ def durations(
 
     Without FILE by the controller, if `[durations] predict` is true there; with it, how well they
     could be. FILE is the site's accounting, `sacct -P` with the columns of `compare --sacct`,
-    better also Partition and Timelimit, or `sacct --json`. The latest jobs are predicted, each from
-    those that had ended before its submission. See docs/durations.md.
+    better also Partition and Timelimit, `sacct --json`, or a published trace. The latest jobs are
+    predicted, each from those that had ended before its submission. See docs/durations.md.
     """
     layout = options.layout(format_, noheader, parsable)
     if file is None:
+        for value, option in (
+            (start, "--start"), (end, "--end"), (partition, "--partition"),
+            (completed_only, "--completed-only"),
+        ):  # fmt: skip
+            if value:
+                raise CliError(f"{option} needs FILE", USAGE)
         answer: Any = client.ask("durations")
         if json_:
             options.put_json(answer)
@@ -58,11 +68,14 @@ def durations(
             options.put(_live(answer, layout))
         return
     from slurm_elastic.models.durations import boosted_durations, prediction_error  # noqa: PLC0415
-    from slurm_elastic.simulator.workloads import accounting_trace, past_durations  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads import past_durations  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.accounting_row import SacctError  # noqa: PLC0415
 
     try:
-        trace = accounting_trace.read(Path(file), completed_only=completed_only)
-    except accounting_trace.SacctError as error:
+        trace = read_past(
+            Path(file), start=start, end=end, partition=partition, completed_only=completed_only
+        )
+    except SacctError as error:
         raise CliError(clean(error), USAGE) from None
     jobs = past_durations.finished(trace)
     errors = prediction_error.of_ways(jobs, boosted=True)

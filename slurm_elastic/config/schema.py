@@ -445,7 +445,7 @@ def load(path: Path = DEFAULT_PATH, *, policies: tuple[str, ...] = ()) -> Config
         ConfigError: unreadable, not TOML, or an invalid value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}; name another file with --config") from None

@@ -39,10 +39,11 @@
     │   ├── SimulationError             simulator.simulation
     │   ├── NeighbourSlowdownError      simulator.truth.neighbour_slowdown
     │   ├── RestartCostError            simulator.truth.restart_costs
-    │   ├── SacctError                  simulator.workloads.accounting_trace
+    │   ├── SacctError                  simulator.workloads.accounting_row
     │   ├── ApplicationProfileError     simulator.workloads.application_profiles
     │   ├── ClusterError                simulator.workloads.cluster_text
     │   ├── GenerateError               simulator.workloads.generate
+    │   ├── InputFileError              simulator.workloads.input_lines
     │   ├── ScalingError                simulator.workloads.scaling_curves
     │   ├── WorkloadError               simulator.workloads.workload
     │   ├── TopologyError               topology

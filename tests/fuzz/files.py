@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.config import schema
 from slurm_elastic.models.pipedream import profile_reader
+from slurm_elastic.models.spatial import network_file
 from slurm_elastic.profiler import profile_file
 from slurm_elastic.simulator.gangs import gang_files
-from slurm_elastic.simulator.truth import rack_network, restart_costs
-from slurm_elastic.simulator.workloads import accounting_trace, workload
+from slurm_elastic.simulator.truth import neighbour_slowdown, rack_network, restart_costs
+from slurm_elastic.simulator.workloads import (
+    accounting_trace,
+    application_profiles,
+    builtin_profiles,
+    curve_jobs,
+    scaling_curves,
+    workload,
+)
 from tests.fuzz import checked_log, texts
 from tests.fuzz.tally import Tally, drive
 
@@ -29,11 +37,71 @@ class Reader(NamedTuple):
     seeds: tuple[bytes, ...]
 
 
+def _past(path: Path) -> None:
+    """Read an accounting file or a trace, make jobs of it, and read what is then written."""
+    past = accounting_trace.read(path)
+    jobs = curve_jobs.from_accounting(past, scaling_curves.rules("amdahl:0.9"))
+    types = sorted({run.gpu_type for job in past.jobs for run in job.runs if run.gpu_type})
+    curve_jobs.build("x", jobs, types or ["gpu"])
+    written = path.with_name("written.csv")
+    with written.open("w", encoding="utf-8") as stream:
+        curve_jobs.write(jobs, stream)
+    assert len(curve_jobs.read(written)[1]) == len(jobs)
+
+
+def _profiles(path: Path) -> None:
+    """Read a set of profiles, of which one table is the file."""
+    folder = path.with_name("set")
+    if not folder.is_dir():
+        builtin_profiles.write(folder)
+    (folder / "resnet18" / "placements-a100.csv").write_bytes(path.read_bytes())
+    application_profiles.read(folder, ["resnet18"], ["a100"])
+
+
+def _table() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        builtin_profiles.write(Path(folder))
+        return (Path(folder) / "resnet18" / "placements-a100.csv").read_bytes()[:2000]
+
+
+_TRACES = (
+    b"job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+    b"1,u,v,4,1,1,FAILED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-10 04:55:09,36848,0\n"
+    b"2,u,v,8,1,1,COMPLETED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,,117.0,32\n",
+    b"name,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+    b"a,1,460,,LS,Running,427061,12902960,427061\nb,8,1000,V100M16|V100M32,BE,Failed,1.0,900.0,2\n",
+    b"job_name,organization,gpu_model,gpu_request,worker_num,submit_time,duration,job_type\n"
+    b"437260,57,A100-SXM4-80GB,1,16,9589663,41060,Spot\n",
+    b"job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,0,606,vgg19,164,30\n",
+    b"; UnixStartTime: 1000000\n1 5094 -1 12072 16 -1 -1 -1 -1 -1 1 7 -1 3 0 -1 -1 -1\n"
+    b"2 5170 30 200 1 -1 -1 1 60 -1 5 -1 -1 -1 0 2 -1 -1\n",
+    b'[{"status":"Pass","vc":"e","jobid":"application_1_2","user":"c","submitted_time":'
+    b'"2017-10-07 01:11:39","attempts":[{"start_time":"2017-10-07 01:12:09","end_time":'
+    b'"2017-10-07 02:13:23","detail":[{"ip":"m47","gpus":["gpu0","gpu1"]}]}]}]',
+)
+_CURVES = (
+    b"name,time,application,num_replicas,batch_size,category,user,gpu_type,most,work_h,scaling\n"
+    b"1,0,a,2,65536,adaptive,al,a100,4,0.1,amdahl:0.9\n2,30,b,1,65536,,bo,,2,0.05,1=1;2=1.5\n"
+)
+_VOLUMES = (
+    b'{"version":1,"volume_layers":[{"name":"a","kind":"convolution","channels":[1,8],"extents":'
+    b'[[32,32],[32,32]],"windows":[{"kernel":3,"stride":1,"padding":1,"dilation":1,"ceil_mode":'
+    b'false}],"parameters":80,"operations":1000}],"kept":[{"channels":8,"extents":[32,32]}]}'
+)
+
 _READERS = (
     Reader(schema.load, (schema.ConfigError,), "elastic.toml", (texts._TOML.encode(),)),
-    Reader(accounting_trace.read, (accounting_trace.SacctError,), "sacct.txt", ((_DATA / "sacct-week.txt").read_bytes()[:3000],
+    Reader(_past, (accounting_trace.SacctError, workload.WorkloadError), "sacct.txt", ((_DATA / "sacct-week.txt").read_bytes()[:3000],
         b'{"jobs":[{"job_id":1,"user":"a","time":{"submission":1,"start":2,"end":9},"state":'
         b'{"current":["COMPLETED"]},"tres":{"allocated":[{"type":"gres","name":"gpu","count":2}]}}]}')),
+    Reader(_past, (accounting_trace.SacctError, workload.WorkloadError), "trace.csv", _TRACES),
+    Reader(curve_jobs.read, (workload.WorkloadError,), "curves.csv", (_CURVES,)),
+    Reader(lambda path: scaling_curves.rules(str(path)), (scaling_curves.ScalingError,), "scaling.csv",
+        (b"match,scaling\n# a\ngpt*,amdahl:0.9\nx,1=1;2=1.9\n*,none\n",)),
+    Reader(_profiles, (application_profiles.ApplicationProfileError,), "placements.csv", (_table(),)),
+    Reader(neighbour_slowdown.read, (neighbour_slowdown.NeighbourSlowdownError,), "pairs.csv",
+        (b"application,other,speed\nbert,vgg,0.5\nvgg,bert,0.9\n",)),
+    Reader(network_file.read_network, (network_file.VolumeNetworkError,), "volumes.json", (_VOLUMES,)),
     Reader(workload.read, (workload.WorkloadError,), "w.csv",
         ((",".join(workload.COLUMNS) + ",category\nj1,0,bert,1,8,rigid\nj2,9,vgg,2,64,\n").encode(),)),
     Reader(profile_file.read, (profile_file.ProfileFileError,), "p.json",

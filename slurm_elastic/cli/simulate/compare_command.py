@@ -14,6 +14,7 @@ from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
 from slurm_elastic.cli.simulate.neighbour_options import APART, acting
+from slurm_elastic.cli.simulate.past_options import past_options, read_past
 from slurm_elastic.cli.simulate.sleep_answer import sleep_by_run, sleep_lines
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
@@ -49,6 +50,9 @@ _PAST_FIGURES = tuple(
 #: Figures with a ratio to the first policy.
 _RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
 _AS_IT_WAS = "as it was"
+#: GPUs of a node in the example of --cluster, where a file shows more than a node has.
+_USUAL_PER_NODE = 8
+_MOST_PER_NODE = 16
 
 
 @options.verb
@@ -60,7 +64,7 @@ _AS_IT_WAS = "as it was"
 @click.option(
     "--sacct",
     metavar="FILE",
-    help="Simulate the jobs of a site's accounting (`sacct --json` or `sacct -P`).",
+    help="Simulate past jobs: accounting (`sacct -P` or `--json`), or a published trace.",
 )
 @click.option(
     "--scaling", "scalings", metavar="CURVE", multiple=True,
@@ -74,7 +78,7 @@ _AS_IT_WAS = "as it was"
     "--sleep", is_flag=True,
     help="Show how long idle nodes could have slept, by [sleep] of --config (docs/sleep.md).",
 )  # fmt: skip
-@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that completed.")
+@past_options("With --sacct: ")
 @options.as_json
 def compare(
     *,
@@ -83,6 +87,9 @@ def compare(
     sacct: str | None,
     scalings: tuple[str, ...],
     grow: float | None,
+    start: str | None,
+    end: str | None,
+    partition: str | None,
     completed_only: bool,
     sleep: bool,
     jobs_csv: str | None,
@@ -106,6 +113,7 @@ def compare(
         if sacct is None:
             for value, option in (
                 (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
+                (start, "--start"), (end, "--end"), (partition, "--partition"),
             ):  # fmt: skip
                 if value:
                     raise CliError(f"{option} needs --sacct FILE", USAGE)
@@ -136,7 +144,11 @@ def compare(
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
             policy_runs, answer, lines = _compare_past(
                 Path(sacct), names, scalings or SCALINGS, inputs,
-                grow=grow, completed_only=completed_only,
+                grow=grow,
+                chosen={
+                    "start": start, "end": end, "partition": partition,
+                    "completed_only": completed_only,
+                },
             )  # fmt: skip
         if sleep:
             runs = {one.name: one.results for one in policy_runs}
@@ -262,25 +274,24 @@ def _compare_past(
     inputs: simulation_inputs.Inputs,
     *,
     grow: float | None,
-    completed_only: bool,
+    chosen: Mapping[str, Any],
 ) -> tuple[list[_PolicyRuns], dict[str, Any], list[str]]:
-    """Simulate the jobs of the accounting; return the runs, the JSON answer and the lines."""
-    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
-        accounting_trace,
-        curve_jobs,
-        scaling_curves,
-    )
+    """Simulate the jobs of the accounting; return the runs, the JSON answer and the lines.
+
+    `chosen` are the values of `past_options`.
+    """
+    from slurm_elastic.simulator.workloads import curve_jobs, scaling_curves  # noqa: PLC0415
 
     if inputs.neighbours is not None:
         raise CliError("--neighbours does not apply to --sacct; leave it out", USAGE)
     if inputs.profiles is not None:
         raise CliError("--profiles does not apply to --sacct; leave it out", USAGE)
     rules = [scaling_curves.rules(text) for text in scalings]
-    past = accounting_trace.read(path, completed_only=completed_only)
+    past = read_past(path, **chosen)
     if inputs.cluster is None:
         raise CliError(f"--cluster is missing; {clean(_most_used(past))}", USAGE)
     machines = simulation_inputs.cluster(inputs, builtin=False)
-    speeds = simulation_inputs.weights(inputs.speeds, "--speeds")
+    speeds = simulation_inputs.type_speeds(inputs.speeds)
     factor = grow or curve_jobs.GROW
     jobs = {
         text: curve_jobs.from_accounting(past, rule, grow=factor, speeds=speeds)
@@ -313,9 +324,11 @@ def _compare_past(
         for text, run_figures in runs.items():
             run_figures["ratio"] = _ratios(run_figures, reference[text])
     accounted = _accounted(past)
+    oversized = curve_jobs.oversized(next(iter(jobs.values())), machines, speeds)
     answer = {
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
-        "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
+        "scalings": list(scalings), "first": names[0], "oversized": oversized,
+        "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
     policy_runs = [
         _PolicyRuns(
@@ -355,8 +368,19 @@ def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> lis
             f" {clean(assumed)} and grow to {answer['grow']:g} times what they asked for;"
             f" x: times {answer['first']}'s"
         ),
+        *_oversized_line(answer["oversized"]),
         *_table(rows, _PAST_FIGURES),
     ]
+
+
+def _oversized_line(count: int) -> list[str]:
+    if not count:
+        return []
+    line = (
+        f"{count} of them asked for more GPUs than --cluster has of their type: here they run on"
+        " fewer; name more nodes to have them as they were"
+    )
+    return [line]
 
 
 def _accounted(past: AccountingTrace) -> dict[str, float]:
@@ -387,7 +411,8 @@ def _most_used(past: AccountingTrace) -> str:
         for _, change in edges:
             gpus_held += change
             peak = max(peak, gpus_held)
-        peaks[kind] = (peak, max(math.ceil(r.gpus / r.nodes) for r in runs))
+        each = max(math.ceil(r.gpus / r.nodes) for r in runs)
+        peaks[kind] = (peak, each if each <= _MOST_PER_NODE else _USUAL_PER_NODE)
     used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
     example = ",".join(
         f"{kind or 'gpu'}:{math.ceil(peak / each)}x{each}" for kind, (peak, each) in peaks.items()

@@ -1,4 +1,4 @@
-"""Progress of simulations on stderr: bars on a terminal, else a line every 30 s."""
+"""Progress of files and simulations on stderr: bars on a terminal; else, of simulations, lines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,25 @@ _LINE_EVERY_S = 30.0
 def shown(names: Sequence[str], sizes: Sequence[int]) -> AbstractContextManager[Report]:
     """Return a context that displays the progress of simulations of these names and jobs."""
     return _bar(names, sizes) if sys.stderr.isatty() else _lines(sum(sizes))
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[Callable[[float], None] | None]:
+    """Show a bar while a file is read, on a terminal; the value takes the part that is read."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"reading {clean(name)}", total=1.0)
+
+        def report(part: float) -> None:
+            progress.update(bar, completed=part)
+
+        yield report
 
 
 @contextlib.contextmanager

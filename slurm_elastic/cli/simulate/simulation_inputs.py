@@ -145,7 +145,7 @@ def refusals() -> Iterator[None]:
     from slurm_elastic.simulator.plots import PlotError  # noqa: PLC0415
     from slurm_elastic.simulator.simulation import SimulationError  # noqa: PLC0415
     from slurm_elastic.simulator.truth.restart_costs import RestartCostError  # noqa: PLC0415
-    from slurm_elastic.simulator.workloads.accounting_trace import SacctError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.accounting_row import SacctError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.cluster_text import ClusterError  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.generate import GenerateError  # noqa: PLC0415
@@ -236,9 +236,9 @@ def load(
         workload,
     )
 
-    speeds = weights(inputs.speeds, "--speeds")
-    unknown = set(speeds) - set(machines.types)
-    if inputs.speeds and not set(speeds) & set(machines.types):
+    by_type = type_speeds(inputs.speeds)
+    unknown = set(by_type) - set(machines.types)
+    if by_type and not set(by_type) & set(machines.types):
         raise CliError(f"--speeds: no GPU of type {min(unknown)} in --cluster {machines}", USAGE)
     with contextlib.ExitStack() as stack:
         folder = Path(inputs.profiles) if inputs.profiles else None
@@ -246,7 +246,7 @@ def load(
         for path in map(Path, paths):
             if curve_jobs.has_curves(path):
                 name, jobs = curve_jobs.read(path)
-                loaded.append(curve_jobs.build(name, jobs, machines.types, speeds=speeds))
+                loaded.append(curve_jobs.build(name, jobs, machines.types, speeds=by_type))
                 continue
             if folder is None:
                 check_builtin(machines)
@@ -256,7 +256,8 @@ def load(
             try:
                 jobs_ = workload.read(path, applications=known_applications)
             except workload.WorkloadError as error:
-                raise CliError(_with_hint(str(error), inputs), USAGE) from None
+                text = _kind_hint(path) or _with_hint(str(error), inputs)
+                raise CliError(text, USAGE) from None
             loaded.append(
                 (jobs_, application_profiles.read(folder, jobs_.applications, machines.types))
             )
@@ -275,6 +276,19 @@ def _with_unique_names(
         (dataclasses.replace(jobs, name=f"{Path(path).resolve().parent.name}/{jobs.name}"), tables)
         for (jobs, tables), path in zip(loaded, paths, strict=True)
     ]
+
+
+def _kind_hint(path: Path) -> str:
+    """Return a message about a file of accounting that is given as a workload; "" for others."""
+    from slurm_elastic.simulator.workloads import accounting_trace  # noqa: PLC0415
+
+    if not accounting_trace.is_recognised(path):
+        return ""
+    name = clean(path)
+    return (
+        f"{name}: is accounting or a trace, no workload: selastic compare --sacct {name}, or"
+        f" selastic workload from-sacct {name} -o FILE.csv"
+    )
 
 
 def _with_hint(text: str, inputs: Inputs) -> str:
@@ -339,6 +353,23 @@ def restarts(inputs: Inputs) -> RestartCosts | None:
     return costs.RestartCosts(default_s=seconds)
 
 
+def type_speeds(text: str | None) -> dict[str, float]:
+    """Parse the value of --speeds.
+
+    Raises:
+        CliError: a part is not TYPE=NUMBER, or a speed is 0.
+    """
+    by_type = weights(text, "--speeds")
+    for name, speed in by_type.items():
+        if not speed:
+            raise CliError(
+                f"--speeds: {clean(name)}=0 is invalid: expected a speed above 0; leave out types"
+                " that jobs shall not use",
+                USAGE,
+            )
+    return by_type
+
+
 def weights(text: str | None, option: str) -> dict[str, float]:
     """Parse `a100=2,v100=1`; {} if it is not given."""
     by_name: dict[str, float] = {}
@@ -350,7 +381,8 @@ def weights(text: str | None, option: str) -> dict[str, float]:
             number = math.nan
         if not name or not 0 <= number < math.inf:
             raise CliError(
-                f'{option}: "{clean(part.strip())}" is invalid: expected NAME=NUMBER', USAGE
+                f'{option}: "{clean(part.strip())}" is invalid: expected NAME=NUMBER, from 0 on',
+                USAGE,
             )
         if name in by_name:
             raise CliError(f"{option}: duplicate name {clean(name)}", USAGE)

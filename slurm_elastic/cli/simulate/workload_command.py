@@ -12,6 +12,7 @@ from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate.past_options import past_options, read_past
 
 _CLASSES = {"adaptive": "adaptive", "strong-scaling": "scale-gpus", "rigid": "rigid"}
 
@@ -88,7 +89,7 @@ def generate(
     help="Jobs grow to X times the GPUs they requested.",
 )  # fmt: skip
 @click.option("--speeds", metavar="TYPE=X,…", help="Relative speed of GPU types.")
-@click.option("--completed-only", is_flag=True, help="Only jobs that completed.")
+@past_options()
 @_output
 def from_sacct(
     *,
@@ -96,20 +97,22 @@ def from_sacct(
     scaling: str,
     grow: float,
     speeds: str | None,
+    start: str | None,
+    end: str | None,
+    partition: str | None,
     completed_only: bool,
     output: str,
 ) -> None:
-    """Convert the output of `sacct --json` or `sacct -P` to a workload."""
-    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
-        accounting_trace,
-        curve_jobs,
-    )
+    """Convert the output of `sacct -P` or `sacct --json`, or a published trace, to a workload."""
+    from slurm_elastic.simulator.workloads import curve_jobs  # noqa: PLC0415
     from slurm_elastic.simulator.workloads.scaling_curves import rules  # noqa: PLC0415
 
     with simulation_inputs.refusals():
         curves = rules(scaling)
-        past = accounting_trace.read(Path(file), completed_only=completed_only)
-        factors = simulation_inputs.weights(speeds, "--speeds")
+        past = read_past(
+            Path(file), start=start, end=end, partition=partition, completed_only=completed_only
+        )
+        factors = simulation_inputs.type_speeds(speeds)
         jobs = curve_jobs.from_accounting(past, curves, grow=grow, speeds=factors)
     stream = io.StringIO()
     curve_jobs.write(jobs, stream)

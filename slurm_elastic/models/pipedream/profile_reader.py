@@ -62,7 +62,7 @@ def read(path: Path) -> LayerProfile:
         ProfileError: it cannot be read, or is no profile; names file, line and remedy.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise LayerProfileError(f"{path}: not text: give a layer profile") from None
     except OSError as error:

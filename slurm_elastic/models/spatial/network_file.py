@@ -45,7 +45,7 @@ def read_network(path: Path) -> VolumeNetwork | None:
         VolumeNetworkError: an entry is invalid.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or _LAYERS not in content:

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
 
 _COLUMNS = ("application", "other", "speed")
 
@@ -45,26 +45,35 @@ def read(path: Path) -> NeighbourSlowdown:
         NeighbourSlowdownError: it cannot be read; the message names the line.
     """
     speeds: dict[tuple[str, str], float] = {}
+    shape = f"must be {','.join(_COLUMNS)}"
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            reader = csv.DictReader(lines)
-            missing = set(_COLUMNS) - set(reader.fieldnames or ())
-            if missing:
-                raise NeighbourSlowdownError(f"{path}: column {min(missing)} is missing")
-            for number, row in enumerate(reader, start=2):
-                speeds[row["application"], row["other"]] = _speed(row["speed"], path, number)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise NeighbourSlowdownError(f"{path}: {error}") from None
+        for line, row in rows(path, _COLUMNS, what="a CSV file", header_line=shape):
+            location = f"{path.name}:{line}"
+            pair = row["application"], row["other"]
+            speed = _speed(row["speed"], location)
+            if not all(pair):
+                raise NeighbourSlowdownError(
+                    f"{location}: {_COLUMNS[bool(pair[0])]} is empty: expected an application"
+                )
+            if speeds.setdefault(pair, speed) != speed:
+                raise NeighbourSlowdownError(
+                    f"{location}: {pair[0][:60]} beside {pair[1][:60]} has another speed in an"
+                    " earlier row; keep one row"
+                )
+    except WorkloadError as error:
+        raise NeighbourSlowdownError(str(error)) from None
+    if not speeds:
+        raise NeighbourSlowdownError(f"{path}: has no row; each line after the first is one")
     return NeighbourSlowdown(speeds)
 
 
-def _speed(text: str | None, path: Path, number: int) -> float:
+def _speed(text: str, location: str) -> float:
     try:
-        speed = float(text or "")
+        speed = float(text)
     except ValueError:
         speed = 0.0
     if not 0 < speed <= 1:
         raise NeighbourSlowdownError(
-            f"{path}:{number}: speed {text!r} is invalid: expected a number above 0, at most 1"
+            f"{location}: speed {text[:40]!r} is invalid: expected a number above 0, at most 1"
         )
     return speed

@@ -10,7 +10,6 @@ job then takes the mean of its application's transitions, else the mean of all.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
 
 PARTS = ("checkpoint_s", "slurm_s", "start_s")
 
@@ -57,9 +57,9 @@ def read(path: Path) -> RestartCosts:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise RestartCostError(f"{path}: {reason}; name a JSON or CSV file") from None
-    rows = _from_json(path, text) if text.lstrip()[:1] in ("[", "{") else _from_csv(path, text)
+    entries = _from_json(path, text) if text.lstrip()[:1] in ("[", "{") else _from_csv(path)
     by_name: dict[str, list[float]] = {}
-    for location, row in rows:
+    for location, row in entries:
         total = sum(_seconds(row.get(part), part, location) for part in PARTS)
         by_name.setdefault(str(row.get("application") or ""), []).append(total)
     all_seconds = [s for seconds in by_name.values() for s in seconds]
@@ -82,8 +82,8 @@ def _from_json(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
         data = data.get("transitions", data.get("rows", [data]))
     if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
         raise RestartCostError(f"{path.name}: must be a list of objects with {', '.join(PARTS)}")
-    rows = [(f"{path.name}: entry {i}", row) for i, row in enumerate(data, start=1)]
-    return [(where, _renamed(row)) for where, row in rows if row.get("kind") != "requeue"]
+    entries = [(f"{path.name}: entry {i}", row) for i, row in enumerate(data, start=1)]
+    return [(where, _renamed(row)) for where, row in entries if row.get("kind") != "requeue"]
 
 
 def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
@@ -96,14 +96,13 @@ def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
     return {"checkpoint_s": row.get("checkpoint"), "slurm_s": row.get("slurm"), "start_s": start}
 
 
-def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [part for part in PARTS if part not in (reader.fieldnames or ())]
-    if missing:
-        raise RestartCostError(
-            f"{path.name}:1: column {missing[0]} is missing; write {','.join(PARTS)}"
-        )
-    return [(f"{path.name}:{reader.line_num}", row) for row in reader]
+def _from_csv(path: Path) -> list[tuple[str, Mapping[str, object]]]:
+    shape = f"must have {','.join(PARTS)}"
+    try:
+        lines = list(rows(path, PARTS, what="a JSON or CSV file", header_line=shape))
+    except WorkloadError as error:
+        raise RestartCostError(str(error)) from None
+    return [(f"{path.name}:{number}", row) for number, row in lines]
 
 
 def _seconds(value: object, part: str, location: str) -> float:

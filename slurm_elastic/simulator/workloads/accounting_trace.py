@@ -1,6 +1,4 @@
-"""Reader of a site's accounting: `sacct --json`, or `sacct -P` with a header.
-
-Columns Partition and Timelimit (or TimelimitRaw) are read where the file has them.
+"""Jobs of a site's accounting, or of a published trace.
 
 There is one `PastJob` per job or array task: a requeued job has a row for each run (with
 `sacct -D`), of which the earliest submission and all running time count.
@@ -8,39 +6,49 @@ Jobs without GPUs are left out and counted.
 
     sacct -aDX -S 2026-10-01 -E 2026-11-01 -P \
         -o JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes > october.txt
+
+The format is recognised by the first line: `sacct_text`, `sacct_json`, `published_traces`.
 """
 
 from __future__ import annotations
 
-import csv
+import itertools
 import json
-import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.simulator.workloads import (
+    input_lines,
+    published_traces,
+    sacct_json,
+    sacct_text,
+)
+from slurm_elastic.simulator.workloads.accounting_row import (
+    COLUMNS,
+    ENDED_WELL,
+    LONGEST_S,
+    MOST_GPUS,
+    AccountingRow,
+    SacctError,
+)
 
-#: Columns that `sacct -P` must print.
-COLUMNS = "JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes"
 #: Runs shorter than this (s) trained nothing.
 LEAST_S = 60.0
 
-_ENDED_WELL = "COMPLETED"
-_JOB = re.compile(r"(\d+(?:_\d+)?)")
-_ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
-_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
-
-
-class SacctError(InvalidInputError):
-    """The file is invalid; the message names file, line and remedy."""
-
-    def __init__(self, text: str) -> None:
-        # The message quotes the file, whose lines may have any length.
-        super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
+#: States of the last run of a job that has not ended; after `REQUEUED` it waits for another run.
+_NOT_ENDED = frozenset(
+    (
+        *("RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STOPPED"),
+        *("REQUEUED", "PENDING"),
+    )
+)
+#: Two runs of a job may overlap by this (s): times of a day on which clocks change.
+_OVERLAP_S = 3700.0
+_MOST_SHOWN = 20
+_ELSEWHERE = "submitted outside of the period"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ class PastJob:
     submit: float
     end: float
     runs: tuple[PastRun, ...]
-    state: str = _ENDED_WELL
+    state: str = ENDED_WELL
     partition: str = ""
     limit_s: float | None = None
 
@@ -87,6 +95,11 @@ class PastJob:
     def main(self) -> PastRun:
         """Longest run: its size counts as the requested one."""
         return max(self.runs, key=lambda r: r.seconds)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last run is over."""
+        return self.state not in _NOT_ENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,280 +127,244 @@ class AccountingTrace:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    job_id: str
-    name: str
-    user: str
-    submit: float | None
-    start: float | None
-    end: float | None
-    seconds: float | None
-    state: str
-    tres: str
-    nodes: int
-    partition: str
-    limit_s: float | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSelection:
+    """Which jobs of a file are taken.
 
-
-def read(path: Path, *, completed_only: bool = False, least_s: float = LEAST_S) -> AccountingTrace:
-    """Read a file.
-
-    Args:
-        path: output of `sacct --json` or `sacct -P`.
+    Attributes:
+        begin, end: only jobs that were submitted from `begin` on and before `end`; epoch seconds,
+            or seconds of a trace.
+        partition: only jobs of this partition; None: of all.
         completed_only: leave out jobs that failed, were cancelled or ran out of time; else their
             running time counts.
         least_s: leave out jobs that ran for less in all.
+    """
+
+    begin: float | None = None
+    end: float | None = None
+    partition: str | None = None
+    completed_only: bool = False
+    least_s: float = LEAST_S
+
+
+def read(
+    path: Path,
+    selection: JobSelection | None = None,
+    *,
+    progress: input_lines.ReadProgress | None = None,
+) -> AccountingTrace:
+    """Read a file, of which only the jobs of the selection are kept in memory.
+
+    Args:
+        path: output of `sacct --json` or `sacct -P`, or a published trace; also with gzip.
+        selection: jobs that are taken; None: all.
+        progress: called now and then with the part of the file that has been read.
 
     Raises:
-        SacctError: unreadable, neither form, or no GPU job in it.
+        SacctError: unreadable, of no known form, or no GPU job in it.
     """
+    selection = selection or JobSelection()
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise SacctError(f"{path}: {error.strerror}") from None
-    if not text.strip():
-        raise SacctError(f"{path.name}: is empty; write it with: sacct -aDX -P -o {COLUMNS}")
-    rows = _from_json(text, path.name) if text.lstrip()[0] in "{[" else _from_text(text, path.name)
-    past = _past(rows, completed_only=completed_only, least_s=least_s)
+        with input_lines.opened(path, progress) as lines:
+            lives = _Lives(selection)
+            past = lives.trace(_rows(lines, path.name))
+    except input_lines.InputFileError as error:
+        raise SacctError(str(error)) from None
     if not past.jobs:
-        raise SacctError(f"{path.name}: has no GPU job that ran ({past.summary()})")
+        raise SacctError(
+            f"{path.name}: has no GPU job that ran ({past.summary()}){_advice(past, lives)}"
+        )
     return past
 
 
-def _past(rows: Iterable[_Row], *, completed_only: bool, least_s: float) -> AccountingTrace:
-    lives: dict[str, list[_Row]] = {}
-    for row in rows:
-        lives.setdefault(row.job_id, []).append(row)
-    jobs: list[PastJob] = []
-    left_out: Counter[str] = Counter()
-    notes: Counter[str] = Counter()
-    for life in lives.values():
-        job = _job(life, completed_only=completed_only, least_s=least_s)
-        if isinstance(job, str):
-            left_out[job] += 1
-            continue
-        jobs.append(job)
-        if len(job.runs) > 1:
-            notes["requeued (all their runs count)"] += 1
-        if job.state == "RUNNING":
-            notes["still running (as far as they are)"] += 1
-        elif job.state != _ENDED_WELL:
-            notes["that failed, timed out or were cancelled (as far as they came)"] += 1
-    jobs.sort(key=lambda j: (j.submit, j.job_id))
-    return AccountingTrace(jobs=tuple(jobs), left_out=dict(left_out), notes=dict(notes))
-
-
-def _job(life: list[_Row], *, completed_only: bool, least_s: float) -> PastJob | str:
-    """Return one job, or the reason why it is left out."""
-    runs = sorted((r for r in map(_run, life) if r is not None), key=lambda r: r.start)
-    last = max(life, key=lambda r: (r.start or 0.0, r.end or 0.0))
-    if "+" in life[0].job_id:
-        return "heterogeneous jobs"
-    if not runs:
-        ran = any(r.seconds for r in life)
-        return "without GPUs" if ran else "never started"
-    submit = min((r.submit for r in life if r.submit is not None), default=runs[0].start)
-    job = PastJob(
-        job_id=life[0].job_id,
-        name=life[0].name or "job",
-        user=life[0].user,
-        submit=min(submit, runs[0].start),
-        end=runs[-1].start + runs[-1].seconds,
-        runs=tuple(runs),
-        state=last.state,
-        partition=last.partition,
-        limit_s=last.limit_s,
-    )
-    if completed_only and job.state != _ENDED_WELL:
-        return "not completed"
-    if job.seconds < least_s:
-        return f"shorter than {least_s:g} s"
-    return job
-
-
-def _run(row: _Row) -> PastRun | None:
-    kinds: dict[str, int] = {}
-    for kind, count in _GPU.findall(row.tres):
-        kinds[kind] = kinds.get(kind, 0) + int(count)
-    typed = {k: n for k, n in kinds.items() if k and n}
-    total = max(kinds.get("", 0), sum(typed.values()))
-    start = row.start if row.start is not None else row.submit
-    if not total or not row.seconds or start is None:
-        return None
-    # A job with GPUs of several types counts as one of the type it has most of.
-    gpu_type = max(typed, key=lambda k: typed[k]) if typed else ""
-    return PastRun(start, row.seconds, gpu_type, total, max(1, row.nodes))
-
-
-def _from_text(text: str, name: str) -> Iterator[_Row]:
-    lines = text.splitlines()
-    header = [c.strip().lower() for c in lines[0].split("|")]
-    if "jobid" not in header:
-        raise SacctError(
-            f"{name}:1: no header with JobID; write the file with: sacct -aDX -P -o {COLUMNS}"
-        )
-    if not {"alloctres", "reqtres"} & set(header):
-        raise SacctError(f"{name}:1: no column AllocTRES; add it to sacct's -o: {COLUMNS}")
-    if not {"elapsedraw", "elapsed"} & set(header) and not {"start", "end"} <= set(header):
-        raise SacctError(f"{name}:1: no column ElapsedRaw; add it to sacct's -o: {COLUMNS}")
-    if not {"submit", "start"} & set(header):
-        raise SacctError(f"{name}:1: no column Submit; add it to sacct's -o: {COLUMNS}")
-    for number, cells in enumerate(csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE), 1):
-        if number == 1 or not any(cells) or cells[0].strip().lower() == "jobid":
-            continue
-        row = dict(zip(header, (c.strip() for c in _rejoined(cells, header)), strict=False))
-        if "." in row["jobid"]:
-            continue  # a step
-        yield _text_row(row, f"{name}:{number}")
-
-
-def _rejoined(cells: list[str], header: list[str]) -> list[str]:
-    """Return the cells of a row, joined again where the job's name holds the separator."""
-    surplus = len(cells) - len(header)
-    if surplus <= 0 or "jobname" not in header:
-        return cells
-    name_index = header.index("jobname")
-    name = "|".join(cells[name_index : name_index + surplus + 1])
-    return [*cells[:name_index], name, *cells[name_index + surplus + 1 :]]
-
-
-def _text_row(row: Mapping[str, str], location: str) -> _Row:
-    job_id = row["jobid"]
-    if not _JOB.match(job_id):
-        raise SacctError(f'{location}: "{job_id}" is no job id; was the file cut or edited?')
-    start, end = (_time(row.get(key, ""), location) for key in ("start", "end"))
-    seconds = _seconds(row, location)
-    if seconds is None and start is not None and end is not None:
-        seconds = max(0.0, end - start)
-    nodes = row.get("nnodes") or row.get("allocnodes") or ""
-    return _Row(
-        job_id=job_id,
-        name=row.get("jobname", ""),
-        user=row.get("user", ""),
-        submit=_time(row.get("submit", ""), location),
-        start=start,
-        end=end,
-        seconds=seconds,
-        state=_word(row.get("state", "")),
-        tres=row.get("alloctres") or "",
-        nodes=int(nodes) if nodes.isdecimal() and len(nodes) < 10 else 1,
-        partition=row.get("partition", ""),
-        limit_s=_limit(row),
+def is_recognised(path: Path) -> bool:
+    """Return whether the first line of a file is of accounting or a trace; it may be invalid."""
+    try:
+        with input_lines.opened(path) as lines:
+            first = next((line for line in lines if line.strip("\0 \t")), "")
+    except input_lines.InputFileError:
+        return False
+    return (
+        first.lstrip()[:1] in ("{", "[")
+        or sacct_text.separator(first) is not None
+        or published_traces.table(first) is not None
+        or published_traces.is_swf(first)
     )
 
 
-def _limit(row: Mapping[str, str]) -> float | None:
-    """Return the time limit in seconds; None: there is none."""
-    minutes, text = row.get("timelimitraw", ""), row.get("timelimit", "")
-    if minutes.isdecimal() and len(minutes) < 12:
-        return float(minutes) * 60 or None
-    match = _ELAPSED.fullmatch(text)
-    return _clock_seconds(match) or None if match else None
+def _advice(past: AccountingTrace, lives: _Lives) -> str:
+    others = sorted(lives.other_partitions)
+    if others == [""]:
+        return "; the file names no partitions: add Partition to sacct's -o"
+    if others:
+        more = ", …" if len(others) == _MOST_SHOWN else ""
+        return f"; its partitions: {', '.join(others)}{more}"
+    if set(past.left_out) <= {"without GPUs", "never started"} and "without GPUs" in past.left_out:
+        return "; sacct shows GPUs if AccountingStorageTRES in slurm.conf has gres/gpu"
+    return ""
 
 
-def _clock_seconds(match: re.Match[str]) -> float:
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+def _rows(lines: input_lines.InputLines, name: str) -> Iterator[AccountingRow]:
+    first = next((line for line in lines if line.strip("\0 \t")), None)
+    if first is None:
+        raise SacctError(f"{name}: is empty; write it with: sacct -aDX -P -o {COLUMNS}")
+    if first.lstrip()[:1] in ("{", "["):
+        data = _document(f"{first}\n{lines.rest()}", name)
+        if published_traces.is_philly(data):
+            return published_traces.philly_rows(data, name)
+        return sacct_json.rows(data, name)
+    if sacct_text.separator(first) is None:
+        table = published_traces.table(first)
+        if table is not None:
+            return published_traces.table_rows(table, first, lines, name)
+        if published_traces.is_swf(first):
+            return published_traces.swf_rows(first, lines, name)
+    return sacct_text.rows(first, lines, name)
 
 
-def _seconds(row: Mapping[str, str], location: str) -> float | None:
-    raw, text = row.get("elapsedraw", ""), row.get("elapsed", "")
-    if raw:
-        if not raw.isdecimal():
-            raise SacctError(f'{location}: ElapsedRaw "{raw}" is no number of seconds')
-        return float(raw)
-    if not text:
-        return None
-    match = _ELAPSED.fullmatch(text)
-    if match is None:
-        raise SacctError(f'{location}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
-    return _clock_seconds(match)
-
-
-def _time(text: str, location: str) -> float | None:
-    if text in ("", "Unknown", "None", "N/A"):
-        return None
-    if text.isdecimal():  # SLURM_TIME_FORMAT=%s
-        return float(text)
+def _document(text: str, name: str) -> Any:
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except (ValueError, OverflowError):
-        raise SacctError(
-            f'{location}: "{text}" is no time; unset SLURM_TIME_FORMAT when sacct runs'
-        ) from None
-
-
-def _from_json(text: str, name: str) -> Iterator[_Row]:
-    try:
-        data = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise SacctError(f"{name}:{error.lineno}: not JSON ({error.msg}); was it cut?") from None
     except (ValueError, RecursionError) as error:  # absurd numbers, absurd depth
         raise SacctError(f"{name}: cannot be read as JSON: {error}") from None
-    jobs = data.get("jobs") if isinstance(data, dict) else None
-    if not isinstance(jobs, list):
-        raise SacctError(f'{name}: no list "jobs"; write the file with: sacct -aD --json')
-    for number, job in enumerate(jobs, 1):
-        if not isinstance(job, dict) or not isinstance(job.get("job_id"), int):
-            raise SacctError(f"{name}: job {number} has no job_id; write it with: sacct -aD --json")
-        yield _json_row(job)
 
 
-def _json_row(job: Mapping[str, Any]) -> _Row:
-    times = _mapping(job.get("time"))
-    array = _mapping(job.get("array"))
-    task = _number(array.get("task_id"))
-    master = _number(array.get("job_id"))
-    job_id = f"{master:g}_{task:g}" if master and task is not None else str(job["job_id"])
-    if _number(_mapping(job.get("het")).get("job_id")):
-        job_id += "+"
-    state = _mapping(job.get("state")).get("current", job.get("state"))
-    if isinstance(state, list):
-        state = state[0] if state else ""
-    start = _number(times.get("start")) or None
-    tres = _mapping(job.get("tres"))
-    nodes = _number(job.get("allocation_nodes"))
-    return _Row(
-        job_id=job_id,
-        name=str(job.get("name") or ""),
-        user=str(job.get("user") or ""),
-        submit=_number(times.get("submission")) or None,
-        start=start,
-        end=_number(times.get("end")) or None,
-        seconds=_number(times.get("elapsed")),
-        state=_word(str(state or "")),
-        tres=_tres(tres.get("allocated")),
-        nodes=int(nodes or 1),
-        partition=str(job.get("partition") or ""),
-        limit_s=(_number(times.get("limit")) or 0.0) * 60 or None,
-    )
+class _Lives:
+    """Rows of a file, by job."""
+
+    def __init__(self, selection: JobSelection) -> None:
+        self._selection = selection
+        self._rows: dict[str, list[AccountingRow]] = {}
+        #: Jobs of which no row has GPUs yet, and whether one ran.
+        self._without_gpus: dict[str, bool] = {}
+        #: Jobs that were submitted before the period.
+        self._earlier: set[str] = set()
+        #: Some partitions of which no job was chosen.
+        self.other_partitions: set[str] = set()
+        self._left_out: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
+
+    def trace(self, rows: Iterable[AccountingRow]) -> AccountingTrace:
+        """Return the jobs of all rows."""
+        for row in rows:
+            self._add(row)
+        jobs = []
+        for job_id, life in self._rows.items():
+            self._without_gpus.pop(job_id, None)
+            job = self._job(life)
+            if isinstance(job, str):
+                self._left_out[job] += 1
+            else:
+                jobs.append(job)
+                self._note(job, life)
+        for ran in self._without_gpus.values():
+            self._left_out["without GPUs" if ran else "never started"] += 1
+        if self._earlier:
+            self._left_out[_ELSEWHERE] += len(self._earlier)
+        jobs.sort(key=lambda j: (j.submit, j.job_id))
+        return AccountingTrace(
+            jobs=tuple(jobs), left_out=dict(self._left_out), notes=dict(self._notes)
+        )
+
+    def _add(self, row: AccountingRow) -> None:
+        selection, job_id = self._selection, row.job_id
+        if selection.partition is not None and row.partition != selection.partition:
+            self._left_out["of other partitions"] += 1
+            if len(self.other_partitions) < _MOST_SHOWN:
+                self.other_partitions.add(row.partition)
+            return
+        submit = row.submit if row.submit is not None else row.start
+        if submit is not None:
+            if selection.begin is not None and submit < selection.begin:
+                self._earlier.add(job_id)
+                self._rows.pop(job_id, None)
+                return
+            late = selection.end is not None and submit >= selection.end
+            if late and job_id not in self._rows and job_id not in self._earlier:
+                self._left_out[_ELSEWHERE] += 1
+                return
+        if job_id in self._earlier:
+            return
+        if row.gpus or "+" in job_id:
+            self._rows.setdefault(job_id, []).append(row)
+        else:
+            self._without_gpus[job_id] = self._without_gpus.get(job_id, False) or bool(row.seconds)
+
+    def _note(self, job: PastJob, life: list[AccountingRow]) -> None:
+        if len(job.runs) > 1:
+            self._notes["requeued (all their runs count)"] += 1
+        if not job.ended:
+            self._notes["that have not ended (as far as they came)"] += 1
+        elif job.state != ENDED_WELL:
+            self._notes["that failed, timed out or were cancelled (as far as they came)"] += 1
+        if life[0].note:
+            self._notes[life[0].note] += 1
+
+    def _job(self, life: list[AccountingRow]) -> PastJob | str:
+        """Return one job, or the reason why it is left out."""
+        if "+" in life[0].job_id:
+            return "heterogeneous jobs"
+        life = self._distinct(life)
+        pairs = [(row, run) for row in life if (run := _run(row)) is not None]
+        if not pairs:
+            return self._without_run(life)
+        pairs.sort(key=lambda pair: pair[1].start)
+        runs = [run for _, run in pairs]
+        if any(r.seconds > LONGEST_S or r.gpus > MOST_GPUS for r in runs):
+            return "with an impossible run time or number of GPUs"
+        if any(a.start + a.seconds > b.start + _OVERLAP_S for a, b in itertools.pairwise(runs)):
+            return "whose runs overlap (jobs of several clusters with one id?)"
+        last = max(life, key=lambda r: (r.start or 0.0, r.end or 0.0))
+        submit = min((r.submit for r in life if r.submit is not None), default=runs[0].start)
+        end = runs[-1].start + runs[-1].seconds
+        job = PastJob(
+            job_id=life[0].job_id,
+            name=life[0].name or "job",
+            user=life[0].user,
+            submit=min(submit, runs[0].start),
+            # Later than its run time says, if it was suspended.
+            end=max(end, pairs[-1][0].end or 0.0) if last.state not in _NOT_ENDED else end,
+            runs=tuple(runs),
+            state=last.state,
+            partition=last.partition,
+            limit_s=last.limit_s,
+        )
+        if self._selection.completed_only and job.state != ENDED_WELL:
+            return "not completed"
+        if job.seconds < self._selection.least_s:
+            return self._short
+        return job
+
+    @property
+    def _short(self) -> str:
+        return f"shorter than {self._selection.least_s:g} s"
+
+    def _without_run(self, life: list[AccountingRow]) -> str:
+        """Return the reason why a job without any running time is left out."""
+        if all(row.start is None for row in life):
+            return "never started"
+        return self._short if any(row.seconds == 0 for row in life) else "without a run time"
+
+    def _distinct(self, life: list[AccountingRow]) -> list[AccountingRow]:
+        """Return the rows of a job, of each run the one that shows it longest.
+
+        Two files of neighbouring months, joined, both hold a job that ran over the turn.
+        """
+        by_start: dict[tuple[float | None, float | None], AccountingRow] = {}
+        for row in life:
+            key = (row.start, None if row.start is not None else row.submit)
+            other = by_start.get(key)
+            if other is None or (row.seconds or 0.0) >= (other.seconds or 0.0):
+                by_start[key] = row
+        if len(by_start) < len(life):
+            self._notes["in the file more than once (counted once)"] += 1
+        return list(by_start.values())
 
 
-def _tres(items: Any) -> str:
-    """Return the list of `--json` in the form of AllocTRES."""
-    parts = []
-    for item in items if isinstance(items, list) else ():
-        entry = _mapping(item)
-        count = _number(entry.get("count"))
-        if entry.get("type") == "gres" and count:
-            parts.append(f"gres/{entry.get('name')}={count:.0f}")
-    return ",".join(parts)
-
-
-def _word(state: str) -> str:
-    """Return a state without its details: `CANCELLED by 1000` is CANCELLED; "" is a failure."""
-    return next(iter(state.split()), _ENDED_WELL)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    """Return a number from 0 on, also from {"set": true, "number": 3}; None if there is none."""
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set", True) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _run(row: AccountingRow) -> PastRun | None:
+    start = row.start if row.start is not None else row.submit
+    if not row.gpus or not row.seconds or start is None:
         return None
-    return float(value) if 0 <= value < 1e18 else None
+    return PastRun(start, row.seconds, row.gpu_type, row.gpus, max(1, row.nodes))

@@ -23,7 +23,7 @@ import csv
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -338,6 +338,15 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterable[tuple[str, Mapping[s
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ApplicationProfileError(f"{path}: {reason}") from None
     reader = csv.reader(lines)
+    try:
+        yield from _checked_rows(reader, label, columns)
+    except csv.Error as error:
+        raise ApplicationProfileError(f"{label}:{reader.line_num}: {error}; {_REMEDY}") from None
+
+
+def _checked_rows(
+    reader: Any, label: str, columns: tuple[str, ...]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
     header = [cell.strip() for cell in next(reader, [])]
     missing = [c for c in columns if c not in header]
     if missing:

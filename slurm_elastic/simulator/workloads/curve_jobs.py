@@ -29,6 +29,7 @@ from slurm_elastic.simulator.workloads.application_profiles import (
     TypeTable,
 )
 from slurm_elastic.simulator.workloads.application_profiles import MeasuredCurve as Times
+from slurm_elastic.simulator.workloads.cluster_text import Cluster
 from slurm_elastic.simulator.workloads.scaling_curves import (
     CurveRules,
     ScalingCurve,
@@ -130,9 +131,9 @@ def write(jobs: Iterable[CurveJob], stream: TextIO) -> None:
 def has_curves(path: Path) -> bool:
     """Return whether a workload file has its own curves; False if it cannot be read."""
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            header = [cell.strip() for cell in stream.readline().split(",")]
-    except (OSError, UnicodeDecodeError):
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            header = [cell.strip() for cell in next(csv.reader([stream.readline()]), [])]
+    except (OSError, UnicodeDecodeError, csv.Error):
         return False
     return {"work_h", "scaling"} <= set(header)
 
@@ -144,16 +145,14 @@ def read(path: Path) -> tuple[str, list[CurveJob]]:
         WorkloadError: as of `workload.read`, or an invalid curve or work.
     """
     base = workloads.read(path)
-    rows = {row["name"].strip(): (location, row) for location, row in _rows(path)}
-    return base.name, [_of_row(job, *rows[job.name]) for job in base.jobs]
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        for row in reader:
-            yield f"{path.name}:{reader.line_num}", {k: v or "" for k, v in row.items()}
+    shape = f"must be {','.join(HEADER)}"
+    by_name = {
+        row["name"]: (f"{path.name}:{line}", row)
+        for line, row in workloads.rows(
+            path, (*workloads.COLUMNS, "work_h", "scaling"), what="a CSV file", header_line=shape
+        )
+    }
+    return base.name, [_of_row(job, *by_name[job.name]) for job in base.jobs]
 
 
 def _of_row(job: SubmittedJob, location: str, row: Mapping[str, str]) -> CurveJob:
@@ -164,14 +163,14 @@ def _of_row(job: SubmittedJob, location: str, row: Mapping[str, str]) -> CurveJo
     if not scaling.elastic:
         job = dataclasses.replace(job, job_class=JobClass.RIGID)
     hours = _number(row["work_h"], "work_h", location)
-    most = row.get("most", "").strip()
+    most = row.get("most", "")
     return CurveJob(
         submitted=dataclasses.replace(
             job,
-            user=row.get("user", "").strip() or "user",
+            user=row.get("user", "") or "user",
             most=max(job.gpus, int(_number(most, "most", location) if most else job.gpus * GROW)),
         ),
-        gpu_type=row.get("gpu_type", "").strip(),
+        gpu_type=row.get("gpu_type", ""),
         work_s=hours * _HOUR,
         scaling=scaling,
     )
@@ -228,6 +227,21 @@ def build(
         profiles[key] = _profile(key, job.work_s, job_tables, restart_s)
         submitted.append(dataclasses.replace(job.submitted, application=key, batch=_BATCH))
     return Workload.of(name, submitted), profiles
+
+
+def oversized(
+    jobs: Iterable[CurveJob], cluster: Cluster, speeds: Mapping[str, float] | None = None
+) -> int:
+    """Return how many jobs requested more GPUs than the cluster has of any type they may use."""
+    return sum(
+        job.submitted.gpus
+        > max(
+            group.gpus
+            for group in cluster
+            if group.gpu_type in _types(job, cluster.types, speeds or {})
+        )
+        for job in jobs
+    )
 
 
 def _types(job: CurveJob, types: Sequence[str], speeds: Mapping[str, float]) -> list[str]:

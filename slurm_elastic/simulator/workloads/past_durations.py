@@ -8,7 +8,7 @@ from slurm_elastic.simulator.workloads.accounting_trace import AccountingTrace, 
 
 def finished(trace: AccountingTrace) -> list[FinishedJob]:
     """Return the jobs of a trace that have ended, in its order."""
-    return [_finished(job) for job in trace.jobs if job.state != "RUNNING"]
+    return [_finished(job) for job in trace.jobs if job.ended]
 
 
 def _finished(job: PastJob) -> FinishedJob:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
@@ -26,6 +27,10 @@ _FORMS = "linear, amdahl:0.95 (the parallel part), none (cannot be resized) or 1
 
 class ScalingError(InvalidInputError):
     """A curve is invalid; the message names it (file and line) and what is expected."""
+
+    def __init__(self, text: str) -> None:
+        # It quotes a file, whose lines may have any length.
+        super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def rules(text: str) -> CurveRules:
                 ) from None
             raise error from None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ScalingError(f"{text}: {reason}") from None
@@ -127,6 +132,13 @@ def rules(text: str) -> CurveRules:
 
 def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ...]:
     reader = csv.reader(lines)
+    try:
+        return _rules_of(name, reader)
+    except csv.Error as error:
+        raise ScalingError(f"{name}:{reader.line_num}: {error}") from None
+
+
+def _rules_of(name: str, reader: Any) -> tuple[tuple[str, ScalingCurve], ...]:
     header = [cell.strip() for cell in next(reader, [])]
     if header != ["match", "scaling"]:
         raise ScalingError(f"{name}:1: the first line must be: match,scaling")

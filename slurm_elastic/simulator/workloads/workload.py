@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -137,22 +138,41 @@ def rows(
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise WorkloadError(f"{path}: {reason}; name {what}") from None
-    lines = csv.reader(text.splitlines())
-    header = [cell.strip() for cell in next(lines, [])]
+    numbered = _numbered_rows(text, path.name)
+    header = [cell.strip() for cell in next(numbered, (1, []))[1]]
     for column in columns:
         if column not in header:
+            mark = next((m for m in (";", "\t", "|") if any(m in cell for cell in header)), None)
+            commas = f", separated by commas, not by {mark!r}" if mark else ""
             raise WorkloadError(
-                f"{path.name}:1: column {column} is missing; the first line {header_line}"
+                f"{path.name}:1: column {column} is missing; the first line {header_line}{commas}"
             )
-    for cells in lines:
+    repeated = next((column for column in header if column and header.count(column) > 1), None)
+    if repeated is not None:
+        raise WorkloadError(f"{path.name}:1: column {repeated[:40]} stands twice; keep one of them")
+    for number, cells in numbered:
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(header):
             raise WorkloadError(
-                f"{path.name}:{lines.line_num}: {len(cells)} cells under {len(header)} columns;"
+                f"{path.name}:{number}: {len(cells)} cells under {len(header)} columns;"
                 " each row needs one cell per column"
             )
-        yield lines.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        yield number, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+
+
+def _numbered_rows(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row with the number of the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    number = 1
+    try:
+        for cells in reader:
+            yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise WorkloadError(
+            f"{name}:{number}: {error}; is a quotation mark left open there?"
+        ) from None
 
 
 def _job(row: dict[str, str], location: str, applications: Collection[str] | None) -> SubmittedJob:

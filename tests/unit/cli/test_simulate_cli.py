@@ -142,6 +142,19 @@ def test_compare_of_past_jobs(run, past):
     assert answer["as_it_was"]["avg_jct_h"] > 0
 
 
+def test_jobs_larger_than_the_cluster_are_named(run, tmp_path):
+    past = tmp_path / "two.txt"
+    rows = (f"{i}|2026-10-01T00:00:00|600|gres/gpu={n}" for i, n in enumerate((64, 3), start=1))
+    past.write_text("\n".join(["JobID|Submit|ElapsedRaw|AllocTRES", *rows]))
+    arguments = ("--sacct", past, "--policies", "static", "--scaling", "linear")
+    out = run("compare", *arguments, "--cluster", "gpu:2x8")[1]
+    assert "1 of them asked for more GPUs than --cluster has of their type: here they run" in out
+    answer = json.loads(run("compare", *arguments, "--cluster", "gpu:2x8", "--json")[1])
+    assert answer["oversized"] == 1
+    assert "asked for more" not in run("compare", *arguments, "--cluster", "gpu:8x8")[1]
+    assert "write at least --cluster gpu:9x8" in run("compare", *arguments)[2]
+
+
 def test_restarts_are_measured_by_application(run, past, tmp_path):
     """Also if each job has its own profile."""
     costs = tmp_path / "costs.csv"
@@ -178,6 +191,13 @@ BAD = [
     (("simulate", "W", "--restarts", "-1"), "--restarts: -1 is invalid"),
     (("simulate", "W", "--restarts", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--speeds", "a100"), "--speeds: "),
+    (("simulate", "W", "--speeds", "a100=0"), "--speeds: a100=0 is invalid: expected a speed"),
+    (("compare", "--sacct", "S", *CLUSTER, "--speeds", "a100=0"), "--speeds: a100=0 is invalid"),
+    (("workload", "from-sacct", "S", "--speeds", "v100=0"), "--speeds: v100=0 is invalid"),
+    (
+        ("simulate", "S", *CLUSTER),
+        "is accounting or a trace, no workload: selastic compare --sacct",
+    ),
     (("simulate", "W", "--config", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--class", "soft"), "--class"),
     (("simulate", "W", "--interval", "0"), "--interval"),
@@ -185,6 +205,8 @@ BAD = [
     (("compare", "W", "--policies", "fair,fair"), "duplicate policy fair"),
     (("compare", "W", "--policies", "fair,"), '"" is unknown'),
     (("compare", "W", "--grow", "2"), "--grow needs --sacct"),
+    (("compare", "W", "--start", "now"), "--start needs --sacct"),
+    (("compare", "--sacct", "S", "--end", "x"), '--end: "x" is invalid: expected a time such as'),
     (("compare", "W", "--neighbours", "none.csv"), "--neighbours: none.csv: "),
     (("compare", "W", "--sacct", "S", "--policies", "fair"), "not both"),
     (("compare", "--sacct", "S", "--policies", "fair"), "at least --cluster a100:2x8,v100:3x4"),

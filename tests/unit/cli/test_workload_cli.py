@@ -95,3 +95,30 @@ def test_bad_input_is_one_line(run, words, expected):
     assert err.startswith("selastic: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+def test_from_sacct_of_a_part_of_a_trace(run, tmp_path):
+    path = tmp_path / "pods.csv"
+    path.write_text(
+        "name,num_gpu,gpu_milli,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+        "a,8,1000,LS,Succeeded,100,4000,200\n"
+        "b,8,1000,BE,Succeeded,100,4000,200\n"
+        "c,8,1000,LS,Succeeded,500,4000,600\n"
+    )
+    code, out, err = run(
+        "workload", "from-sacct", path, "-S", "50", "-E", "500", "--partition", "LS"
+    )
+    assert code == 0, err
+    assert [row["name"] for row in csv.DictReader(io.StringIO(out))] == ["a"]
+    assert "1 of other partitions, 1 submitted outside of the period" in err
+    for options, words in (
+        (("--partition", "gpu"), "3 of other partitions); its partitions: BE, LS"),
+        (("-S", "500", "-E", "50"), "--end: 50 is not after --start 500"),
+        (("-S", "soon"), '--start: "soon" is invalid: expected a time such as'),
+    ):
+        code, out, err = run("workload", "from-sacct", path, *options, "-o", tmp_path / "none.csv")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+    assert not (tmp_path / "none.csv").exists()
+    week = run("workload", "from-sacct", WEEK, "--partition", "gpu")[2]
+    assert "the file names no partitions: add Partition to sacct's -o" in week

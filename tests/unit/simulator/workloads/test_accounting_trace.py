@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.simulator.truth import ground_truth
 from slurm_elastic.simulator.workloads import accounting_trace, curve_jobs, scaling_curves
+from slurm_elastic.simulator.workloads.accounting_trace import JobSelection
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 WEEK = Path(__file__).parents[3] / "data" / "sacct-week.txt"
@@ -38,7 +39,7 @@ def test_the_example_is_read_whole():
         " (as far as they came)"
     )
     assert {r.gpu_type for j in past.jobs for r in j.runs} == {"a100", "v100"}
-    assert len(accounting_trace.read(WEEK, completed_only=True).jobs) == 63
+    assert len(accounting_trace.read(WEEK, JobSelection(completed_only=True)).jobs) == 63
 
 
 def test_a_requeued_job_has_one_life(tmp_path):

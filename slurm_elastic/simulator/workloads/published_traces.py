@@ -1,0 +1,318 @@
+"""Readers of job traces that others have published, recognised by their first line.
+
+| trace | file |
+|---|---|
+| Helios (SC'21), also as reduced by Lucid; Acme (NSDI'24) | cluster_log.csv; trace_*.csv |
+| Philly (ATC'19) | cluster_job_log: JSON, a list of jobs with their attempts |
+| Alibaba: pods of 2023 (ATC'23), jobs of 2026 (ASPLOS'26) | openb_pod_list_*.csv; job_info_df.csv |
+| Tiresias (NSDI'19) | *_job.csv |
+| Parallel Workloads Archive | *.swf, the Standard Workload Format |
+
+Every row becomes an `AccountingRow`, as those of Slurm's accounting. Where times are seconds from
+the beginning of a trace they stay so. A processor of the Standard Workload Format is taken for a
+GPU, and a part of a GPU for a whole one; the rows' notes say so.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.simulator.workloads.accounting_row import (
+    ENDED_WELL,
+    LATEST_S,
+    AccountingRow,
+    SacctError,
+    epoch_s,
+    one_word,
+)
+
+PART_OF_GPU = "on a part of a GPU (counted as a whole one)"
+PROCESSORS = "of processors (each counts as a GPU)"
+NO_START = "without a time of start (waits count as none)"
+
+#: States of the traces that are not Slurm's.
+_STATES = {
+    "Pass": ENDED_WELL, "Succeeded": ENDED_WELL, "Killed": "CANCELLED", "Failed": "FAILED",
+    "Running": "CANCELLED",  # a pod that was deleted while it ran
+}  # fmt: skip
+_TIME_REMEDY = "expected seconds, or YYYY-MM-DD HH:MM:SS with or without a zone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTable:
+    """Columns of a CSV trace.
+
+    Every attribute but `title` holds names of columns; "" or (): there is none.
+
+    Attributes:
+        title: name of the trace, for errors.
+        job: id of the job.
+        gpus: numbers whose product is the number of GPUs.
+        name, partition: the first of these that a row has.
+        milli: thousandths of a GPU, where a job has one GPU.
+    """
+
+    title: str
+    job: str
+    gpus: tuple[str, ...]
+    submit: str
+    seconds: str = ""
+    start: str = ""
+    end: str = ""
+    state: str = ""
+    user: str = ""
+    name: tuple[str, ...] = ()
+    partition: tuple[str, ...] = ()
+    nodes: str = ""
+    gpu_type: str = ""
+    milli: str = ""
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Columns by which a file is recognised."""
+        one = (self.job, self.submit, self.seconds, self.start, self.end, self.milli, self.gpu_type)
+        return frozenset(c for c in (*one, *self.gpus) if c)
+
+
+TABLES = (
+    TraceTable(
+        title="Helios and Acme", job="job_id", gpus=("gpu_num",), submit="submit_time",
+        seconds="duration", start="start_time", end="end_time", state="state", user="user",
+        name=("jobname", "job_name", "type"), partition=("vc",), nodes="node_num",
+    ),
+    TraceTable(
+        title="Alibaba's pods", job="name", gpus=("num_gpu",), submit="creation_time",
+        start="scheduled_time", end="deletion_time", state="pod_phase", name=("qos",),
+        partition=("qos",), milli="gpu_milli",
+    ),
+    TraceTable(
+        title="Alibaba's jobs", job="job_name", gpus=("gpu_request", "worker_num"),
+        submit="submit_time", seconds="duration", user="organization", name=("job_type",),
+        partition=("job_type",), nodes="worker_num", gpu_type="gpu_model",
+    ),
+    TraceTable(
+        title="Tiresias", job="job_id", gpus=("num_gpu",), submit="submit_time",
+        seconds="duration", name=("model_name",),
+    ),
+)  # fmt: skip
+
+
+def table(header: str) -> TraceTable | None:
+    """Return the table whose columns the first line of a file names; None: none."""
+    columns = set(_columns(header))
+    return next((t for t in TABLES if t.required <= columns), None)
+
+
+def table_rows(
+    kind: TraceTable, header: str, lines: Iterator[str], name: str
+) -> Iterator[AccountingRow]:
+    """Yield the jobs of a CSV trace.
+
+    Args:
+        kind: its columns.
+        header: its first line.
+        lines: the others.
+        name: name of the file, for errors.
+
+    Raises:
+        SacctError: a row is invalid.
+    """
+    columns = _columns(header)
+    reader = csv.reader(lines)
+    begin = 2
+    try:
+        for cells in reader:
+            location, begin = f"{name}:{begin}", reader.line_num + 2
+            if not any(cells):
+                continue
+            if len(cells) != len(columns):
+                raise SacctError(
+                    f"{location}: {len(cells)} cells under {len(columns)} columns of {kind.title};"
+                    " was the file cut or edited?"
+                )
+            row = dict(zip(columns, (c.strip() for c in cells), strict=True))
+            yield _table_row(kind, row, location)
+    except csv.Error as error:
+        raise SacctError(f"{name}:{begin}: {error}; was the file edited?") from None
+
+
+def _columns(header: str) -> list[str]:
+    return [c.strip().strip('"') for c in header.split(",")]
+
+
+def _table_row(kind: TraceTable, row: Mapping[str, str], location: str) -> AccountingRow:
+    job_id = row[kind.job]
+    if not job_id or not job_id.isprintable() or len(job_id) > 200:
+        raise SacctError(f'{location}: {kind.job} "{job_id[:40]}" is invalid: expected an id')
+    submit, start, end = (
+        epoch_s(_whole(row.get(c, "")), f"{location}: {c}", _TIME_REMEDY)
+        for c in (kind.submit, kind.start, kind.end)
+    )
+    seconds = _number(row.get(kind.seconds, ""), kind.seconds, location)
+    if seconds is None and start is not None and end is not None:
+        seconds = max(0.0, end - start)
+    factors = [_number(row[c], c, location) or 0.0 for c in kind.gpus]
+    milli = _number(row.get(kind.milli, ""), kind.milli, location)
+    wanted = math.prod(factors) * (milli / 1000 if factors == [1.0] and milli is not None else 1.0)
+    gpus = math.ceil(wanted)
+    note = PART_OF_GPU if gpus != wanted else "" if kind.start else NO_START
+    state = one_word(row.get(kind.state, ""))
+    return AccountingRow(
+        job_id=job_id,
+        name=sys.intern(next((row[c] for c in kind.name if row.get(c)), "")),
+        user=sys.intern(row.get(kind.user, "")),
+        submit=submit,
+        start=start if kind.start else submit,
+        end=end,
+        seconds=seconds if start is not None or not kind.start else None,
+        state=sys.intern(_STATES.get(state, state)),
+        gpu_type=sys.intern(_type_name(row.get(kind.gpu_type, ""))),
+        gpus=gpus,
+        nodes=max(1, int(_number(row.get(kind.nodes, ""), kind.nodes, location) or 1)),
+        partition=sys.intern(next((row[c] for c in kind.partition if row.get(c)), "")),
+        note=note,
+    )
+
+
+def _whole(text: str) -> str:
+    """Return a number of seconds without its fraction; other texts unchanged."""
+    whole, point, fraction = text.partition(".")
+    return whole if point and whole.isdecimal() and fraction.isdecimal() else text
+
+
+def _type_name(text: str) -> str:
+    """Return a GPU type as --cluster can name it."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in text[:60])
+
+
+def _number(text: str, column: str, location: str) -> float | None:
+    """Return a number from 0 on; None: there is none."""
+    if text in ("", "nan", "NaN", "None", "NULL"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= LATEST_S:
+        raise SacctError(f'{location}: {column} "{text[:40]}" is no number from 0 on')
+    return value
+
+
+def is_swf(line: str) -> bool:
+    """Return whether a first line is of the Standard Workload Format."""
+    return line.startswith(";") or _swf_fields(line) is not None
+
+
+def swf_rows(first: str, lines: Iterator[str], name: str) -> Iterator[AccountingRow]:
+    """Yield the jobs of a file in the Standard Workload Format; see `table_rows`.
+
+    Raises:
+        SacctError: a line is invalid.
+    """
+    offset = 0.0
+    for number, line in enumerate(_first_and(first, lines), start=1):
+        if line.startswith(";"):
+            key, _, value = line.lstrip("; ").partition(":")
+            if key.strip() == "UnixStartTime" and value.strip().isdecimal():
+                offset = float(value.strip()[:10])
+            continue
+        if not line.strip():
+            continue
+        fields = _swf_fields(line)
+        if fields is None:
+            raise SacctError(
+                f'{name}:{number}: "{line[:40]}" is no job: expected 18 numbers; was the file cut?'
+            )
+        if fields[10] not in (2, 3, 4):  # parts of a job that has a line of its own
+            yield _swf_row(fields, offset, f"{name}:{number}")
+
+
+def _first_and(first: str, lines: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from lines
+
+
+def _swf_fields(line: str) -> Sequence[float] | None:
+    texts = line.split()
+    if len(texts) != 18:
+        return None
+    try:
+        values = [float(text) for text in texts]
+    except ValueError:
+        return None
+    return values if all(-1e15 < value < 1e15 for value in values) else None
+
+
+def _swf_row(fields: Sequence[float], offset: float, location: str) -> AccountingRow:
+    (job, submit, wait, seconds, used, _, _, requested, limit, _, status, user, _, program, queue,
+     partition, _, _) = fields  # fmt: skip
+    if submit < 0 or submit + offset > LATEST_S:
+        raise SacctError(f"{location}: time of submission {submit:g} is invalid: expected seconds")
+    begin = submit + offset
+    gpus = int(used if used > 0 else max(0, requested))
+    return AccountingRow(
+        job_id=f"{job:.0f}",
+        name=f"app{program:.0f}" if program >= 0 else "",
+        user=f"user{user:.0f}" if user >= 0 else "",
+        submit=begin,
+        start=begin + max(0.0, wait) if seconds >= 0 else None,
+        end=None,
+        seconds=seconds if seconds >= 0 else None,
+        state={0: "FAILED", 5: "CANCELLED"}.get(int(status), ENDED_WELL),
+        gpus=gpus,
+        partition=f"{partition:.0f}" if partition >= 0 else f"{queue:.0f}" if queue >= 0 else "",
+        limit_s=limit if limit > 0 else None,
+        note=PROCESSORS if wait >= 0 else f"{PROCESSORS}, {NO_START}",
+    )
+
+
+def is_philly(data: Any) -> bool:
+    """Return whether a JSON document is Philly's list of jobs."""
+    return isinstance(data, list) and bool(data) and _is_philly_job(data[0])
+
+
+def _is_philly_job(job: Any) -> bool:
+    return isinstance(job, dict) and {"jobid", "attempts", "submitted_time"} <= job.keys()
+
+
+def philly_rows(data: Sequence[Any], name: str) -> Iterator[AccountingRow]:
+    """Yield the attempts of Philly's jobs; those without times never started.
+
+    Raises:
+        SacctError: a job is invalid.
+    """
+    for number, job in enumerate(data, start=1):
+        location = f"{name}: job {number}"
+        if not _is_philly_job(job) or not isinstance(job["attempts"], list):
+            raise SacctError(f"{location} has no jobid, submitted_time and attempts")
+        attempts = [a for a in job["attempts"] if isinstance(a, dict)]
+        for attempt in attempts or [{}]:
+            yield _philly_row(job, attempt, location)
+
+
+def _philly_row(job: Mapping[str, Any], attempt: Mapping[str, Any], location: str) -> AccountingRow:
+    times = (job["submitted_time"], attempt.get("start_time"), attempt.get("end_time"))
+    submit, start, end = (epoch_s(str(t or ""), location, _TIME_REMEDY) for t in times)
+    detail = attempt.get("detail")
+    machines = [m for m in detail if isinstance(m, dict)] if isinstance(detail, list) else []
+    gpus = [m["gpus"] for m in machines if isinstance(m.get("gpus"), list)]
+    state = str(job.get("status") or "")
+    known = start is not None and end is not None
+    return AccountingRow(
+        job_id=str(job["jobid"]).removeprefix("application_")[:200],
+        name="",
+        user=sys.intern(str(job.get("user") or "")),
+        submit=submit,
+        start=start,
+        end=end,
+        seconds=max(0.0, end - start) if known else None,  # type: ignore[operator]
+        state=sys.intern(_STATES.get(state, one_word(state))),
+        gpus=sum(map(len, gpus)),
+        nodes=max(1, len(gpus)),
+        partition=sys.intern(str(job.get("vc") or "")),
+    )
