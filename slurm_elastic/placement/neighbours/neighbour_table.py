@@ -40,22 +40,27 @@ class NeighbourTable:
         self._speeds, self._nodes = speeds, snapshot.node
         self._jobs, self._applications = snapshot.job, applications
         self._types = {node.name: node_type(node) for node in snapshot.nodes}
-        self._known: dict[tuple[str, int, str, int, str], NeighbourSpeed] = {}
+        self._known: dict[tuple[object, ...], NeighbourSpeed] = {}
 
     def speed(self, node: str, job: Tenant, other: Tenant) -> NeighbourSpeed:
         """Return the speed of a job beside another one on a node."""
-        name, other_name = self._application(job[0]), self._application(other[0])
-        key = (self._types[node], job[1], name, other[1], other_name)
+        parts = tuple(self._part(node, tenant) for tenant in (job, other))
+        key = (self._types[node], *parts)
         known = self._known.get(key)
         if known is None:
-            cpus = self._nodes[node].cpus
-            known = self._speeds.of(
-                self._types[node],
-                PartOfNode(application=name, gpus=job[1], node_cpus=cpus),
-                PartOfNode(application=other_name, gpus=other[1], node_cpus=cpus),
-            )
-            self._known[key] = known
+            known = self._known[key] = self._speeds.of(self._types[node], *parts)
         return known
+
+    def _part(self, node: str, tenant: Tenant) -> PartOfNode:
+        job_id, gpus = tenant
+        job = self._jobs.get(job_id)
+        return PartOfNode(
+            application=self._application(job_id),
+            gpus=gpus,
+            node_cpus=self._nodes[node].cpus,
+            # With fewer GPUs here than it has, or asks for, the others are on other nodes.
+            crosses=job is not None and job.gpus > gpus,
+        )
 
     def slowed(self, node: str, job: Tenant, others: Iterable[Tenant]) -> float:
         """Return the predicted speed of a job beside all others on a node; 1: not slowed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.launchers.processor_use import ProcessorUse
+from slurm_elastic.job.launchers.processor_use import ProcessorUse, StorageReads
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -71,3 +71,23 @@ def test_a_busy_process_is_seen():
             assert use.busy_cpus() > 0
         finally:
             process.kill()
+
+
+def test_the_bytes_read_from_storage_are_divided_by_the_gpus(tmp_path):
+    now = iter((0.0, 3.0, 10.0, 20.0))
+    reads = StorageReads(lambda: [7, 8], lambda: 2, clock=lambda: next(now), proc=tmp_path)
+
+    def read(pid, count):
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        text = f"rchar: 99999\nwchar: 1\nread_bytes: {count}\nwrite_bytes: 5\n"
+        (tmp_path / str(pid) / "io").write_text(text)
+
+    read(7, 1000)
+    assert reads.read_bytes_s() is None
+    assert reads.read_bytes_s() is None
+    read(7, 3000)
+    read(8, 4000)
+    assert reads.read_bytes_s() == (2000 + 4000) / 10 / 2
+    (tmp_path / "7" / "io").write_text("damaged")
+    (tmp_path / "8" / "io").unlink()
+    assert reads.read_bytes_s() is None
