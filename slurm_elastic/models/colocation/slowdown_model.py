@@ -7,9 +7,9 @@ their model is not published. Here:
 
 so that a job that uses more never predicts more speed, for itself or beside it (`overloads`),
 fitted by non-negative least squares. Network and storage count as parts of about the most that
-such jobs were seen to use (`Scales`), as no capacity of theirs is known. With scikit-learn and enough pairs,
-boosted trees with the same monotone constraints take its place, which also see whether a job
-computes in mixed precision.
+such jobs were seen to use (`Scales`), as no capacity of theirs is known. With scikit-learn and
+enough pairs, boosted trees with the same monotone constraints take its place, which also see
+whether a job computes in mixed precision.
 
 The model keeps its own error: the 90 % quantile of how far predictions were too high for pairs that
 were left out of a fit, application by application.

@@ -91,3 +91,36 @@ def test_the_bytes_read_from_storage_are_divided_by_the_gpus(tmp_path):
     (tmp_path / "7" / "io").write_text("damaged")
     (tmp_path / "8" / "io").unlink()
     assert reads.read_bytes_s() is None
+
+
+_READER = """
+import os, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(os.urandom(1 << 20))
+    file.flush()
+    os.fsync(file.fileno())
+file = os.open(sys.argv[1], os.O_RDONLY)
+print(flush=True)
+sys.stdin.readline()
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+os.pread(file, 1 << 20, 0)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_process_reads_from_storage_is_seen(tmp_path):
+    now = iter((0.0, 10.0))
+    command = [sys.executable, "-c", _READER, str(tmp_path / "file")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        reads = StorageReads(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
+        process.stdout.readline()
+        assert reads.read_bytes_s() is None
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        seen = reads.read_bytes_s()
+        print(file=process.stdin, flush=True)
+    if not seen:
+        pytest.skip("this file system counts no bytes that are read")
+    assert 0.9 * 2**20 < seen * 10 < 2 * 2**20
