@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.config.schema import NeighbourSettings
-from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import application_of, node_type
 from slurm_elastic.models.colocation.shared_speeds import ENOUGH, PartOfNode, SharedSpeeds
@@ -44,23 +44,26 @@ class NeighbourTable:
 
     def speed(self, node: str, job: Tenant, other: Tenant) -> NeighbourSpeed:
         """Return the speed of a job beside another one on a node."""
-        parts = tuple(self._part(node, tenant) for tenant in (job, other))
-        key = (self._types[node], *parts)
+        key = (self._types[node], *self._part(job), *self._part(other))
         known = self._known.get(key)
         if known is None:
+            cpus = self._nodes[node].cpus
+            parts = (
+                PartOfNode(application=name, gpus=gpus, node_cpus=cpus, crosses=crosses)
+                for name, gpus, crosses in (self._part(job), self._part(other))
+            )
             known = self._known[key] = self._speeds.of(self._types[node], *parts)
         return known
 
-    def _part(self, node: str, tenant: Tenant) -> PartOfNode:
+    def _part(self, tenant: Tenant) -> tuple[str, int, bool]:
+        """Return the application of a job, its GPUs on a node, and whether it has others."""
         job_id, gpus = tenant
         job = self._jobs.get(job_id)
-        return PartOfNode(
-            application=self._application(job_id),
-            gpus=gpus,
-            node_cpus=self._nodes[node].cpus,
-            # With fewer GPUs here than it has, or asks for, the others are on other nodes.
-            crosses=job is not None and job.gpus > gpus,
-        )
+        application = self._applications.get(job_id)
+        if not application:
+            application = application_of(job) if job else ""
+        # With fewer GPUs here than it has, or asks for, the others are on other nodes.
+        return application, gpus, job is not None and job.gpus > gpus
 
     def slowed(self, node: str, job: Tenant, others: Iterable[Tenant]) -> float:
         """Return the predicted speed of a job beside all others on a node; 1: not slowed."""
@@ -91,13 +94,6 @@ class NeighbourTable:
             for other in others
             for known in (self.speed(node, job, other), self.speed(node, other, job))
         )
-
-    def _application(self, job_id: int) -> str:
-        stated = self._applications.get(job_id)
-        if stated:
-            return stated
-        job: Job | None = self._jobs.get(job_id)
-        return application_of(job) if job else ""
 
 
 def counts(speed: NeighbourSpeed) -> bool:

@@ -176,7 +176,7 @@ class QueueCourse:
             return
         blocked: dict[tuple[str, str], WaitingJob] = {}
         reserved: list[_Reserved] = []
-        in_vain: set[tuple[StartOptions, int]] = set()
+        in_vain: set[tuple[StartOptions, tuple[int, ...]]] = set()
         waiting, self._waiting = self._waiting, []
         for place, job in enumerate(waiting):
             shares = None
@@ -184,8 +184,8 @@ class QueueCourse:
                 if not job.controller_starts:
                     self._reserve_for(blocked, reserved, at)
                 plans = [] if job.controller_starts else _outlasted(job, at, reserved)
-                # A job alike that outlasts as many of these plans is kept back as well.
-                alike = (job.options, len(plans))
+                # A job alike that outlasts the same plans is kept back as well.
+                alike = (job.options, tuple(plan.job_id for plan in plans))
                 if alike not in in_vain:
                     shares = self._place(job, plans, gives=gives)
                     in_vain |= set() if shares else {alike}
