@@ -142,6 +142,10 @@ class Report:
         pause_s: for how long training stood still at the last change of members.
         busy_cpus: CPUs that the ranks on esrun's node kept busy since the last report, for each of
             their GPUs; None: not measured.
+        read_bytes_s: bytes a second that these ranks have read from storage since then, for each
+            of their GPUs; None: not measured.
+        exchange_bytes: of a step, that the ranks of one node pass on to those of the next, where
+            they stand on several; None: not known.
     """
 
     job_id: int
@@ -208,6 +212,8 @@ class Report:
     generation: int | None = None
     pause_s: float | None = None
     busy_cpus: float | None = None
+    read_bytes_s: float | None = None
+    exchange_bytes: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None, and without empty lists."""
@@ -337,6 +343,8 @@ _REPORT_BOUNDS = {
     "generation": 2**31,
     "pause_s": 1e6,
     "busy_cpus": 2**16,
+    "read_bytes_s": 1e12,
+    "exchange_bytes": 2**50,
 }
 _ORDERS_BOUNDS = {
     "seq": 2**62,

@@ -25,7 +25,7 @@ _URGENT = frozenset({
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
-    "busy_cpus",
+    "busy_cpus", "read_bytes_s",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -35,6 +35,7 @@ _ONCE: dict[str, Any] = {
     "profile": (),
     "profile_batch": None,
     "busy_cpus": None,
+    "read_bytes_s": None,
 }
 #: Fields that stay as they are when an attempt begins in place; all others begin anew.
 _KEPT_IN_PLACE = frozenset({
@@ -42,7 +43,7 @@ _KEPT_IN_PLACE = frozenset({
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "supported_options", "jump",
-}) - {"failed_gpus", "busy_cpus"}  # fmt: skip
+}) - {"failed_gpus", "busy_cpus", "read_bytes_s"}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

@@ -153,7 +153,7 @@ def elastic_jobs(
         directive = job.directive
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
-        eligibility, reason = _standing(job, record, config, frame.snapshot.time)
+        eligibility, reason = eligibility_of(job, record, config, frame.snapshot.time)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
         jobs[job.job_id] = RoundJob(
@@ -219,9 +219,10 @@ def remaining_s(job: Job, record: JobRecord, now: float) -> float:
     return max(0.0, left)
 
 
-def _standing(
+def eligibility_of(
     job: Job, record: JobRecord, config: Config, now: float
 ) -> tuple[Eligibility, Reason | None]:
+    """Return whether a round may change an elastic job, and why not."""
     partitions = config.controller.partitions
     pending = job.state is JobState.PENDING
     if record.in_transition:

@@ -153,7 +153,8 @@ class NeighbourRow(TypedDict):
     `speed`: of the job beside it, relative to its speed alone; `other_speed`: of the neighbour.
     None: nothing is known. `error`: how much too high `speed` may be, with 90 % certainty;
     `measured`: measurements of this pair, 0: `speed` is predicted. `user` is null where
-    PrivateData hides the owner.
+    PrivateData hides the owner. `resource`: `compute`, `memory`, `network` or `storage`, for which
+    they contend as far as that is known; "": not known; not from controllers before 0.2.0.
     """
 
     job_id: int
@@ -164,6 +165,7 @@ class NeighbourRow(TypedDict):
     error: float
     measured: int
     other_speed: float | None
+    resource: str
 
 
 class ExchangeRow(TypedDict):

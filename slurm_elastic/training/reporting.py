@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class Reporter:
         self._next_report_at = 0.0
         self._answered_notice: int | None = None
         self.timer = StepTimer()
+        #: Bytes of a step that pass from a node to the next; None: not known.
+        self.crossing_bytes: Callable[[], int | None] = lambda: None
         self.timer.on = not mute
         self.noise = GradientNoise(global_batch)
         self._device = device
@@ -143,6 +146,7 @@ class Reporter:
             "backward_s": times.backward_s,
             "sync_s": times.sync_s,
             "optimizer_s": times.optimizer_s,
+            "exchange_bytes": self.crossing_bytes(),
             "peak_memory_bytes": peak_memory(self._device),
         }
 

@@ -107,6 +107,7 @@ class TrainingJob:
             )
         self._restore_manifest_values()
         self._freezer = self._make_freezer(parts.full_model, parts.freezing)
+        reporter.crossing_bytes = lambda: self._strategy.crossing_bytes
         strategy.join(fresh=cursor is None and not rank_group.companion)
         reporter.set_fields(gpus=rank_group.size, layout=self.layout, plan=parts.plan)
         self._live: LiveTraining | RebuiltTraining

@@ -36,7 +36,7 @@ LONG = (
     "test_other_jobs.py", "test_examples.py", "test_chaos.py", "test_standby.py",
     "test_in_place_trials.py", "test_people.py", "test_debian_torch.py", "test_queue.py",
     "test_live_batches.py", "test_training.py", "test_type_profiles.py", "test_shared_gpus.py",
-    "test_esrun.py", "test_sizes.py",
+    "test_esrun.py", "test_sizes.py", "test_shared_resources.py",
     "test_policies_live.py", "test_usage.py", "test_elastic_option.py", "test_readers.py",
     "test_rehearsals.py", "test_companions.py", "test_guard.py",
 )  # fmt: skip

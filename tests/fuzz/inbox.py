@@ -46,7 +46,7 @@ _REPORT = dataclasses.asdict(
         profile=(("conv", 0.1, 0.2, 100, 400), ("fc", 0.1, 0.2, 10, 4000)), profile_batch=64,
         in_place=True, not_in_place="", change=3, change_state="joining",
         companions=((4723, 2, "starting"), (4724, 1, "joined")), generation=2, pause_s=0.02,
-        failed_start=1, failed_gpus=4,
+        failed_start=1, failed_gpus=4, busy_cpus=2.5, read_bytes_s=1e6, exchange_bytes=10**9,
     )
 ) | {"change_reason": {"code": "companion-exited", "parameters": {"job": "4723", "exit_code": 1}}}  # fmt: skip
 _PROFILE = json.loads(

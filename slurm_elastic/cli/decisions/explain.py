@@ -251,7 +251,7 @@ def _start(waiting: Waiting, now: float) -> str:
     median, latest = (formatting.clock(start[name], now) for name in ("median", "p90"))
     return (
         f"probably at {median}, with 90% probability by {latest}, by the predicted run times of"
-        " the jobs before it; sooner if others give way, later if jobs of higher priority come"
+        " the jobs before it; later if jobs of higher priority come"
     )
 
 

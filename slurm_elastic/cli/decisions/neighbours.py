@@ -10,6 +10,13 @@ from slurm_elastic.core.nodelist import fold
 if TYPE_CHECKING:
     from slurm_elastic.rpc.decision_answers import ExplainAnswer, NeighbourRow
 
+#: What jobs contend for, by `NeighbourRow.resource`.
+_RESOURCES = {
+    "compute": "CPUs",
+    "memory": "memory bandwidth",
+    "network": "the network",
+    "storage": "reading from storage",
+}
 #: Less is not told from noise.
 _LEAST = 0.005
 #: Most neighbours that are named.
@@ -35,7 +42,8 @@ def _of(row: NeighbourRow) -> str:
     text = f"{shares}: {_slower(row['speed'])} ({source}, ±{row['error']:.0%})"
     if row["other_speed"] is not None:
         text += f"; job {row['display_id']} is {_slower(row['other_speed'])}"
-    return text
+    resource = _RESOURCES.get(row.get("resource", ""))
+    return f"{text}; they contend for {resource}" if resource else text
 
 
 def _slower(speed: float) -> str:

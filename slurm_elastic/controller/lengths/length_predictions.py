@@ -16,6 +16,7 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.models.durations.finished_job import JobRequest
+from slurm_elastic.placement.eligibility import Eligibility, eligibility_of
 from slurm_elastic.placement.starts.start_estimates import StartEstimate, start_estimates
 
 #: Time for new predictions in one round; jobs beyond it get theirs in the next.
@@ -140,8 +141,24 @@ class LengthPredictions:
             lengths,
             progress={i: r.progress for i, r in records.items() if r.progress},
             leased={i for i, r in records.items() if r.leased},
+            gives=self._givers(snapshot, records) if pending else {},
             goes_on=lambda: time.monotonic() < end,
         )
+
+    def _givers(self, snapshot: Snapshot, records: Mapping[int, JobRecord]) -> dict[int, int]:
+        """Return the running elastic jobs that give way to pending ones, and what each keeps."""
+        if self.config.controller.mode != "act":
+            return {}
+        givers = {}
+        for job_id, record in records.items():
+            job = snapshot.job[job_id]
+            if job.state is not JobState.RUNNING or not job.directive or not job.allocation:
+                continue
+            eligibility, _ = eligibility_of(job, record, self.config, snapshot.time)
+            sizes = job.directive.sizes(job.allocation.gpu_type)
+            if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and sizes:
+                givers[job_id] = sizes[0]
+        return givers
 
     def _of(self, job: Job, until: float) -> DurationEstimate | None:
         """Return the estimate of a job; renewed while it is pending, and then kept."""

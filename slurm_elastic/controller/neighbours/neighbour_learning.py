@@ -20,7 +20,7 @@ from slurm_elastic.models.colocation.node_sharing import (
     application_of,
     tenants,
 )
-from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, SharedSpeeds
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 
 _NAME = "neighbour_speeds"
@@ -28,6 +28,8 @@ _NAME = "neighbour_speeds"
 _WRITE_S = 300.0
 #: Longer than this between two reports, and the time of the steps between them is not known.
 _MOST_S = 300.0
+#: More is no measurement: 1 TB/s.
+_MOST_BYTES_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class NeighbourLearning:
                 end=now,
                 step_s=report.step_time_s,
                 setting=_setting(report, len(held.nodes)),
-                cpus=report.busy_cpus,
+                use=_use(report, len(held.nodes)),
             )
         )
 
@@ -163,6 +165,16 @@ def _neighbours(
         nodes = tuple(name for name, _, _ in found)
         rows.append(Neighbour(job_id=other_id, nodes=nodes, speed=speed, other=other_speed))
     return tuple(sorted(rows, key=lambda row: (row.speed.speed, row.job_id)))
+
+
+def _use(report: Report, nodes: int) -> MeasuredUse:
+    """Return what a job used in the time of a report; what it sends counts on several nodes."""
+    sent_bytes_s = None
+    if nodes > 1 and report.exchange_bytes is not None and report.step_time_s:
+        sent_bytes_s = min(report.exchange_bytes / report.step_time_s, _MOST_BYTES_S)
+    return MeasuredUse(
+        cpus=report.busy_cpus, sent_bytes_s=sent_bytes_s, read_bytes_s=report.read_bytes_s
+    )
 
 
 def _setting(report: Report, nodes: int) -> str:

@@ -30,6 +30,7 @@ def neighbour_rows(view: View, viewer: Viewer, job_id: int) -> list[NeighbourRow
                 "error": neighbour.speed.error,
                 "measured": neighbour.speed.measured,
                 "other_speed": _known(neighbour.other),
+                "resource": neighbour.speed.resource or neighbour.other.resource,
             }
         )
     return rows

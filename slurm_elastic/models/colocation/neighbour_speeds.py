@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_elastic.models.colocation.slowdown_model import (
     FEW,
@@ -38,12 +38,14 @@ class NeighbourSpeed:
         error: how much too high that may be, with 90 % certainty.
         measured: measurements of this pair of applications.
         modelled: whether a model predicts this pair.
+        resource: one of `slowdown_model.RESOURCES`, for which they contend by the model; "": none.
     """
 
     speed: float
     error: float
     measured: int
     modelled: bool = True
+    resource: str = ""
 
     @property
     def surely(self) -> float:
@@ -117,7 +119,7 @@ class NeighbourSpeeds:
         known = self._of_types.get(node_type) or self._new()
         predicted = known.model.speeds(pairs).tolist()
         enough = not self._neutral or known.varied
-        return [
+        combined = [
             _combined(
                 speed if enough and job.known and other.known else None,
                 known.model.error,
@@ -125,6 +127,10 @@ class NeighbourSpeeds:
                 _pair(job, other),
             )
             for speed, (job, other) in zip(predicted, pairs, strict=True)
+        ]
+        return [
+            replace(speed, resource=known.model.contended(job, other)) if speed.modelled else speed
+            for speed, (job, other) in zip(combined, pairs, strict=True)
         ]
 
 

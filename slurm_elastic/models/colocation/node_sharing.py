@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Job, JobState, Node, Snapshot
-from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, PartOfNode, SharedSpeeds
 
 #: States in which a job uses its node.
 _USING = (JobState.RUNNING, JobState.COMPLETING)
@@ -22,6 +22,7 @@ _USING = (JobState.RUNNING, JobState.COMPLETING)
 MEASURED_S = 30.0
 #: Part of a node's CPUs that jobs may use that are not known.
 _UNKNOWN_CPUS = 0.25
+_NO_USE = MeasuredUse()
 #: Most step times that wait for the next snapshot.
 _WAITING = 20_000
 
@@ -33,7 +34,7 @@ class StepTime:
     Attributes:
         key, run: of the job's attempt.
         setting: everything else that sets the step time: GPUs, batch, layout.
-        cpus: CPUs that the job kept busy for each of its GPUs; None: not measured.
+        use: what the job used meanwhile.
     """
 
     key: str
@@ -42,7 +43,7 @@ class StepTime:
     end: float
     step_s: float
     setting: str
-    cpus: float | None = None
+    use: MeasuredUse = _NO_USE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,10 @@ class SharingLearner:
             return
         del self._collected[job.key]
         step_s = statistics.median(s.step_s for s in collected)
-        cpus = [s.cpus for s in collected if s.cpus is not None]
         application = applications.get(job.job_id) or application_of(job)
         neighbours = {job_id for _, job_id, _, _ in colocation.others}
-        if cpus:
-            use = statistics.median(cpus)
-            self.speeds.record_use(application, use, alone=not neighbours)
+        use = _median([s.use for s in collected])
+        self.speeds.record_use(application, use, alone=not neighbours)
         if not neighbours:
             self.speeds.record_alone(application, step_time.setting, step_s)
         elif len(neighbours) == 1 or len({name for name, _, _, _ in colocation.others}) == 1:
@@ -158,7 +157,10 @@ class SharingLearner:
             others = sorted(o for o in colocation.others if o[0] == name)
             self.speeds.record_shared(
                 PartOfNode(
-                    application=application, gpus=dict(colocation.own)[name], node_cpus=node.cpus
+                    application=application,
+                    gpus=dict(colocation.own)[name],
+                    node_cpus=node.cpus,
+                    crosses=len(colocation.own) > 1,
                 ),
                 [
                     PartOfNode(
@@ -166,6 +168,7 @@ class SharingLearner:
                         or application_of(snapshot.job[other_id]),
                         gpus=gpus,
                         node_cpus=node.cpus,
+                        crosses=snapshot.job[other_id].gpus > gpus,
                     )
                     for _, other_id, _, gpus in others
                 ],
@@ -173,6 +176,15 @@ class SharingLearner:
                 setting=step_time.setting,
                 step_s=step_s,
             )
+
+
+def _median(uses: list[MeasuredUse]) -> MeasuredUse:
+    """Return the median of each field, of the measurements that have it."""
+    medians = {}
+    for name in ("cpus", "sent_bytes_s", "read_bytes_s"):
+        values = [v for use in uses if (v := getattr(use, name)) is not None]
+        medians[name] = statistics.median(values) if values else None
+    return MeasuredUse(**medians)
 
 
 def _others(

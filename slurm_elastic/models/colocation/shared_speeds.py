@@ -29,6 +29,10 @@ from slurm_elastic.models.colocation.slowdown_model import AloneLoad, SharedRun
 _TIMES = 9
 #: Most settings, applications, and measurements of a node type that are kept.
 _SETTINGS, _APPLICATIONS, _RUNS = 2_000, 2_000, 1_000
+#: Fields of `MeasuredUse`, and their names in the ledger.
+_USES = {"cpus": "use", "sent_bytes_s": "sent", "read_bytes_s": "read"}
+#: Values of a load in the ledger: now, and before network and reads were kept.
+_LOAD, _OLD_LOAD = 6, 4
 #: Weight of the newest measurement of what an application uses.
 _NEWEST = 0.2
 #: Measurements of a pair that count for decisions.
@@ -41,11 +45,30 @@ _LEAST_SPEED, _MOST_SPEED = 0.05, 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOfNode:
-    """A job's part of one node; `gpus` and `node_cpus` of the node."""
+    """A job's part of one node; `gpus` and `node_cpus` of the node.
+
+    `crosses`: its ranks also stand on other nodes, so that it uses the network.
+    """
 
     application: str
     gpus: int
     node_cpus: int = 0
+    crosses: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredUse:
+    """What an application uses; None: not measured.
+
+    Attributes:
+        cpus: that it keeps busy for each of its GPUs.
+        sent_bytes_s: from each of its nodes to others, where it stands on several.
+        read_bytes_s: from storage, for each of its GPUs.
+    """
+
+    cpus: float | None = None
+    sent_bytes_s: float | None = None
+    read_bytes_s: float | None = None
 
 
 class SharedSpeeds:
@@ -55,20 +78,24 @@ class SharedSpeeds:
         self._speeds = NeighbourSpeeds(boosted=False, neutral=True, keep=_RUNS)
         #: Latest step times alone, by (application, setting); the least recently used first.
         self._alone: dict[tuple[str, str], deque[float]] = {}
-        #: CPUs in use per GPU, by application, and whether that was measured alone.
-        self._use: dict[str, tuple[float, bool]] = {}
+        #: By field of `MeasuredUse` and application: the use, and whether it was measured alone.
+        self._use: dict[str, dict[str, tuple[float, bool]]] = {name: {} for name in _USES}
         self.changes = 0
 
-    def record_use(self, application: str, cpus_per_gpu: float, *, alone: bool) -> None:
-        """Record the CPUs that an application keeps busy; those alone outweigh the others."""
-        old = self._use.pop(application, None)
-        if old is not None and old[1] == alone:
-            cpus_per_gpu = old[0] + _NEWEST * (cpus_per_gpu - old[0])
-        elif old is not None and old[1]:
-            cpus_per_gpu, alone = old
-        self._use[application] = (cpus_per_gpu, alone)
-        _drop_oldest(self._use, _APPLICATIONS)
-        self.changes += 1
+    def record_use(self, application: str, measured: MeasuredUse, *, alone: bool) -> None:
+        """Record what an application uses; measurements alone outweigh the others."""
+        for name, use in self._use.items():
+            value: float | None = getattr(measured, name)
+            if value is None:
+                continue
+            old = use.pop(application, None)
+            if old is not None and old[1] == alone:
+                new = old[0] + _NEWEST * (value - old[0]), alone
+            else:
+                new = old if old is not None and old[1] else (value, alone)
+            use[application] = new
+            _drop_oldest(use, _APPLICATIONS)
+            self.changes += 1
 
     def record_alone(self, application: str, setting: str, step_s: float) -> None:
         """Record a step time of an application without a neighbour."""
@@ -141,15 +168,17 @@ class SharedSpeeds:
 
     def load(self, part: PartOfNode) -> AloneLoad:
         """Return what an application uses of a node."""
-        use = self._use.get(part.application)
-        known = use is not None and part.node_cpus > 0
-        compute = use[0] * part.gpus / part.node_cpus if use is not None and known else 0.0
+        cpus, sent, read = (self._use[name].get(part.application) for name in _USES)
+        known = cpus is not None and part.node_cpus > 0
+        compute = cpus[0] * part.gpus / part.node_cpus if cpus is not None and known else 0.0
         return AloneLoad(
             application=part.application,
             gpus=part.gpus,
             compute=min(1.0, compute),
             memory_bus=0.0,
             known=known,
+            sent_bytes_s=sent[0] if sent is not None and part.crosses else 0.0,
+            read_bytes_s=read[0] * part.gpus if read is not None else 0.0,
         )
 
     @property
@@ -161,7 +190,10 @@ class SharedSpeeds:
         """Return all as JSON, as the ledger keeps it."""
         return {
             "alone": [[a, s, [_six(t) for t in times]] for (a, s), times in self._alone.items()],
-            "use": [[a, _six(cpus), alone] for a, (cpus, alone) in self._use.items()],
+            **{
+                key: [[a, _six(value), alone] for a, (value, alone) in self._use[name].items()]
+                for name, key in _USES.items()
+            },
             "runs": [
                 [node_type, *_row(run.job), *_row(run.other), _six(run.speed)]
                 for node_type in self._speeds.node_types
@@ -178,12 +210,15 @@ class SharedSpeeds:
             times = [float(t) for t in row[2] if _is_number(t)] if type(row[2]) is list else []
             if times and isinstance(row[0], str) and isinstance(row[1], str):
                 speeds._alone[row[0], row[1]] = deque(times, maxlen=_TIMES)
-        for application, cpus, alone in _rows(value.get("use"), 3):
-            if isinstance(application, str) and _is_number(cpus):
-                speeds._use[application] = (float(cpus), bool(alone))
+        for name, key in _USES.items():
+            for application, amount, alone in _rows(value.get(key), 3):
+                if isinstance(application, str) and _is_number(amount):
+                    speeds._use[name][application] = (float(amount), bool(alone))
         of_types: dict[str, list[SharedRun]] = {}
-        for node_type, *row in _rows(value.get("runs"), 10):
-            job, other, speed = _load(row[:4]), _load(row[4:8]), row[8]
+        runs = value.get("runs")
+        for node_type, *row in _rows(runs, 2 + 2 * _OLD_LOAD) + _rows(runs, 2 + 2 * _LOAD):
+            half = len(row) // 2
+            job, other, speed = _load(row[:half]), _load(row[half:-1]), row[-1]
             if isinstance(node_type, str) and job and other and _is_number(speed):
                 of_types.setdefault(node_type, []).append(
                     SharedRun(job=job, other=other, speed=float(speed))
@@ -194,12 +229,17 @@ class SharedSpeeds:
 
 
 def _row(load: AloneLoad) -> list[Any]:
-    return [load.application, load.gpus, _six(load.compute), load.known]
+    used = [_six(load.sent_bytes_s), _six(load.read_bytes_s)]
+    return [load.application, load.gpus, _six(load.compute), load.known, *used]
 
 
 def _load(row: list[Any]) -> AloneLoad | None:
-    application, gpus, compute, known = row
-    if not (isinstance(application, str) and type(gpus) is int and _is_number(compute)):
+    """Return the load of a row; older ones have neither network nor reads."""
+    application, gpus, compute, known, *used = row
+    sent_bytes_s, read_bytes_s = used or (0.0, 0.0)
+    if not (isinstance(application, str) and type(gpus) is int):
+        return None
+    if not all(map(_is_number, (compute, sent_bytes_s, read_bytes_s))):
         return None
     return AloneLoad(
         application=application,
@@ -207,6 +247,8 @@ def _load(row: list[Any]) -> AloneLoad | None:
         compute=float(compute),
         memory_bus=0.0,
         known=bool(known),
+        sent_bytes_s=float(sent_bytes_s),
+        read_bytes_s=float(read_bytes_s),
     )
 
 
@@ -216,7 +258,7 @@ def _rows(value: Any, length: int) -> list[list[Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e12
+    return type(value) in (int, float) and 0 <= value <= 1e12
 
 
 def _six(value: float) -> float:

@@ -6,8 +6,10 @@ their model is not published. Here:
     speed = c - sum_k w_k overload_k,    w_k >= 0
 
 so that a job that uses more never predicts more speed, for itself or beside it (`overloads`),
-fitted by non-negative least squares. With scikit-learn and enough pairs, boosted trees with the
-same monotone constraints take its place, which also see whether a job computes in mixed precision.
+fitted by non-negative least squares. Network and storage count as parts of about the most that
+such jobs were seen to use (`Scales`), as no capacity of theirs is known. With scikit-learn and
+enough pairs, boosted trees with the same monotone constraints take its place, which also see
+whether a job computes in mixed precision.
 
 The model keeps its own error: the 90 % quantile of how far predictions were too high for pairs that
 were left out of a fit, application by application.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,12 @@ Floats = NDArray[np.float64]
 
 #: Coefficients before anything was measured: those of the 780 published pairs, on an RTX 3090.
 PUBLISHED = (0.99, 0.086, 0.191)
+#: Resource of each overload.
+RESOURCES = ("compute", "compute", *("memory",) * 3, *("network",) * 2, *("storage",) * 2)
+#: Quantile of the measured loads that counts as a full network or storage.
+_OF_LOADS = 0.95
+#: A resource that costs less speed is not named.
+_NAMED = 0.01
 #: Speeds above this are noise of a measurement.
 _MOST_SPEED = 1.05
 #: Pairs from which coefficients, and trees, are fitted.
@@ -48,6 +56,9 @@ class AloneLoad:
         mixed_precision: whether it computes in mixed precision.
         gpus: of the shared node that it holds; 0: that does not matter.
         known: whether its use was measured; models learn from, and predict for, these only.
+        sent_bytes_s: that its ranks on the node send to other nodes, and receive from them; 0:
+            none, or not measured.
+        read_bytes_s: that they read from storage; 0: none, or not measured.
     """
 
     application: str
@@ -57,6 +68,33 @@ class AloneLoad:
     mixed_precision: bool = False
     gpus: int = 0
     known: bool = True
+    sent_bytes_s: float = 0.0
+    read_bytes_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Use of network and storage, in bytes a second, that counts as 1."""
+
+    sent_bytes_s: float = 1.0
+    read_bytes_s: float = 1.0
+
+    @classmethod
+    def of(cls, runs: Sequence[SharedRun]) -> Scales:
+        """Return the scales of measured runs: about the most that was used; 1 where nothing was.
+
+        A few measurements far above all others do not count.
+        """
+        loads = [load for run in runs for load in (run.job, run.other)]
+        return cls(
+            sent_bytes_s=_most([load.sent_bytes_s for load in loads]),
+            read_bytes_s=_most([load.read_bytes_s for load in loads]),
+        )
+
+
+def _most(used: Sequence[float]) -> float:
+    positive = [value for value in used if value > 0]
+    return float(np.quantile(positive, _OF_LOADS, method="lower")) if positive else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +115,21 @@ class SlowdownModel:
         trees: boosted model in place of the weights; None: there is none.
         error: 90 % of the left-out predictions were too high by at most this.
         runs: number of runs learned from.
+        scales: of network and storage in these runs.
     """
 
     weights: Floats
     trees: Any = None
     error: float = UNKNOWN_ERROR
     runs: int = 0
+    scales: Scales = Scales()
 
     @classmethod
     def prior(cls) -> SlowdownModel:
         """Return the model before anything was measured."""
         constant, overload, product = PUBLISHED
-        return cls(np.array([constant, -overload, -product, 0.0, 0.0, 0.0]))
+        others = [0.0] * (len(RESOURCES) - 2)
+        return cls(np.array([constant, -overload, -product, *others]))
 
     @classmethod
     def fit(cls, runs: Sequence[SharedRun], *, boosted: bool = True) -> SlowdownModel:
@@ -107,17 +148,28 @@ class SlowdownModel:
             predicted = fitted(inside, boosted=False).speeds([(r.job, r.other) for r in left_out])
             too_high += (predicted - [min(r.speed, _MOST_SPEED) for r in left_out]).tolist()
         error = float(np.quantile(too_high, _LEVEL)) if too_high else UNKNOWN_ERROR
-        return cls(model.weights, model.trees, max(0.0, error), len(runs))
+        return replace(model, error=max(0.0, error), runs=len(runs))
 
     def speeds(self, pairs: Sequence[tuple[AloneLoad, AloneLoad]]) -> Floats:
         """Return the predicted speed of the first job of each pair beside the second."""
         if not pairs:
             return np.empty(0)
         if self.trees is not None:
-            predicted = self.trees.predict(_tree_features(pairs))
+            predicted = self.trees.predict(_tree_features(pairs, self.scales))
         else:
-            predicted = _with_one(overloads(pairs)) @ self.weights
+            predicted = _with_one(overloads(pairs, self.scales)) @ self.weights
         return np.asarray(np.clip(predicted, 0.0, 1.0))
+
+    def contended(self, job: AloneLoad, other: AloneLoad) -> str:
+        """Return the resource, one of `RESOURCES`, that costs the first job most; "": none."""
+        if self.trees is not None:
+            return ""
+        costs = dict.fromkeys(RESOURCES, 0.0)
+        lost = -overloads([(job, other)], self.scales)[0] * self.weights[1:]
+        for resource, cost in zip(RESOURCES, lost.tolist(), strict=True):
+            costs[resource] += cost
+        resource = max(costs, key=lambda r: costs[r])
+        return resource if costs[resource] >= _NAMED else ""
 
     @property
     def boosted(self) -> bool:
@@ -125,22 +177,29 @@ class SlowdownModel:
         return self.trees is not None
 
 
-def overloads(pairs: Sequence[tuple[AloneLoad, AloneLoad]]) -> Floats:
-    """Return [N, 5] what a device lacks for both: none falls where one of them uses more."""
-    u1, m1, u2, m2 = _loads(pairs).T
+def overloads(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales = Scales()) -> Floats:
+    """Return [N, 9] what a node lacks for both: none falls where one of them uses more.
+
+    The columns are those of `RESOURCES`.
+    """
+    u1, m1, n1, r1, u2, m2, n2, r2 = _loads(pairs, scales).T
     lacking = np.maximum(0.0, u1 + u2 - 1)
     bus = np.maximum(0.0, m1 + m2 - 1)
-    return np.column_stack([lacking, lacking * m2, bus, u2 * m2, m1 * m2])
+    compute_and_memory = [lacking, lacking * m2, bus, u2 * m2, m1 * m2]
+    network = [np.maximum(0.0, n1 + n2 - 1), n1 * n2]
+    storage = [np.maximum(0.0, r1 + r2 - 1), r1 * r2]
+    return np.column_stack([*compute_and_memory, *network, *storage])
 
 
 def fitted(runs: Sequence[SharedRun], *, boosted: bool) -> SlowdownModel:
     """Return a model without its error; see `SlowdownModel.fit`."""
     if not runs:
         return SlowdownModel.prior()
-    pairs = [(r.job, r.other) for r in runs]
+    pairs, scales = [(r.job, r.other) for r in runs], Scales.of(runs)
     speeds = np.array([min(r.speed, _MOST_SPEED) for r in runs])
     if boosted and len(runs) >= _MANY and importlib.util.find_spec("sklearn"):
-        return SlowdownModel(SlowdownModel.prior().weights, _trees(pairs, speeds))
+        trees = _trees(pairs, speeds, scales)
+        return SlowdownModel(SlowdownModel.prior().weights, trees, scales=scales)
     if len(runs) < FEW:
         # As many predictions of the prior, over all loads, as runs are missing.
         levels = np.linspace(0.1, 1.0, FEW - len(runs))
@@ -153,19 +212,19 @@ def fitted(runs: Sequence[SharedRun], *, boosted: bool) -> SlowdownModel:
         ]
         speeds = np.r_[speeds, SlowdownModel.prior().speeds(imagined)]
         pairs += imagined
-    lost = np.column_stack([np.ones(len(pairs)), -overloads(pairs)])
+    lost = np.column_stack([np.ones(len(pairs)), -overloads(pairs, scales)])
     from scipy.optimize import nnls  # noqa: PLC0415 - slow: selasticd starts without it
 
     weights, _ = nnls(lost, speeds)
-    return SlowdownModel(np.r_[weights[0], -weights[1:]])
+    return SlowdownModel(np.r_[weights[0], -weights[1:]], scales=scales)
 
 
-def _trees(pairs: Sequence[tuple[AloneLoad, AloneLoad]], speeds: Floats) -> Any:
+def _trees(pairs: Sequence[tuple[AloneLoad, AloneLoad]], speeds: Floats, scales: Scales) -> Any:
     from sklearn.ensemble import (  # noqa: PLC0415 - an extra
         HistGradientBoostingRegressor,
     )
 
-    features = _tree_features(pairs)
+    features = _tree_features(pairs, scales)
     return HistGradientBoostingRegressor(
         max_leaf_nodes=4,
         min_samples_leaf=20,
@@ -177,16 +236,23 @@ def _trees(pairs: Sequence[tuple[AloneLoad, AloneLoad]], speeds: Floats) -> Any:
     ).fit(features, speeds)
 
 
-def _tree_features(pairs: Sequence[tuple[AloneLoad, AloneLoad]]) -> Floats:
-    loads = _loads(pairs)
-    u1, m1, u2, m2 = loads.T
+def _tree_features(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales) -> Floats:
+    loads = _loads(pairs, scales)
+    u1, m1, n1, r1, u2, m2, n2, r2 = loads.T
     lacking = np.maximum(0.0, u1 + u2 - 1)
     mixed = np.array([[a.mixed_precision, b.mixed_precision] for a, b in pairs], dtype=np.float64)
-    return np.column_stack([loads, u1 + u2, m1 + m2, lacking * m2, mixed])
+    return np.column_stack([loads, u1 + u2, m1 + m2, n1 + n2, r1 + r2, lacking * m2, mixed])
 
 
-def _loads(pairs: Sequence[tuple[AloneLoad, AloneLoad]]) -> Floats:
-    return np.array([[a.compute, a.memory_bus, b.compute, b.memory_bus] for a, b in pairs])
+def _loads(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales) -> Floats:
+    """Return [N, 8] compute, memory bus, network and storage of the first and the second job."""
+    return np.array([[*_parts(a, scales), *_parts(b, scales)] for a, b in pairs])
+
+
+def _parts(load: AloneLoad, scales: Scales) -> tuple[float, float, float, float]:
+    network = min(1.0, load.sent_bytes_s / scales.sent_bytes_s)
+    storage = min(1.0, load.read_bytes_s / scales.read_bytes_s)
+    return load.compute, load.memory_bus, network, storage
 
 
 def _with_one(values: Floats) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.config.schema import NeighbourSettings
-from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import application_of, node_type
 from slurm_elastic.models.colocation.shared_speeds import ENOUGH, PartOfNode, SharedSpeeds
@@ -40,22 +40,30 @@ class NeighbourTable:
         self._speeds, self._nodes = speeds, snapshot.node
         self._jobs, self._applications = snapshot.job, applications
         self._types = {node.name: node_type(node) for node in snapshot.nodes}
-        self._known: dict[tuple[str, int, str, int, str], NeighbourSpeed] = {}
+        self._known: dict[tuple[object, ...], NeighbourSpeed] = {}
 
     def speed(self, node: str, job: Tenant, other: Tenant) -> NeighbourSpeed:
         """Return the speed of a job beside another one on a node."""
-        name, other_name = self._application(job[0]), self._application(other[0])
-        key = (self._types[node], job[1], name, other[1], other_name)
+        key = (self._types[node], *self._part(job), *self._part(other))
         known = self._known.get(key)
         if known is None:
             cpus = self._nodes[node].cpus
-            known = self._speeds.of(
-                self._types[node],
-                PartOfNode(application=name, gpus=job[1], node_cpus=cpus),
-                PartOfNode(application=other_name, gpus=other[1], node_cpus=cpus),
+            parts = (
+                PartOfNode(application=name, gpus=gpus, node_cpus=cpus, crosses=crosses)
+                for name, gpus, crosses in (self._part(job), self._part(other))
             )
-            self._known[key] = known
+            known = self._known[key] = self._speeds.of(self._types[node], *parts)
         return known
+
+    def _part(self, tenant: Tenant) -> tuple[str, int, bool]:
+        """Return the application of a job, its GPUs on a node, and whether it has others."""
+        job_id, gpus = tenant
+        job = self._jobs.get(job_id)
+        application = self._applications.get(job_id)
+        if not application:
+            application = application_of(job) if job else ""
+        # With fewer GPUs here than it has, or asks for, the others are on other nodes.
+        return application, gpus, job is not None and job.gpus > gpus
 
     def slowed(self, node: str, job: Tenant, others: Iterable[Tenant]) -> float:
         """Return the predicted speed of a job beside all others on a node; 1: not slowed."""
@@ -86,13 +94,6 @@ class NeighbourTable:
             for other in others
             for known in (self.speed(node, job, other), self.speed(node, other, job))
         )
-
-    def _application(self, job_id: int) -> str:
-        stated = self._applications.get(job_id)
-        if stated:
-            return stated
-        job: Job | None = self._jobs.get(job_id)
-        return application_of(job) if job else ""
 
 
 def counts(speed: NeighbourSpeed) -> bool:

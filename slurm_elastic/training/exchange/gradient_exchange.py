@@ -62,6 +62,12 @@ class GradientExchange:
         return self._reducer.bytes
 
     @property
+    def crossing_bytes(self) -> int:
+        """See `ParallelStrategy`: rings of all ranks, in which each node has one way out."""
+        size = self._rank_group.size
+        return 2 * self.bytes * (size - 1) // size
+
+    @property
     def name(self) -> str:
         """Name of the present schedule; "": there is no choice, or not on this rank."""
         return SCHEDULES[self.number].name if self._trial else ""

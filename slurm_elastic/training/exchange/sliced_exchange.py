@@ -70,6 +70,9 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         bucket_bytes: a bucket is closed when it has so many bytes.
     """
 
+    #: See `ParallelStrategy`: each rank sends to each other one, wherever it stands.
+    crossing_bytes: int | None = None
+
     def __init__(
         self, model: torch.nn.Module, rank_group: RankGroup, *, bucket_bytes: int = _BUCKET_BYTES
     ) -> None:

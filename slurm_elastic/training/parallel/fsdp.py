@@ -155,12 +155,20 @@ class FullyShardedParallel:
         self.model: Any = model
         _cut(model, optimizer, self._mesh)
         self._whole.free()
+        self._passes = 0
 
     @property
     def reduced_bytes(self) -> int:
         """See `ParallelStrategy`."""
         trained = (p for p in self.model.parameters() if p.requires_grad)
         return sum(p.numel() * p.element_size() // self._sharers(p) for p in trained)
+
+    @property
+    def crossing_bytes(self) -> int | None:
+        """See `ParallelStrategy`: parts are gathered for each pass, and reduced once."""
+        size, passes = self._rank_group.size, self._passes
+        whole = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return (2 * passes * whole + self.reduced_bytes) * (size - 1) // size if passes else None
 
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
@@ -176,6 +184,7 @@ class FullyShardedParallel:
         """See `ParallelStrategy`."""
         del update
         share = batch.share
+        self._passes = len(share.slices)
         for parameter in self.model.parameters():
             parameter.grad = None
         if self._chunks.begin():

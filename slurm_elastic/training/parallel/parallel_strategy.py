@@ -44,6 +44,13 @@ class ParallelStrategy(Protocol):
     def reduced_bytes(self) -> int:
         """Bytes that this rank contributes to a step's reduction of gradients; 0 for one rank."""
 
+    @property
+    def crossing_bytes(self) -> int | None:
+        """Bytes that pass from a node to the next in a step, if ranks stand on several nodes.
+
+        In each direction; None: that is not known.
+        """
+
     def report_fields(self, batch: int) -> dict[str, int]:
         """Return the fields of a report that differ from those of replicas of a whole model.
 

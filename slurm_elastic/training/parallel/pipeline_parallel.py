@@ -163,6 +163,11 @@ class PipelineParallel:
         """See `ParallelStrategy`."""
         return self._engine.reduced_bytes if self._engine else 0
 
+    @property
+    def crossing_bytes(self) -> int | None:
+        """See `ParallelStrategy`: activations, too, whose way is not known."""
+        return None
+
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
         replicas = max(map(len, self._pipeline.stages))

@@ -49,6 +49,11 @@ class ReplicaStrategy(ABC, Generic[E]):
         """See `ParallelStrategy`."""
         return self._exchange.bytes if self._exchange else 0
 
+    @property
+    def crossing_bytes(self) -> int | None:
+        """See `ParallelStrategy`."""
+        return self._exchange.crossing_bytes if self._exchange else None
+
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
         del batch

@@ -99,6 +99,11 @@ class TensorParallel:
         """See `ParallelStrategy`."""
         return self._reducer.bytes
 
+    @property
+    def crossing_bytes(self) -> int | None:
+        """See `ParallelStrategy`: activations, too, whose way is not known."""
+        return None
+
     def report_fields(self, batch: int) -> dict[str, int]:
         """See `ParallelStrategy`."""
         del batch

@@ -185,6 +185,25 @@ def test_newer_senders_are_understood():
     assert Report.from_wire({**GOOD, "mood": "fine"}).job_id == 7
 
 
+def test_what_ranks_read_and_send_travels_and_older_launchers_report_none():
+    assert (Report.from_wire(GOOD).read_bytes_s, Report.from_wire(GOOD).exchange_bytes) == (
+        None,
+    ) * 2
+    fields = {"read_bytes_s": 1.5e8, "exchange_bytes": 10**9}
+    report = Report.from_wire({**GOOD, **fields})
+    assert {k: report.to_wire()[k] for k in fields} == fields
+    older = {k: v for k, v in report.to_wire().items() if k not in fields}
+    assert Report.from_wire(older) == Report.from_wire(GOOD)
+
+
+@pytest.mark.parametrize("field", ["read_bytes_s", "exchange_bytes"])
+@pytest.mark.parametrize("value", [-1, 2**64, float("nan"), float("inf"), "9", True, [1]])
+def test_reads_and_exchanges_out_of_bounds_are_refused(field, value):
+    with pytest.raises(ReportError) as error:
+        Report.from_wire({**GOOD, field: value})
+    assert error.value.field == field
+
+
 def test_the_reason_of_a_change_travels():
     reason = Reason("companion-exited", job="4712", exit_code=3)
     report = Report.from_wire({**GOOD, "change_reason": reason.to_json()})

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slurm_elastic.config.schema import Config, DurationSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, DurationSettings
 from slurm_elastic.controller.lengths import training_process
 from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
 from slurm_elastic.controller.lengths.training_process import Trained, TrainingError, train
@@ -142,6 +142,23 @@ def test_a_failure_is_logged_once_and_the_last_result_stays():
     assert [line for line in log.lines if "no answer" in line] == [
         "sacct: no answer; run times are predicted as before"
     ]
+
+
+@pytest.mark.parametrize(("mode", "record", "start_s"), [
+    ("act", {}, 600.0),
+    ("observe", {}, 7200.0),
+    ("act", {"proven": False}, 7200.0),
+])  # fmt: skip
+def test_starts_count_with_elastic_jobs_that_give_way(mode, record, start_s):
+    settings = dataclasses.replace(config(), controller=ControllerSettings(mode=mode))
+    predictions = after_training(LengthPredictions(settings, Log(), lambda **_: learned(9e6)))
+    cluster = Cluster([node("g1")])
+    fields = {"start_time": cluster.time, "time_limit_s": 7200}
+    cluster.add(1, elastic="1-4", on={"g1": 2}, record=record, **fields)
+    cluster.add(2, on={"g1": 2}, start_time=cluster.time, time_limit_s=600)
+    cluster.add(3, elastic="3-4", gpus=3)
+    predictions.attached(cluster.records, cluster.snapshot())
+    assert predictions.starts[3].median == cluster.time + start_s
 
 
 def test_without_the_setting_nothing_is_read():

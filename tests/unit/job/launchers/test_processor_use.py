@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.launchers.processor_use import ProcessorUse
+from slurm_elastic.job.launchers.processor_use import ProcessorUse, StorageReads
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -71,3 +71,56 @@ def test_a_busy_process_is_seen():
             assert use.busy_cpus() > 0
         finally:
             process.kill()
+
+
+def test_the_bytes_read_from_storage_are_divided_by_the_gpus(tmp_path):
+    now = iter((0.0, 3.0, 10.0, 20.0))
+    reads = StorageReads(lambda: [7, 8], lambda: 2, clock=lambda: next(now), proc=tmp_path)
+
+    def read(pid, count):
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        text = f"rchar: 99999\nwchar: 1\nread_bytes: {count}\nwrite_bytes: 5\n"
+        (tmp_path / str(pid) / "io").write_text(text)
+
+    read(7, 1000)
+    assert reads.read_bytes_s() is None
+    assert reads.read_bytes_s() is None
+    read(7, 3000)
+    read(8, 4000)
+    assert reads.read_bytes_s() == (2000 + 4000) / 10 / 2
+    (tmp_path / "7" / "io").write_text("damaged")
+    (tmp_path / "8" / "io").unlink()
+    assert reads.read_bytes_s() is None
+
+
+_READER = """
+import os, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(os.urandom(1 << 20))
+    file.flush()
+    os.fsync(file.fileno())
+file = os.open(sys.argv[1], os.O_RDONLY)
+print(flush=True)
+sys.stdin.readline()
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+os.pread(file, 1 << 20, 0)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_process_reads_from_storage_is_seen(tmp_path):
+    now = iter((0.0, 10.0))
+    command = [sys.executable, "-c", _READER, str(tmp_path / "file")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        reads = StorageReads(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
+        process.stdout.readline()
+        assert reads.read_bytes_s() is None
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        seen = reads.read_bytes_s()
+        print(file=process.stdin, flush=True)
+    if not seen:
+        pytest.skip("this file system counts no bytes that are read")
+    assert 0.9 * 2**20 < seen * 10 < 2 * 2**20

@@ -14,7 +14,7 @@ from slurm_elastic.models.colocation.node_sharing import (
     application_of,
     node_type,
 )
-from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, PartOfNode, SharedSpeeds
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
 ROUND_S = 30.0
@@ -44,7 +44,7 @@ class Site:
                         end=start + at + 10.0,
                         step_s=self.step_s,
                         setting=setting,
-                        cpus=cpus,
+                        use=MeasuredUse(cpus=cpus),
                     )
                 )
             self.cluster.time = start + ROUND_S
@@ -155,8 +155,45 @@ def test_what_was_learned_survives_a_restart(site):
     assert again.load(PartOfNode(application="bob/job1", gpus=2, node_cpus=32)).compute == 0.25
 
 
+def test_what_a_job_sends_counts_where_it_stands_on_several_nodes():
+    speeds = SharedSpeeds()
+    use = MeasuredUse(cpus=4.0, sent_bytes_s=1e9, read_bytes_s=1e6)
+    speeds.record_use("a", use, alone=True)
+    speeds.record_use("a", MeasuredUse(sent_bytes_s=9e9), alone=False)  # alone outweighs
+    speeds.record_use("a", MeasuredUse(read_bytes_s=2e6), alone=True)
+    here = PartOfNode(application="a", gpus=2, node_cpus=32)
+    load = speeds.load(dataclasses.replace(here, crosses=True))
+    assert (load.sent_bytes_s, load.read_bytes_s) == (1e9, pytest.approx(2.4e6))
+    assert speeds.load(here).sent_bytes_s == 0
+    again = SharedSpeeds.of_json(json.loads(json.dumps(speeds.to_json())))
+    assert again.load(here) == speeds.load(here)
+
+
+def test_a_ledger_without_network_and_reads_is_read():
+    old = {
+        "alone": [["me", "s", [1.0]]],
+        "use": [["me", 4.0, True]],
+        "runs": [["n", "me", 2, 0.25, True, "a", 2, 0.5, True, 0.8]] * 3,
+    }
+    speeds = SharedSpeeds.of_json(old)
+    assert speeds.of("n", part("me"), part("a")).measured == 3
+    rows = speeds.to_json()["runs"]
+    assert rows[0] == ["n", "me", 2, 0.25, True, 0.0, 0.0, "a", 2, 0.5, True, 0.0, 0.0, 0.8]
+    assert SharedSpeeds.of_json(speeds.to_json()).to_json() == speeds.to_json()
+
+
 @pytest.mark.parametrize(
-    "value", [None, [], {"alone": 3}, {"alone": [[1, 2, 3]]}, {"runs": [["a"] * 10]}, {"use": [[]]}]
+    "value",
+    [
+        None,
+        [],
+        {"alone": 3},
+        {"alone": [[1, 2, 3]]},
+        {"runs": [["a"] * 10]},
+        {"use": [[]]},
+        {"sent": [["a", -1.0, True]], "read": {}},
+        {"runs": [["a"] * 14]},
+    ],
 )
 def test_a_damaged_record_is_left_out(value):
     assert not SharedSpeeds.of_json(value).measured

@@ -1,9 +1,12 @@
 """Speed beside a neighbour: monotone, learned from runs, with an error of its own."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_elastic.models.colocation.slowdown_model import AloneLoad, SharedRun, SlowdownModel
 
@@ -64,3 +67,97 @@ def test_a_few_runs_do_not_overthrow_the_prior():
 
 def test_no_pairs():
     assert SlowdownModel.prior().speeds([]).size == 0
+
+
+def using(sent, read, application="net"):
+    """Return a job with these parts of the most that the network and the storage carry."""
+    return AloneLoad(
+        application=application,
+        compute=0.2,
+        memory_bus=0.0,
+        sent_bytes_s=sent * 1e9,
+        read_bytes_s=read * 1e8,
+    )
+
+
+def shared_runs(loss_of_network, loss_of_storage):
+    """Return runs of pairs that lose speed where they exceed the network or the storage."""
+    loads = [
+        using(n, r, application=f"{n}-{r}")
+        for n, r in itertools.product((0.0, 0.4, 0.8, 1.0), repeat=2)
+    ]
+    measured = []
+    for job, other in itertools.permutations(loads, 2):
+        network = max(0.0, (job.sent_bytes_s + other.sent_bytes_s) / 1e9 - 1)
+        storage = max(0.0, (job.read_bytes_s + other.read_bytes_s) / 1e8 - 1)
+        speed = 1 - loss_of_network * network - loss_of_storage * storage
+        measured.append(SharedRun(job=job, other=other, speed=speed))
+    return measured
+
+
+def test_a_pair_that_contends_for_a_link_is_predicted_and_the_resource_named():
+    model = SlowdownModel.fit(shared_runs(0.4, 0.1), boosted=False)
+    heavy, light, reading = using(0.9, 0.0), using(0.1, 0.0), using(0.0, 0.9)
+    predicted = model.speeds([(heavy, heavy), (light, light), (reading, reading), (heavy, reading)])
+    assert predicted == pytest.approx([0.68, 1.0, 0.92, 1.0], abs=0.04)
+    assert model.contended(heavy, heavy) == "network"
+    assert model.contended(reading, reading) == "storage"
+    assert model.contended(light, reading) == ""
+
+
+def test_one_claim_of_an_absurd_load_does_not_hide_the_others():
+    absurd = SharedRun(job=using(1e4, 0.0, "liar"), other=using(0.1, 0.0, "b"), speed=1.0)
+    model = SlowdownModel.fit([*shared_runs(0.4, 0.1), absurd], boosted=False)
+    assert model.scales.sent_bytes_s == pytest.approx(1e9)
+    assert model.speeds([(using(0.9, 0.0), using(0.9, 0.0))])[0] < 0.8
+
+
+def test_what_uses_no_network_is_predicted_as_if_there_were_none():
+    pairs = [(load(u1), load(u2)) for u1, u2 in itertools.product(LEVELS, repeat=2)]
+    model = SlowdownModel.fit(runs(noise=0.05), boosted=False)
+    assert model.scales.sent_bytes_s == 1.0
+    assert not model.weights[6:].any()
+    assert model.contended(load(1.0), load(1.0)) in ("compute", "memory")
+    assert SlowdownModel.prior().speeds(pairs) == pytest.approx(
+        SlowdownModel.prior().speeds(
+            [(dataclasses.replace(a, sent_bytes_s=1e9), b) for a, b in pairs]
+        )
+    )
+
+
+parts = st.floats(0.0, 2.0)
+uses = st.builds(
+    lambda u, n, r: dataclasses.replace(using(n, r), compute=min(1.0, u)), parts, parts, parts
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    measured=st.lists(
+        st.tuples(uses, uses, st.floats(0.2, 1.05), st.sampled_from("abcd")),
+        min_size=20,
+        max_size=60,
+    ),
+    job=uses,
+    other=uses,
+    more=st.tuples(parts, parts, parts),
+)
+def test_more_network_and_more_reading_never_predict_more_speed(measured, job, other, more):
+    learned = [
+        SharedRun(job=dataclasses.replace(a, application=name), other=b, speed=speed)
+        for a, b, speed, name in measured
+    ]
+    model = SlowdownModel.fit(learned, boosted=False)
+    compute, sent, read = more
+
+    def heavier(one):
+        return dataclasses.replace(
+            one,
+            compute=min(1.0, one.compute + compute),
+            sent_bytes_s=one.sent_bytes_s + sent * 1e9,
+            read_bytes_s=one.read_bytes_s + read * 1e8,
+        )
+
+    pairs = [(job, other), (heavier(job), other), (job, heavier(other))]
+    light, more_itself, more_beside = model.speeds(pairs)
+    assert max(more_itself, more_beside) <= light + 1e-9

@@ -32,7 +32,7 @@ from slurm_elastic.training.measure.step_times import (
 )
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
-from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import LABELS, WIDTH, FakeLauncher, TrainingRuns
 
 DIMENSIONS = 400
 #: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.
@@ -304,6 +304,9 @@ def test_reports_contain_the_measurements(
     for name in ("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s"):
         assert all(0 <= r[name] <= r["step_time_s"] * 10 for r in measured), name
     assert all(r["peak_memory_bytes"] > 2**20 for r in measured)
+    # A ring of two ranks: each passes on as many bytes as the gradients have.
+    gradients = 4 * ((WIDTH + 1) * 16 + 17 * LABELS) if size > 1 else 0
+    assert all(gradients <= r["exchange_bytes"] <= gradients + 500 * (size - 1) for r in measured)
     assert all(Report.from_wire({"job_id": 1, "run": 0} | r) for r in launcher.reports)
     assert last["initial_batch"] == last["global_batch"] == 12
     assert last["micro_batch"] * size * (last["accumulation"] + 1) == 12

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.training.parallel import fsdp
-from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
+from tests.support.trainings.training_runs import (
+    EPOCHS,
+    LABELS,
+    SAMPLES,
+    STEPS,
+    WIDTH,
+    FakeLauncher,
+    TrainingRuns,
+)
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 
@@ -57,3 +65,6 @@ def test_sharded_ranks_report_their_micro_steps(
         assert 0 < r["micro_step_s"] * (1 + accumulation) <= r["step_time_s"]
         assert (r["accumulation"], r.get("micro_batches")) == (accumulation, None)
         assert r["sync_s"] > 0
+        # Two ranks: half of all parts is gathered twice for each pass, and half is reduced.
+        whole = 4 * ((WIDTH + 1) * 16 + 17 * LABELS)
+        assert r["exchange_bytes"] == (2 * (1 + accumulation) + 1) * whole // 2
