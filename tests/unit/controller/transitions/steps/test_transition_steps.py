@@ -305,6 +305,16 @@ def test_gpus_that_are_taken_after_all_are_not_waited_for():
     assert stage.t.target == stage.t.old
 
 
+@pytest.mark.parametrize("reason", ["QOSMaxGRESPerNode", "AssocGrpGRESMinutes", "PartitionConfig"])
+def test_a_job_that_a_limit_keeps_from_starting_goes_back_after_seconds(reason):
+    stage = moving(TransitionState.VERIFY)
+    for waited_s, state in ((1, TransitionState.VERIFY), (7, TransitionState.RESHAPE)):
+        stage.t.entered["VERIFY"] = time.time() - waited_s
+        assert stage.advance(job(**PENDING, reason=reason)) is state
+    assert stage.t.target == stage.t.old
+    assert stage.t.problem == Reason("not-started", slurm_reason=reason)
+
+
 def test_a_start_that_a_killed_slurmctld_may_have_forgotten_is_not_repeated_at_once():
     """The job's node runs it, ends it when slurmctld asks, and refuses another start just then."""
     stage = moving(TransitionState.VERIFY)
