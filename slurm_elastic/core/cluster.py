@@ -158,6 +158,8 @@ class Job:
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
+        takes_all_memory: it asks for none, in a site without a default: where Slurm counts memory,
+            it gets all of its nodes, whatever its GPUs are.
         time_limit_s: of the present run; None for unlimited.
         begin_time: earliest start (epoch s) when a pending job has one ahead, else None.
         required_nodes, excluded_nodes, features: the constraints in force now; the user's own
@@ -204,6 +206,7 @@ class Job:
     cpus: int = 0
     cpus_per_gpu: float = 1.0
     memory_per_gpu_mb: float = 0.0
+    takes_all_memory: bool = False
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     features: str = ""
@@ -271,13 +274,32 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition and its limits."""
+    """One partition and its limits.
+
+    Attributes:
+        up: jobs start in it; one that is requeued while it is not waits.
+        max_cpus_per_node: of all its jobs on a node together.
+        max_memory_per_node_mb: of each job.
+        default_cpus_per_gpu: of jobs that do not say how many CPUs they need.
+        exclusive_user: a node has jobs of one user only.
+        tier: jobs of a higher tier are scheduled first, whatever their priority.
+    """
 
     name: str
     nodes: tuple[str, ...] = ()
     up: bool = True
     max_time_s: int | None = None
+    min_nodes: int = 1
     max_nodes: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_per_node_mb: int | None = None
+    default_cpus_per_gpu: int | None = None
+    exclusive_user: bool = False
+    tier: int = 0
+
+
+#: Resource of a `Limit` on the GPUs that each job may have on each node.
+GPUS_OF_A_NODE = "gpus-of-a-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +313,8 @@ class Limit:
         name: as shown to people: `QOS normal MaxTRESPerUser gres/gpu=8`; of a share of the site,
             the partition or the user, "" for the whole site.
         scope: of a share: `site`, `partition` or `user`; "": Slurm's own limit.
-        resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
+        resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB); "wall" (s) and `GPUS_OF_A_NODE`,
+            which are of each job.
         cap: largest sum over `jobs`.
         jobs: ids of jobs counted against it, running or pending.
         spared: GPUs of each job that are not counted.

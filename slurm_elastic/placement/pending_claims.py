@@ -199,6 +199,7 @@ def _start_shapes(
         allowed=frame.allowed(job, planned=True, asleep=asleep),
         required=tuple(frame.index[n] for n in required if n in frame.index),
         max_nodes=partition.max_nodes if partition else None,
+        most_on=frame.most_on_nodes(job, {}),
     )
     types = (round_job.directive.types if round_job else ()) or frame.types
     if round_job is not None and round_job.eligibility is Eligibility.OURS:

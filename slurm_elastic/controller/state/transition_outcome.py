@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.shape import rounded_off_s
 
 #: Node lists set by the controller that are recognised later.

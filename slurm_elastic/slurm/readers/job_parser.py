@@ -141,6 +141,7 @@ class JobParser:
         cpus = int(raw.cpus or 0)
         memory = sum(int(n.get("memory") or 0) for n in layout.values())
         memory = memory or pyslurm_records.memory(raw, requested)
+        all_memory = pyslurm_records.takes_all_memory(raw)
         begin = float(raw.eligible_time or 0)
         return Job(
             job_id=int(raw.id),
@@ -176,7 +177,8 @@ class JobParser:
             min_nodes=pyslurm_records.min_nodes(raw, tres),
             cpus=cpus,
             cpus_per_gpu=cpus / gpus if gpus else 1.0,
-            memory_per_gpu_mb=memory / gpus if gpus else 0.0,
+            memory_per_gpu_mb=memory / gpus if gpus and not all_memory else 0.0,
+            takes_all_memory=all_memory,
             required_nodes=pyslurm_records.named_nodes(raw, "required_nodes"),
             excluded_nodes=pyslurm_records.named_nodes(raw, "excluded_nodes"),
             features="&".join(raw.constraints or ()),

@@ -85,6 +85,8 @@ class TransitionSteps(StateSteps):
             if late and (t.id in site.hopeless or not site.donors(t)):
                 return self._left(t, Reason("gpus-taken"))
             return None
+        if t.old is not None and not t.failed and (obstacle := site.obstacle(job, t.target)):
+            return self._left(t, obstacle)  # drained while it runs there: it would only wait
         if t.old is None and job.time_limit_s is not None:
             self._count(t, job, ran_s=0.0)
         if t.old is None:

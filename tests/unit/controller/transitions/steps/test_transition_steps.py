@@ -159,6 +159,13 @@ def test_a_drained_target_is_not_waited_for():
     assert stage.t.target == stage.t.old
 
 
+def test_a_running_job_is_not_requeued_for_a_node_that_was_drained_meanwhile():
+    stage = Stage(transition({"n1": 2}, {"n1": 4}, TransitionState.RESERVE), down=["n1"])
+    assert stage.advance(job({"n1": 4})) is TransitionState.UNDONE
+    assert stage.t.problem == Reason("node-down")
+    assert not stage.scontrol.calls
+
+
 @pytest.mark.parametrize(
     ("run", "lost", "start"),
     [(1, ["n1"], "now+120"), (1, ["n2"], "now"), (2, ["n2"], "now+120"), (2, [], "now")],
