@@ -158,6 +158,8 @@ class Job:
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
+        cpus_follow_gpus: Slurm computes its CPUs from its GPUs, as it asks for so many for each or
+            the site has a default (DefCpuPerGPU).
         takes_all_memory: it asks for none, in a site without a default: where Slurm counts memory,
             it gets all of its nodes, whatever its GPUs are.
         time_limit_s: of the present run; None for unlimited.
@@ -205,6 +207,7 @@ class Job:
     min_nodes: int = 1
     cpus: int = 0
     cpus_per_gpu: float = 1.0
+    cpus_follow_gpus: bool = False
     memory_per_gpu_mb: float = 0.0
     takes_all_memory: bool = False
     required_nodes: tuple[str, ...] = ()
@@ -280,7 +283,6 @@ class Partition:
         up: jobs start in it; one that is requeued while it is not waits.
         max_cpus_per_node: of all its jobs on a node together.
         max_memory_per_node_mb: of each job.
-        default_cpus_per_gpu: of jobs that do not say how many CPUs they need.
         exclusive_user: a node has jobs of one user only.
         tier: jobs of a higher tier are scheduled first, whatever their priority.
     """
@@ -293,7 +295,6 @@ class Partition:
     max_nodes: int | None = None
     max_cpus_per_node: int | None = None
     max_memory_per_node_mb: int | None = None
-    default_cpus_per_gpu: int | None = None
     exclusive_user: bool = False
     tier: int = 0
 

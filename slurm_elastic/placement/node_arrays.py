@@ -87,6 +87,11 @@ class NodeArrays:
         """Return a partition of the snapshot; None if there is none of that name."""
         return self._partitions.get(name)
 
+    def tier(self, job: Job) -> int:
+        """Return the highest priority tier of a job's partitions; Slurm looks at that first."""
+        partitions = map(self._partitions.get, job.partition.split(","))
+        return max((p.tier for p in partitions if p), default=0)
+
     def of_type(self, gpu_type: str) -> Mask:
         """Return the mask of nodes with GPUs of this type; "" is any type."""
         mask = self._of_type.get(gpu_type)

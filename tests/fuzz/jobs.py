@@ -110,7 +110,7 @@ def _raw(job_id: int, uid: int, nodes: dict[str, int], **changed: Any) -> Raw:
         "qos": "normal", "state_reason": "" if nodes else "Resources", "priority": 100, "nice": 0,
         "submit_time": 1_764_000_000, "start_time": 1_764_000_100, "end_time": 0,
         "eligible_time": 1_764_000_000, "time_limit": 60, "requeue_count": 0, "cpus": gpus,
-        "num_nodes": len(nodes) or 1,
+        "cpus_per_gpu": None, "num_nodes": len(nodes) or 1,
         "requested_tres": SimpleNamespace(
             gres={"gpu": SimpleNamespace(count=gpus)}, node=SimpleNamespace(count=len(nodes) or 1)
         ),

@@ -177,6 +177,7 @@ class JobParser:
             min_nodes=pyslurm_records.min_nodes(raw, tres),
             cpus=cpus,
             cpus_per_gpu=cpus / gpus if gpus else 1.0,
+            cpus_follow_gpus=bool(raw.cpus_per_gpu),
             memory_per_gpu_mb=memory / gpus if gpus and not all_memory else 0.0,
             takes_all_memory=all_memory,
             required_nodes=pyslurm_records.named_nodes(raw, "required_nodes"),

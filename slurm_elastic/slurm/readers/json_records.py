@@ -55,6 +55,7 @@ class _Job(msgspec.Struct):
     batch_flag: Any = None
     comment: Any = None
     cpus: Any = None
+    cpus_per_tres: Any = None
     dependency: Any = None
     eligible_time: Any = None
     end_time: Any = None
@@ -184,6 +185,12 @@ class JobJson:
         """Signal that ended the last attempt; 0 for none."""
         signal = _field(self._job.exit_code, "signal")
         return number_of(_field(signal, "id") or _field(signal, "signal_id")) or 0
+
+    @property
+    def cpus_per_gpu(self) -> int | None:
+        """CPUs for each GPU, as asked or by a default of the site; None: they are counted alone."""
+        match = _LAST_NUMBER.search(text_of(self._job.cpus_per_tres))
+        return int(match[1]) if match else None
 
     @property
     def memory_per_gpu(self) -> int | None:

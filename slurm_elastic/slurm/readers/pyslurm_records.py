@@ -45,7 +45,14 @@ COMPARED = (
     *("admin_comment", "comment", "extra", "name", "user_id", "partition", "account", "qos"),
     *("priority", "nice", "time_limit", "state_reason", "reservation", "constraints"),
     *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
-    *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
+    *(
+        "cpus",
+        "cpus_per_gpu",
+        "memory_per_node",
+        "memory_per_cpu",
+        "memory_per_gpu",
+        "gres_per_node",
+    ),
     *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
     *("array_id", "array_task_id", "array_tasks_waiting", "licenses"),
 )
@@ -192,7 +199,6 @@ def partition(raw: Any) -> Partition:
         max_nodes=number(raw.max_nodes),
         max_cpus_per_node=number(getattr(raw, "max_cpus_per_node", None)) or None,
         max_memory_per_node_mb=number(getattr(raw, "max_memory_per_node", None)) or None,
-        default_cpus_per_gpu=number(getattr(raw, "default_cpus_per_gpu", None)) or None,
         exclusive_user=bool(getattr(raw, "is_user_exclusive", False)),
         tier=number(getattr(raw, "priority_tier", None)) or 0,
     )

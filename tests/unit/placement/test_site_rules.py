@@ -9,6 +9,8 @@ from slurm_elastic.placement.best_fit import fit, takes
 from slurm_elastic.placement.eligibility import Eligibility, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
 
 
@@ -109,3 +111,17 @@ def test_a_changed_job_leaves_a_node_that_was_reserved_while_it_ran():
     demand, resources = demand_of(c, 1)
     assert takes(demand, Allocation.of("a100", {"g1": 4}), resources)  # unchanged it stays
     assert not takes(demand, Allocation.of("a100", {"g1": 2}), resources)
+
+
+def test_jobs_of_a_higher_tier_come_first_whatever_their_priority():
+    partitions = tuple(Partition(name=n, tier=t) for n, t in (("gpu", 1), ("low", 1), ("high", 5)))
+    both = frozenset({"gpu", "low", "high"})
+    c = Cluster([node("g1", partitions=both)], partitions=partitions)
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(2, gpus=3, partition="low", priority=900)
+    c.add(3, gpus=3, partition="low,high", priority=10)
+    config = Config()
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=config, policy=FairShare(config), state={}
+    )
+    assert [claim.job_id for claim in plan.claims] == [3]

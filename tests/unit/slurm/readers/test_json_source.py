@@ -114,8 +114,7 @@ def test_a_snapshot(reader):
     (partition,) = snapshot.partitions
     assert (partition.nodes, partition.max_time_s, partition.max_nodes) == (("g01", "g02"), None, 2)
     assert (partition.max_cpus_per_node, partition.max_memory_per_node_mb) == (8, 4000)
-    assert (partition.default_cpus_per_gpu, partition.exclusive_user) == (3, True)
-    assert (partition.min_nodes, partition.tier) == (1, 1)
+    assert (partition.min_nodes, partition.exclusive_user, partition.tier) == (1, True, 1)
     (reservation,) = snapshot.reservations
     assert (reservation.nodes, reservation.users) == (("g02",), ("bob", "carol"))
     assert (reservation.comment, reservation.ours) == ("for a b=c", False)
@@ -245,3 +244,20 @@ def test_generic_resources(text, resources):
 def test_values_that_mean_none():
     record = JobJson(json.dumps(job(memory_per_cpu=number(2**62), time_limit=None)).encode())
     assert (record.memory_per_cpu, record.time_limit) == (None, None)
+
+
+def test_cpus_by_a_default_of_the_site_and_jobs_without_a_request_of_memory(reader, site):
+    site.jobs([
+        job(cpus_per_tres="gpu:3", memory_per_node=number(0)),
+        job(job_id=8, memory_per_node=number(0), memory_per_tres="gpu:2500"),
+    ])  # fmt: skip
+    jobs = reader.jobs()
+    assert [jobs[i].cpus_follow_gpus for i in (7, 8)] == [True, False]
+    assert [jobs[i].takes_all_memory for i in (7, 8)] == [True, False]
+    assert [jobs[i].memory_per_gpu_mb for i in (7, 8)] == [0.0, 100.0]
+
+
+def test_memory_that_is_kept_for_the_system_is_not_for_jobs(reader, site):
+    site.write("nodes", json.dumps({"nodes": [NODE | {"specialized_memory": 3000}]}))
+    (node,) = reader.snapshot().nodes
+    assert node.memory_mb == 5000
