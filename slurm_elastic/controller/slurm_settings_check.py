@@ -121,7 +121,7 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
     if names := _named(facts.site.no_memory_default):
         findings.warning(
             f"DefMemPerGPU of partition {names}",
-            "is not set, a job that asks for no memory gets all that its nodes have, and no other job"
+            "is not set, a job that asks for none gets all memory of its nodes, and no other job"
             " fits there, also when it shrinks",
             "set DefMemPerGPU or DefMemPerCPU",
         )
