@@ -98,6 +98,7 @@ class Node:
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included; a GPU
             of which jobs hold parts (shards, MPS) is in use.
         shared_gpus: indexes of the GPUs of which jobs hold parts; () if none, or not known.
+        owner: user whose jobs alone may start there, while one runs (ExclusiveUser); "": none.
         domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
 
@@ -116,6 +117,7 @@ class Node:
     planned: bool = False
     asleep: bool = False
     state: str = "IDLE"
+    owner: str = ""
     domains: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -158,8 +160,8 @@ class Job:
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
-        cpus_follow_gpus: Slurm computes its CPUs from its GPUs, as it asks for so many for each or
-            the site has a default (DefCpuPerGPU).
+        cpus_follow_gpus: Slurm computes its CPUs from its GPUs, by a default of the site
+            (DefCpuPerGPU).
         takes_all_memory: it asks for none, in a site without a default: where Slurm counts memory,
             it gets all of its nodes, whatever its GPUs are.
         time_limit_s: of the present run; None for unlimited.
@@ -283,6 +285,7 @@ class Partition:
         up: jobs start in it; one that is requeued while it is not waits.
         max_cpus_per_node: of all its jobs on a node together.
         max_memory_per_node_mb: of each job.
+        has_cpus_per_gpu: it has a default of the CPUs of each GPU (DefCpuPerGPU).
         exclusive_user: a node has jobs of one user only.
         tier: jobs of a higher tier are scheduled first, whatever their priority.
     """
@@ -295,6 +298,7 @@ class Partition:
     max_nodes: int | None = None
     max_cpus_per_node: int | None = None
     max_memory_per_node_mb: int | None = None
+    has_cpus_per_gpu: bool = False
     exclusive_user: bool = False
     tier: int = 0
 

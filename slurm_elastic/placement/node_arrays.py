@@ -78,6 +78,7 @@ class NodeArrays:
             if not r.ours and r.start_time > snapshot.time
         ]
         self._partitions = {p.name: p for p in snapshot.partitions}
+        self._owned = any(n.owner for n in nodes)
         self._node_limits = [m for m in snapshot.limits if m.resource == GPUS_OF_A_NODE]
         self._masks: dict[tuple[object, ...], Mask] = {}
         self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
@@ -149,9 +150,9 @@ class NodeArrays:
 
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
         reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
-        reserved for others before its time limit ends: Slurm would not start it there. In a
-        partition whose nodes have jobs of one user only, only on idle ones; if it takes all
-        memory, only where no job uses any.
+        reserved for others before its time limit ends: Slurm would not start it there. Not on
+        nodes that another user has alone; in a partition with such nodes only on idle ones. If it
+        takes all memory, only where no job uses any.
 
         Args:
             job: any job.
@@ -162,13 +163,17 @@ class NodeArrays:
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
         all_memory = job.takes_all_memory
         own = job.allocation.nodes if all_memory and job.allocation else ()
-        flags = (bool(reservation), planned, asleep, all_memory)
+        user = job.user if self._owned else ""
+        flags = (user, bool(reservation), planned, asleep, all_memory)
         key = (job.partition, excluded, features, own, flags)
         mask = self._masks.get(key)
         if mask is None:
             usable = self.available if planned else self.open
             usable = usable | self.asleep if asleep else usable
             mask = self._allowed(job.partition, excluded, features, reservation, usable)
+            if user:
+                owners = ("", user)
+                mask = mask & np.array([n.owner in owners for n in self.snapshot.nodes], dtype=bool)
             if all_memory:
                 mask = mask & self._with_all_memory(own)
             self._masks[key] = mask

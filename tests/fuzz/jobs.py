@@ -110,7 +110,7 @@ def _raw(job_id: int, uid: int, nodes: dict[str, int], **changed: Any) -> Raw:
         "qos": "normal", "state_reason": "" if nodes else "Resources", "priority": 100, "nice": 0,
         "submit_time": 1_764_000_000, "start_time": 1_764_000_100, "end_time": 0,
         "eligible_time": 1_764_000_000, "time_limit": 60, "requeue_count": 0, "cpus": gpus,
-        "cpus_per_gpu": None, "num_nodes": len(nodes) or 1,
+        "num_nodes": len(nodes) or 1,
         "requested_tres": SimpleNamespace(
             gres={"gpu": SimpleNamespace(count=gpus)}, node=SimpleNamespace(count=len(nodes) or 1)
         ),
@@ -197,6 +197,8 @@ def _command(words: list[str], **_: Any) -> Any:
     """Check each word of a scontrol command instead of running it."""
     if words[0] != "scontrol":  # only read with: sacct, sacctmgr
         raise FileNotFoundError(2, "No such file or directory", words[0])
+    if list(words) == ["scontrol", "show", "config"]:
+        return subprocess.CompletedProcess(words, 1, b"", b"")
     if words[:-1] == ["scontrol", "-o", "show"] and words[-1] in ("partition", "topology"):
         return subprocess.CompletedProcess(words, 1, b"", b"")
     for word in words:

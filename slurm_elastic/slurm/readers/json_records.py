@@ -55,7 +55,6 @@ class _Job(msgspec.Struct):
     batch_flag: Any = None
     comment: Any = None
     cpus: Any = None
-    cpus_per_tres: Any = None
     dependency: Any = None
     eligible_time: Any = None
     end_time: Any = None
@@ -187,12 +186,6 @@ class JobJson:
         return number_of(_field(signal, "id") or _field(signal, "signal_id")) or 0
 
     @property
-    def cpus_per_gpu(self) -> int | None:
-        """CPUs for each GPU, as asked or by a default of the site; None: they are counted alone."""
-        match = _LAST_NUMBER.search(text_of(self._job.cpus_per_tres))
-        return int(match[1]) if match else None
-
-    @property
     def memory_per_gpu(self) -> int | None:
         """MB for each GPU; None if memory is requested otherwise."""
         if self.memory_per_node or self.memory_per_cpu:
@@ -274,6 +267,7 @@ def node_of(raw: Mapping[str, Any]) -> Any:
         allocated_cpus=number_of(raw.get("alloc_cpus")),
         allocated_memory=number_of(raw.get("alloc_memory")),
         partitions=_words(raw.get("partitions")),
+        owner=text_of(raw.get("owner")),
         active_features=_words(raw.get("active_features")),
         available_features=_words(raw.get("features")),
     )

@@ -1,6 +1,7 @@
 """Records of partitions from `scontrol --oneliner show partitions`, with pyslurm's attributes.
 
-The JSON of 24.11 lacks ExclusiveUser. Only administrators write these fields.
+The JSON of 24.11 has neither ExclusiveUser nor DefCpuPerGPU. Only administrators write these
+fields.
 
 >>> (record,) = partitions_of(
 ...     b"PartitionName=gpu QoS=N/A ExclusiveUser=NO MaxNodes=2 MaxTime=1-00:00:00 MinNodes=0"
@@ -8,8 +9,8 @@ The JSON of 24.11 lacks ExclusiveUser. Only administrators write these fields.
 ...     b" JobDefaults=DefCpuPerGPU=3,DefMemPerGPU=2500 MaxMemPerNode=UNLIMITED")
 >>> record.name, record.max_time, record.max_nodes, record.max_memory_per_node
 ('gpu', 1440, 2, None)
->>> record.max_cpus_per_node, record.priority_tier
-(8, 3)
+>>> record.max_cpus_per_node, record.default_cpus_per_gpu, record.priority_tier
+(8, 3, 3)
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+
+from slurm_elastic.slurm.slurm_settings import options
 
 _TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{2}):([0-9]{2})")
 _ABSENT = ("(null)", "N/A")
@@ -34,6 +37,7 @@ def partitions_of(output: bytes) -> Iterator[Any]:
         texts = {k: "" if v in _ABSENT else v for k, v in pairs.items()}
         if not texts.get("PartitionName"):
             continue
+        defaults = options(texts.get("JobDefaults", ""))
         yield SimpleNamespace(
             name=texts["PartitionName"],
             nodes=texts.get("Nodes", ""),
@@ -44,6 +48,7 @@ def partitions_of(output: bytes) -> Iterator[Any]:
             max_nodes=_count(texts.get("MaxNodes", "")),
             max_cpus_per_node=_count(texts.get("MaxCPUsPerNode", "")),
             max_memory_per_node=_count(texts.get("MaxMemPerNode", "")),
+            default_cpus_per_gpu=_count(defaults.get("DefCpuPerGPU", "")),
             is_user_exclusive=texts.get("ExclusiveUser") == "YES",
             priority_tier=_count(texts.get("PriorityTier", "")),
         )

@@ -150,6 +150,7 @@ def node(
         planned="PLANNED" in state,
         asleep=not barred and power_states.can_wake(state),
         state=state,
+        owner=str(getattr(raw, "owner", None) or ""),
         domains=domains if sum(map(len, domains)) == count else (),
     )
 
@@ -199,6 +200,7 @@ def partition(raw: Any) -> Partition:
         max_nodes=number(raw.max_nodes),
         max_cpus_per_node=number(getattr(raw, "max_cpus_per_node", None)) or None,
         max_memory_per_node_mb=number(getattr(raw, "max_memory_per_node", None)) or None,
+        has_cpus_per_gpu=bool(number(getattr(raw, "default_cpus_per_gpu", None))),
         exclusive_user=bool(getattr(raw, "is_user_exclusive", False)),
         tier=number(getattr(raw, "priority_tier", None)) or 0,
     )

@@ -83,6 +83,12 @@ def test_nodes_of_one_user_only_are_entered_when_they_are_idle():
     assert place(c, 1, 1) == {"g1": 1}
 
 
+def test_a_node_that_another_user_keeps_is_not_entered():
+    c = Cluster([node("g1"), node("g2", owner="bob"), node("g3", owner="alice"), node("g4")])
+    c.add(2, elastic="1-16")  # alice's
+    assert place(c, 2, 12) == {"g1": 4, "g3": 4, "g4": 4}
+
+
 def test_a_job_that_takes_all_memory_grows_where_it_is_and_goes_where_no_memory_is_used():
     c = cluster(3)
     c.add(1, elastic="1-8", on={"g1": 1}, takes_all_memory=True, memory_per_gpu_mb=0.0)

@@ -39,7 +39,7 @@ _MOST_CLEARS = 20
 LAUNCH_FAILED = "launch_failed_requeued_held"
 #: Slurm's reasons, by their beginning, of a job that does not start by waiting some seconds more:
 #: limits of a QOS, an association or a partition.
-_REFUSALS = (IMPOSSIBLE, "Assoc", "QOS", "Partition")
+_REFUSALS = (IMPOSSIBLE, "Assoc", "Max", "QOS", "Partition")
 #: States after DRAIN, in which the attempt that was requeued is over.
 _DRAINED = (
     *(TransitionState.RESHAPE, TransitionState.COOL),

@@ -247,13 +247,16 @@ def test_values_that_mean_none():
 
 
 def test_cpus_by_a_default_of_the_site_and_jobs_without_a_request_of_memory(reader, site):
-    site.jobs([
-        job(cpus_per_tres="gpu:3", memory_per_node=number(0)),
+    rows = [
+        job(memory_per_node=number(0), comment="elastic:1-4"),
         job(job_id=8, memory_per_node=number(0), memory_per_tres="gpu:2500"),
-    ])  # fmt: skip
+        job(job_id=9, comment="elastic:1-4", partition="other"),
+    ]
+    site.jobs(rows)
     jobs = reader.jobs()
-    assert [jobs[i].cpus_follow_gpus for i in (7, 8)] == [True, False]
-    assert [jobs[i].takes_all_memory for i in (7, 8)] == [True, False]
+    # The partition has DefCpuPerGPU.
+    assert [jobs[i].cpus_follow_gpus for i in (7, 8, 9)] == [True, False, False]
+    assert [jobs[i].takes_all_memory for i in (7, 8, 9)] == [True, False, False]
     assert [jobs[i].memory_per_gpu_mb for i in (7, 8)] == [0.0, 100.0]
 
 

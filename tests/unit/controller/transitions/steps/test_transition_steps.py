@@ -312,7 +312,9 @@ def test_gpus_that_are_taken_after_all_are_not_waited_for():
     assert stage.t.target == stage.t.old
 
 
-@pytest.mark.parametrize("reason", ["QOSMaxGRESPerNode", "AssocGrpGRESMinutes", "PartitionConfig"])
+@pytest.mark.parametrize(
+    "reason", ["QOSMaxGRESPerNode", "AssocGrpGRESMinutes", "MaxGRESRunMinsPerUser"]
+)
 def test_a_job_that_a_limit_keeps_from_starting_goes_back_after_seconds(reason):
     stage = moving(TransitionState.VERIFY)
     for waited_s, state in ((1, TransitionState.VERIFY), (7, TransitionState.RESHAPE)):
