@@ -45,14 +45,7 @@ COMPARED = (
     *("admin_comment", "comment", "extra", "name", "user_id", "partition", "account", "qos"),
     *("priority", "nice", "time_limit", "state_reason", "reservation", "constraints"),
     *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
-    *(
-        "cpus",
-        "cpus_per_gpu",
-        "memory_per_node",
-        "memory_per_cpu",
-        "memory_per_gpu",
-        "gres_per_node",
-    ),
+    *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
     *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
     *("array_id", "array_task_id", "array_tasks_waiting", "licenses"),
 )
