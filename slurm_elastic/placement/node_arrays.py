@@ -210,13 +210,30 @@ class NodeArrays:
 
     def _partition_cpus(self, job: Job) -> Ints:
         """Return the CPUs that the other jobs with GPUs of a job's partition have on each node."""
-        cpus: Ints = np.zeros(len(self.names), dtype=np.int64)
-        for other in self.snapshot.jobs:
-            if other.partition != job.partition or other.job_id == job.job_id:
-                continue
-            for i, gpus in self.shares(other.allocation.shares if other.allocation else ()).items():
-                cpus[i] += math.ceil(other.cpus_per_gpu * gpus - 1e-6)
+        cpus = self._cpus_of_partitions.get(job.partition)
+        others: Ints = np.zeros(len(self.names), dtype=np.int64) if cpus is None else cpus.copy()
+        for i, own in self._cpus_on(job):
+            others[i] -= own
+        return others
+
+    @cached_property
+    def _cpus_of_partitions(self) -> dict[str, Ints]:
+        """CPUs that the jobs with GPUs of each partition with a limit have on each node."""
+        cpus: dict[str, Ints] = {
+            name: np.zeros(len(self.names), dtype=np.int64)
+            for name, partition in self._partitions.items()
+            if partition.max_cpus_per_node is not None
+        }
+        for job in self.snapshot.jobs:
+            if job.partition in cpus:
+                for i, own in self._cpus_on(job):
+                    cpus[job.partition][i] += own
         return cpus
+
+    def _cpus_on(self, job: Job) -> list[tuple[int, int]]:
+        """Return the CPUs that a job has on each of its nodes, by index."""
+        shares = self.shares(job.allocation.shares if job.allocation else ())
+        return [(i, math.ceil(job.cpus_per_gpu * gpus - 1e-6)) for i, gpus in shares.items()]
 
     def closed(self, job: Job, held: Mapping[int, int]) -> frozenset[int]:
         """Return the nodes that a job holds, by index, on which Slurm would not start it again.
@@ -229,8 +246,13 @@ class NodeArrays:
 
     def _with_all_memory(self, own: Sequence[str]) -> Mask:
         """Return the mask of nodes whose memory no job uses, and of its own."""
-        nodes = self.snapshot.nodes
-        return np.array([n.used_memory_mb == 0 or n.name in own for n in nodes], dtype=bool)
+        mask = self._memory_unused.copy()
+        mask[[self.index[name] for name in own if name in self.index]] = True
+        return mask
+
+    @cached_property
+    def _memory_unused(self) -> Mask:
+        return np.array([n.used_memory_mb == 0 for n in self.snapshot.nodes], dtype=bool)
 
     def _reserved_before_its_end(self, job: Job) -> frozenset[str]:
         if not self._coming:
