@@ -19,6 +19,9 @@ _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none
 
 _DOC = "docs/install.md"
 
+#: Partitions that one line names.
+_MOST_NAMED = 3
+
 #: Below this SuspendTime Slurm itself switches nodes off; so long it never does.
 _DAY_S, _LONG_SUSPEND_S = 86400.0, 10_000_000
 _POWER_REMEDIES = {
@@ -114,6 +117,19 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
             f"SelectType={settings['SelectType']}",
             "cannot hand out single GPUs",
             "set SelectType=select/cons_tres",
+        )
+    if names := _named(facts.site.no_memory_default):
+        findings.warning(
+            f"DefMemPerGPU of partition {names}",
+            "is not set, a job that asks for none gets all memory of its nodes, and no other job"
+            " fits there, also when it shrinks",
+            "set DefMemPerGPU or DefMemPerCPU",
+        )
+    if names := _named(facts.site.whole_nodes):
+        findings.info(
+            f"OverSubscribe=EXCLUSIVE of partition {names}",
+            "gives each job all GPUs of its nodes, other sizes fail and are barred",
+            "tell users to name whole nodes: --elastic=8-32,unit=8 where nodes have eight GPUs",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
         findings.warning(
@@ -267,6 +283,12 @@ def check_power_saving(facts: Facts, findings: FindingList) -> None:
             " that still boot",
             f"set ResumeTimeout={math.ceil(2 * sleep.boot_s)}",
         )
+
+
+def _named(names: tuple[str, ...]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _round_up(slowest: float) -> int:

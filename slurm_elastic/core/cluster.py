@@ -98,6 +98,7 @@ class Node:
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included; a GPU
             of which jobs hold parts (shards, MPS) is in use.
         shared_gpus: indexes of the GPUs of which jobs hold parts; () if none, or not known.
+        owner: user whose jobs alone may start there, while one runs (ExclusiveUser); "": none.
         domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
 
@@ -116,6 +117,7 @@ class Node:
     planned: bool = False
     asleep: bool = False
     state: str = "IDLE"
+    owner: str = ""
     domains: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -158,6 +160,10 @@ class Job:
         gpus: GPUs held or, while pending, requested.
         cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
             submission (from the allocation while running).
+        cpus_follow_gpus: Slurm computes its CPUs from its GPUs, by a default of the site
+            (DefCpuPerGPU).
+        takes_all_memory: it asks for none, in a site without a default: where Slurm counts memory,
+            it gets all of its nodes, whatever its GPUs are.
         time_limit_s: of the present run; None for unlimited.
         begin_time: earliest start (epoch s) when a pending job has one ahead, else None.
         required_nodes, excluded_nodes, features: the constraints in force now; the user's own
@@ -203,7 +209,9 @@ class Job:
     min_nodes: int = 1
     cpus: int = 0
     cpus_per_gpu: float = 1.0
+    cpus_follow_gpus: bool = False
     memory_per_gpu_mb: float = 0.0
+    takes_all_memory: bool = False
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     features: str = ""
@@ -271,13 +279,32 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition and its limits."""
+    """One partition and its limits.
+
+    Attributes:
+        up: jobs start in it; one that is requeued while it is not waits.
+        max_cpus_per_node: of all its jobs on a node together.
+        max_memory_per_node_mb: of each job.
+        has_cpus_per_gpu: it has a default of the CPUs of each GPU (DefCpuPerGPU).
+        exclusive_user: a node has jobs of one user only.
+        tier: jobs of a higher tier are scheduled first, whatever their priority.
+    """
 
     name: str
     nodes: tuple[str, ...] = ()
     up: bool = True
     max_time_s: int | None = None
+    min_nodes: int = 1
     max_nodes: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_per_node_mb: int | None = None
+    has_cpus_per_gpu: bool = False
+    exclusive_user: bool = False
+    tier: int = 0
+
+
+#: Resource of a `Limit` on the GPUs that each job may have on each node.
+GPUS_OF_A_NODE = "gpus-of-a-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +318,8 @@ class Limit:
         name: as shown to people: `QOS normal MaxTRESPerUser gres/gpu=8`; of a share of the site,
             the partition or the user, "" for the whole site.
         scope: of a share: `site`, `partition` or `user`; "": Slurm's own limit.
-        resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
+        resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB); "wall" (s) and `GPUS_OF_A_NODE`,
+            which are of each job.
         cap: largest sum over `jobs`.
         jobs: ids of jobs counted against it, running or pending.
         spared: GPUs of each job that are not counted.

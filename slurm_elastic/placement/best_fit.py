@@ -39,12 +39,14 @@ class NodeDemand:
 
     Attributes:
         allowed: nodes that may give it GPUs it does not hold yet.
-        own: GPUs it holds, by node index: these it may keep anywhere.
+        own: GPUs it holds, by node index: these it may keep anywhere but on `closed` nodes.
         required: node indices that must be part of any allocation.
-        min_nodes, max_nodes: how many nodes it may have; the most is its partition's limit.
+        min_nodes, max_nodes: how many nodes it may have, by its partition's limits, too.
         sprawl: at most this many times the fewest nodes for its size; None: any number.
         group_reach: "domain" or "node": each replica is a spatial group that stays within one;
             with units of one GPU all its GPUs are one group. "": no such rule.
+        most_on: GPUs that limits leave it on each node; None: there are no such limits.
+        closed: nodes that it holds, by index, on which Slurm would not start it again.
         held_indexes: indexes of its `own` GPUs, by node index, as far as they are known.
     """
 
@@ -56,6 +58,8 @@ class NodeDemand:
     min_nodes: int = 1
     sprawl: int | None = None
     group_reach: str = ""
+    most_on: Ints | None = None
+    closed: frozenset[int] = frozenset()
     held_indexes: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
@@ -132,6 +136,8 @@ def takes(
     if len(shares) != len(place.shares) or any(i not in shares for i in demand.required):
         return False
     of_type, room = frame.of_type(place.gpu_type), resources.room(demand.need)
+    if demand.most_on is not None:
+        room = np.minimum(room, demand.most_on)
     for i, gpus in shares.items():
         away = gpus > demand.own.get(i, 0) and not demand.allowed[i]
         if away or not of_type[i] or gpus > room[i]:
@@ -139,6 +145,8 @@ def takes(
     if demand.max_nodes and len(shares) > demand.max_nodes:
         return False
     unchanged = dict(demand.own) == shares
+    if not unchanged and (len(shares) < demand.min_nodes or not demand.closed.isdisjoint(shares)):
+        return False
     most = frame.per_node.get(place.gpu_type, 0)
     if demand.group_reach and not unchanged:
         unit = unit if unit > 1 else place.gpus
@@ -191,6 +199,10 @@ def _room(
         if not demand.allowed[i]:
             room[i] = min(held, int(resources.room(demand.need)[i]))
     room *= resources.frame.of_type(gpu_type)
+    if demand.most_on is not None:
+        room = np.minimum(room, demand.most_on)
+    for i in demand.closed:
+        room[i] = 0
     for i, cap in caps.items():
         room[i] = min(int(room[i]), cap)
     return room
@@ -300,6 +312,7 @@ def _uneven(
             if not missing:
                 break
         necessary = -(-gpus // int(room[group].max()))
-        if not missing and len(chosen) <= min(necessary + 1, demand.max_nodes or len(chosen)):
+        most = min(necessary + 1, demand.max_nodes or len(chosen))
+        if not missing and demand.min_nodes <= len(chosen) <= most:
             return chosen
     return None

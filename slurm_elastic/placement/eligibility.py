@@ -74,12 +74,16 @@ class RoundJob:
         required, *_ = frame.own_constraints(self.job)
         partition = frame.partition(self.job.partition)
         allowed = frame.allowed(self.job)
+        own = frame.shares(self.current.shares) if self.current else {}
         return NodeDemand(
             need=self.need,
             allowed=allowed if away else allowed & False,
-            own=frame.shares(self.current.shares) if self.current else {},
+            own=own,
             required=tuple(frame.index[n] for n in required if n in frame.index),
+            min_nodes=partition.min_nodes if partition else 1,
             max_nodes=partition.max_nodes if partition else None,
+            most_on=frame.most_on_nodes(self.job, own),
+            closed=frame.closed(self.job, own),
             sprawl=SPRAWL if self.current else None,
             group_reach=self.group_reach,
             held_indexes={
@@ -154,6 +158,10 @@ def elastic_jobs(
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
         eligibility, reason = eligibility_of(job, record, config, frame.snapshot.time)
+        partition = frame.partition(job.partition)
+        if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and partition and not partition.up:
+            eligibility = Eligibility.FIXED
+            reason = Reason("partition-down", partition=partition.name)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
         jobs[job.job_id] = RoundJob(

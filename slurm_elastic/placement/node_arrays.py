@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.core.cluster import Job, Partition, Snapshot
+from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Job, Partition, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.link_domains import NodeLinks, node_links
@@ -78,6 +78,8 @@ class NodeArrays:
             if not r.ours and r.start_time > snapshot.time
         ]
         self._partitions = {p.name: p for p in snapshot.partitions}
+        self._owned = any(n.owner for n in nodes)
+        self._node_limits = [m for m in snapshot.limits if m.resource == GPUS_OF_A_NODE]
         self._masks: dict[tuple[object, ...], Mask] = {}
         self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
         self._none: Mask = np.zeros(len(nodes), dtype=bool)
@@ -85,6 +87,11 @@ class NodeArrays:
     def partition(self, name: str) -> Partition | None:
         """Return a partition of the snapshot; None if there is none of that name."""
         return self._partitions.get(name)
+
+    def tier(self, job: Job) -> int:
+        """Return the highest priority tier of a job's partitions; Slurm looks at that first."""
+        partitions = map(self._partitions.get, job.partition.split(","))
+        return max((p.tier for p in partitions if p), default=0)
 
     def of_type(self, gpu_type: str) -> Mask:
         """Return the mask of nodes with GPUs of this type; "" is any type."""
@@ -143,7 +150,9 @@ class NodeArrays:
 
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
         reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
-        reserved for others before its time limit ends: Slurm would not start it there.
+        reserved for others before its time limit ends: Slurm would not start it there. Not on
+        nodes that another user has alone; in a partition with such nodes only on idle ones. If it
+        takes all memory, only where no job uses any.
 
         Args:
             job: any job.
@@ -152,14 +161,98 @@ class NodeArrays:
         """
         _, excluded, features, reservation = self.own_constraints(job)
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
-        key = (job.partition, excluded, features, bool(reservation), planned, asleep)
+        all_memory = job.takes_all_memory
+        own = job.allocation.nodes if all_memory and job.allocation else ()
+        user = job.user if self._owned else ""
+        flags = (user, bool(reservation), planned, asleep, all_memory)
+        key = (job.partition, excluded, features, own, flags)
         mask = self._masks.get(key)
         if mask is None:
             usable = self.available if planned else self.open
             usable = usable | self.asleep if asleep else usable
             mask = self._allowed(job.partition, excluded, features, reservation, usable)
+            if user:
+                owners = ("", user)
+                mask = mask & np.array([n.owner in owners for n in self.snapshot.nodes], dtype=bool)
+            if all_memory:
+                mask = mask & self._with_all_memory(own)
             self._masks[key] = mask
         return mask
+
+    def most_on_nodes(self, job: Job, held: Mapping[int, int]) -> Ints | None:
+        """Return the GPUs that limits of its partition and QOS leave a job on each node.
+
+        Limits of the CPUs and of the memory of a node, and of the GPUs of a job there.
+
+        Args:
+            job: any job.
+            held: GPUs that it has, by node index: these it keeps.
+
+        Returns:
+            None: there are no such limits.
+        """
+        caps = [m.cap for m in self._node_limits if job.job_id in m.jobs]
+        partition = self._partitions.get(job.partition)
+        most_cpus = partition.max_cpus_per_node if partition else None
+        most_memory = partition.max_memory_per_node_mb if partition else None
+        if most_memory and job.memory_per_gpu_mb > 0:
+            caps.append(math.floor(most_memory / job.memory_per_gpu_mb + 1e-6))
+        by_cpus = most_cpus is not None and job.cpus_per_gpu > 0
+        if not caps and not by_cpus:
+            return None
+        most: Ints = np.minimum(self.gpus, min(caps)) if caps else self.gpus.copy()
+        if by_cpus and most_cpus is not None:
+            left = most_cpus - self._partition_cpus(job)
+            most = np.minimum(most, np.floor(left / job.cpus_per_gpu + 1e-6).astype(np.int64))
+        for i, gpus in held.items():
+            most[i] = max(int(most[i]), gpus)
+        return np.maximum(most, 0)
+
+    def _partition_cpus(self, job: Job) -> Ints:
+        """Return the CPUs that the other jobs with GPUs of a job's partition have on each node."""
+        cpus = self._cpus_of_partitions.get(job.partition)
+        others: Ints = np.zeros(len(self.names), dtype=np.int64) if cpus is None else cpus.copy()
+        for i, own in self._cpus_on(job):
+            others[i] -= own
+        return others
+
+    @cached_property
+    def _cpus_of_partitions(self) -> dict[str, Ints]:
+        """CPUs that the jobs with GPUs of each partition with a limit have on each node."""
+        cpus: dict[str, Ints] = {
+            name: np.zeros(len(self.names), dtype=np.int64)
+            for name, partition in self._partitions.items()
+            if partition.max_cpus_per_node is not None
+        }
+        for job in self.snapshot.jobs:
+            if job.partition in cpus:
+                for i, own in self._cpus_on(job):
+                    cpus[job.partition][i] += own
+        return cpus
+
+    def _cpus_on(self, job: Job) -> list[tuple[int, int]]:
+        """Return the CPUs that a job has on each of its nodes, by index."""
+        shares = self.shares(job.allocation.shares if job.allocation else ())
+        return [(i, math.ceil(job.cpus_per_gpu * gpus - 1e-6)) for i, gpus in shares.items()]
+
+    def closed(self, job: Job, held: Mapping[int, int]) -> frozenset[int]:
+        """Return the nodes that a job holds, by index, on which Slurm would not start it again.
+
+        They are reserved for others before its time limit ends: the reservation was made while it
+        ran.
+        """
+        reserved = self._reserved_before_its_end(job)
+        return frozenset(i for i in held if self.names[i] in reserved)
+
+    def _with_all_memory(self, own: Sequence[str]) -> Mask:
+        """Return the mask of nodes whose memory no job uses, and of its own."""
+        mask = self._memory_unused.copy()
+        mask[[self.index[name] for name in own if name in self.index]] = True
+        return mask
+
+    @cached_property
+    def _memory_unused(self) -> Mask:
+        return np.array([n.used_memory_mb == 0 for n in self.snapshot.nodes], dtype=bool)
 
     def _reserved_before_its_end(self, job: Job) -> frozenset[str]:
         if not self._coming:
@@ -197,6 +290,9 @@ class NodeArrays:
             ],
             dtype=bool,
         )
+        if any((p := self._partitions.get(n)) and p.exclusive_user for n in up_partitions):
+            # Nodes in use may be another user's: which users have jobs without GPUs is not known.
+            mask &= np.array([n.used_cpus == 0 for n in self.snapshot.nodes], dtype=bool)
         mask[[self.index[n] for n in excluded if n in self.index]] = False
         return np.asarray(mask & usable)
 

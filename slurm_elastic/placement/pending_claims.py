@@ -93,7 +93,7 @@ def claims_for_pending(
     at = frame.snapshot.time
     earlier_claims = {claim.job_id: claim for claim in claims}
     decided = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
-    waiting = _waiting(round_jobs, frame.snapshot.jobs, at)
+    waiting = _waiting(round_jobs, frame, at)
     if binding:
         decided.ready = [j.job_id for j in waiting if _controller_starts(round_jobs.get(j.job_id))]
         waiting = [j for j in waiting if not _controller_starts(round_jobs.get(j.job_id))]
@@ -166,10 +166,10 @@ def _controller_starts(round_job: RoundJob | None) -> bool:
     return round_job is not None and round_job.eligibility is Eligibility.OURS
 
 
-def _waiting(round_jobs: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) -> list[Job]:
+def _waiting(round_jobs: Mapping[int, RoundJob], frame: NodeArrays, at: float) -> list[Job]:
     """Return the pending jobs that could start if there were room, in Slurm's order."""
     waiting = []
-    for job in jobs:
+    for job in frame.snapshot.jobs:
         if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
             continue
         round_job = round_jobs.get(job.job_id)
@@ -179,7 +179,7 @@ def _waiting(round_jobs: Mapping[int, RoundJob], jobs: Iterable[Job], at: float)
         begins = job.begin_time is not None and job.begin_time > at
         if leased or (job.reason in WAITS_FOR_ROOM and not begins):
             waiting.append(job)
-    return sorted(waiting, key=lambda j: (-j.priority, j.submit_time, j.job_id))
+    return sorted(waiting, key=lambda j: (-frame.tier(j), -j.priority, j.submit_time, j.job_id))
 
 
 def _start_shapes(
@@ -199,6 +199,7 @@ def _start_shapes(
         allowed=frame.allowed(job, planned=True, asleep=asleep),
         required=tuple(frame.index[n] for n in required if n in frame.index),
         max_nodes=partition.max_nodes if partition else None,
+        most_on=frame.most_on_nodes(job, {}),
     )
     types = (round_job.directive.types if round_job else ()) or frame.types
     if round_job is not None and round_job.eligibility is Eligibility.OURS:

@@ -6,6 +6,7 @@ accepts an operator's update beyond CPU and memory limits: so placement keeps to
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -13,16 +14,36 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from slurm_elastic.core.cluster import Job, JobState, Limit
+from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Job, JobState, Limit
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.slurm_command import output
 
 _RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
 #: Columns with the limits of one job.
-_EACH = "MaxTRES,MaxWall"
+_EACH = "MaxTRES,MaxWall,MaxTRESPerNode,MaxTRESMins,GrpTRESRunMins"
 _NO_CAP = 2.0**63
 _WALL = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{2}):([0-9]{2})")
 _UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCaps:
+    """Caps of one row on each node, and on resources times minutes; resource → cap.
+
+    Attributes:
+        node: of each job on each node (MaxTRESPerNode).
+        job_minutes: of each job, for its time limit (MaxTRESMins).
+        group_minutes: of all running jobs together, for what is left of them (GrpTRESRunMins).
+    """
+
+    node: Mapping[str, int] = field(default_factory=dict)
+    job_minutes: Mapping[str, int] = field(default_factory=dict)
+    group_minutes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, columns: list[str]) -> TimedCaps:
+        """Return those of the last columns of a row; no caps where they are missing."""
+        return cls(*map(parse_tres, columns[:3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +56,7 @@ class QosRow:
     per_account: Mapping[str, int]
     per_job: Mapping[str, int]
     wall_s: int | None = None
+    timed: TimedCaps = field(default_factory=TimedCaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +70,7 @@ class AssociationRow:
     group: Mapping[str, int]
     per_job: Mapping[str, int]
     wall_s: int | None = None
+    timed: TimedCaps = field(default_factory=TimedCaps)
 
 
 @dataclass
@@ -122,18 +145,28 @@ def parse_qos(text: str) -> tuple[QosRow, ...]:
     """Parse the lines of `sacctmgr -nP show qos`."""
     rows = []
     for line in text.splitlines():
-        if line.count("|") == 5:
-            name, *tres, wall = line.split("|")
-            group, user, account, each = map(parse_tres, tres)
-            rows.append(QosRow(name, group, user, account, each, parse_wall(wall)))
+        if line.count("|") >= 5:
+            name, *columns = line.split("|")
+            group, user, account, each = map(parse_tres, columns[:4])
+            timed = TimedCaps.of(columns[5:])
+            rows.append(QosRow(name, group, user, account, each, parse_wall(columns[4]), timed))
     return tuple(rows)
 
 
 def parse_associations(text: str) -> tuple[AssociationRow, ...]:
     """Parse the lines of `sacctmgr -nP show assoc`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 6]
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 6]
     return tuple(
-        AssociationRow(r[0], r[1], r[2], r[3], parse_tres(r[4]), parse_tres(r[5]), parse_wall(r[6]))
+        AssociationRow(
+            account=r[0],
+            user=r[1],
+            partition=r[2],
+            parent=r[3],
+            group=parse_tres(r[4]),
+            per_job=parse_tres(r[5]),
+            wall_s=parse_wall(r[6]),
+            timed=TimedCaps.of(r[7:]),
+        )
         for r in rows
     )
 
@@ -189,6 +222,7 @@ def _qos_limits(
         for job in qos_jobs if row.per_job else ():
             yield from _limits(f"QOS {row.name} MaxTRES", row.per_job, [job])
         yield from _wall(f"QOS {row.name}", row.wall_s, qos_jobs)
+        yield from _timed(f"QOS {row.name}", row.timed, qos_jobs)
 
 
 def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iterable[Limit]:
@@ -202,7 +236,7 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
             chain.add(ancestor)
         above[account] = chain
     for row in rows:
-        if not (row.group or row.per_job or row.wall_s is not None):
+        if not (row.group or row.per_job or row.wall_s is not None or row.timed != TimedCaps()):
             continue
         association_jobs = [
             j
@@ -219,12 +253,52 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
         for job in association_jobs if row.per_job else ():
             yield from _limits(f"{name} MaxTRES", row.per_job, [job])
         yield from _wall(name, row.wall_s, association_jobs)
+        yield from _timed(name, row.timed, association_jobs)
 
 
 def _wall(name: str, wall_s: int | None, jobs: list[Job]) -> Iterable[Limit]:
     if jobs and wall_s is not None:
         ids = frozenset(j.job_id for j in jobs)
         yield Limit(name=f"{name} MaxWall", resource="wall", cap=wall_s, jobs=ids)
+
+
+def _timed(name: str, timed: TimedCaps, jobs: list[Job]) -> Iterable[Limit]:
+    """Yield caps on the GPUs of a node, and on the GPUs that the minutes leave each elastic job.
+
+    A job of which a limit leaves less than it holds keeps what it holds.
+    """
+    elastic = [j for j in jobs if j.elastic]
+    if elastic and "gpu" in timed.node:
+        cap, ids = timed.node["gpu"], frozenset(j.job_id for j in elastic)
+        shown = f"{name} MaxTRESPerNode gres/gpu={cap}"
+        yield Limit(name=shown, resource=GPUS_OF_A_NODE, cap=cap, jobs=ids)
+    kinds = (("MaxTRESMins", timed.job_minutes), ("GrpTRESRunMins", timed.group_minutes))
+    if not any(caps for _, caps in kinds):
+        return
+    now = time.time()
+    used = {j.job_id: j.gpus * left for j in jobs if (left := _minutes_left(j, now)) is not None}
+    running = {j.job_id for j in jobs if j.state is not JobState.PENDING}
+    for job in elastic:
+        left = _minutes_left(job, now)
+        if left is None:
+            continue
+        others = sum(m for i, m in used.items() if i in running and i != job.job_id)
+        held = job.allocation.gpus if job.allocation else 0
+        for kind, caps in kinds:
+            if "gpu" not in caps:
+                continue
+            minutes = caps["gpu"] - (others if kind == "GrpTRESRunMins" else 0)
+            shown = f"{name} {kind} gres/gpu={caps['gpu']}"
+            cap = max(held, int(minutes // left))
+            yield Limit(name=shown, resource="gpu", cap=cap, jobs=frozenset({job.job_id}))
+
+
+def _minutes_left(job: Job, now: float) -> int | None:
+    """Return the minutes that a job may still run, at least one; None: no limit."""
+    if job.time_limit_s is None:
+        return None
+    ran_s = 0.0 if job.start_time is None else now - job.start_time
+    return max(1, math.ceil((job.time_limit_s - ran_s) / 60))
 
 
 def _limits(name: str, caps: Mapping[str, int], jobs: list[Job]) -> Iterable[Limit]:

@@ -152,7 +152,11 @@ def difference(job: Job, target: Allocation) -> str:
 
 
 def per_gpu(job: Job) -> tuple[float | None, float | None]:
-    """Return (CPUs, MB) that the user requests per GPU; None: Slurm scales it itself."""
+    """Return (CPUs, MB) that the user requests per GPU; None: Slurm scales it itself.
+
+    It does so, too, where the site has a default for each GPU (DefCpuPerGPU): a number of ours
+    would replace that.
+    """
     shape = _shape(job)
     gpus = max(1, submitted_gpus(job))
     nodes = int(shape.get("min_nodes", 1))
@@ -161,7 +165,7 @@ def per_gpu(job: Job) -> tuple[float | None, float | None]:
     memory: float | None = None
     if "min_mem_per_node" in shape and "mem_per_tres" not in shape:
         memory = int(shape["min_mem_per_node"]) * nodes / gpus
-    if "cpus_per_tres" in shape:
+    if "cpus_per_tres" in shape or job.cpus_follow_gpus:
         cpus = None
     return cpus, memory
 
@@ -173,8 +177,8 @@ def _cpus_and_memory(job: Job, gpus_on_node: int) -> Fields:
     if cpus is not None:
         count = str(max(1, math.ceil(cpus * gpus_on_node - 1e-9)))
         fields |= {"CPUsPerTask": count, "MinCPUsNode": count}
-        if "ntasks_per_node" in _shape(job):
-            fields["TasksPerNode"] = "1"
+    if "ntasks_per_node" in _shape(job) and (cpus is not None or job.cpus_follow_gpus):
+        fields["TasksPerNode"] = "1"
     if memory is not None:
         fields["MinMemoryNode"] = str(math.ceil(memory * gpus_on_node - 1e-9))
     return fields

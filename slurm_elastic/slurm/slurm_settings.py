@@ -37,6 +37,8 @@ class SlurmSite:
         plugstack: lines that load plugins on this host, includes resolved.
         plugstack_error: why there are none, else "".
         closed_partitions: partitions to which their own nodes cannot submit.
+        no_memory_default: partitions in which a job that asks for no memory gets all of its nodes.
+        whole_nodes: partitions in which each job gets all of its nodes (OverSubscribe=EXCLUSIVE).
         single_submits: associations and QOS that let a user submit one job only.
     """
 
@@ -49,6 +51,8 @@ class SlurmSite:
     plugstack_error: str = ""
     closed_partitions: tuple[str, ...] = ()
     single_submits: tuple[str, ...] = ()
+    no_memory_default: tuple[str, ...] = ()
+    whole_nodes: tuple[str, ...] = ()
 
 
 def read_settings(*, timeout_s: float = 20.0) -> tuple[dict[str, str], str]:
@@ -87,6 +91,8 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
         plugstack_error=problem,
         closed_partitions=closed_partitions(partitions),
         single_submits=single_submits(associations, qos),
+        whole_nodes=whole_node_partitions(partitions),
+        no_memory_default=without_memory_default(partitions, settings),
     )
 
 
@@ -129,6 +135,51 @@ def closed_partitions(text: str) -> tuple[str, ...]:
             if not set(expand(nodes)) <= set(expand(allowed)):
                 closed.append(fields.get("PartitionName", ""))
     return tuple(closed)
+
+
+def whole_node_partitions(text: str) -> tuple[str, ...]:
+    """Return the partitions in which each job gets all of its nodes.
+
+    Args:
+        text: output of `scontrol show partition -o`.
+
+    >>> whole_node_partitions("PartitionName=a OverSubscribe=EXCLUSIVE State=UP")
+    ('a',)
+    """
+    partitions = (dict(w.partition("=")[::2] for w in line.split()) for line in text.splitlines())
+    return tuple(p["PartitionName"] for p in partitions if p.get("OverSubscribe") == "EXCLUSIVE")
+
+
+def without_memory_default(text: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    r"""Return the partitions where a job that asks for no memory gets all memory of its nodes.
+
+    Args:
+        text: output of `scontrol show partition -o`.
+        settings: of slurm.conf.
+
+    >>> without_memory_default(
+    ...     "PartitionName=a JobDefaults=(null) DefMemPerNode=UNLIMITED\n"
+    ...     "PartitionName=b JobDefaults=DefMemPerGPU=9 DefMemPerNode=UNLIMITED\n"
+    ...     "PartitionName=c JobDefaults=(null) DefMemPerCPU=9",
+    ...     {"SelectTypeParameters": "CR_CORE_MEMORY", "DefMemPerNode": "UNLIMITED"})
+    ('a',)
+    """
+    if "MEMORY" not in settings.get("SelectTypeParameters", "").upper():
+        return ()
+    if _default_memory(settings):
+        return ()
+    partitions = [dict(w.partition("=")[::2] for w in line.split()) for line in text.splitlines()]
+    return tuple(p.get("PartitionName", "") for p in partitions if p and not _default_memory(p))
+
+
+def _default_memory(fields: Mapping[str, str]) -> bool:
+    """Return whether slurm.conf, or a partition, has a default of the memory of jobs."""
+    if "DefMemPerGPU" in fields.get("JobDefaults", ""):
+        return True
+    return any(
+        fields.get(name, "UNLIMITED") not in ("UNLIMITED", "0", "")
+        for name in ("DefMemPerCPU", "DefMemPerNode")
+    )
 
 
 def single_submits(associations: str, qos: str) -> tuple[str, ...]:

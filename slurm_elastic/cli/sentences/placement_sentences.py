@@ -181,6 +181,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "change-under-way": "a change is under way",
     "not-managed": "not managed",
     "partition-not-managed": "partition {partition} is not managed",
+    "partition-down": "partition {partition} is not up, a requeued job would wait there",
     "slurm-starts": "Slurm starts it",
     "job-ending": "it is ending",
     "job-suspended": "it is suspended",

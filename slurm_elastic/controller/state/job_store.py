@@ -422,6 +422,7 @@ class JobStore:
             for job in alive.values():
                 if job.elastic and job.state is JobState.RUNNING:
                     entry = self.entry(job)
+                    entry.dirty |= entry.trials.lapse(snapshot.time)
                     if entry.trials.run != job.run:
                         entry.trials.follow(job.run, job.allocation, now=snapshot.time)
                         entry.dirty = True

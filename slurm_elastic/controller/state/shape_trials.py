@@ -8,7 +8,9 @@ job any more, and the job goes back.
 
 A change that Slurm refuses for good ("BadConstraints": a topology that this program does not know
 has no such placement) bars its shape when that happens for the second time, and with it the other
-sizes that need as many nodes.
+sizes that need as many nodes. One that Slurm refuses for another reason (a limit that this program
+does not know) bars its shape in the same way for `REFUSAL_S`, and with it the upper half of the
+sizes between it and the job's own: otherwise each of them would cost two requeues.
 
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
@@ -52,6 +54,11 @@ _UNKNOWN_TYPE = 4.0
 _UNKNOWN_S = 7200.0
 #: Shapes that worked, and failed changes, that are kept.
 _MOST = 64
+#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
+IMPOSSIBLE = "BadConstraints"
+#: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
+#: used-up budgets are filled again (our choice).
+REFUSAL_S = 6 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -294,24 +301,48 @@ class ShapeTrials:
         """Bar a shape, unless it is the last that worked."""
         if shape == self.last_shape:
             return
-        self.worked = [s for s in self.worked if s != shape]
+        if not _lapses(reason):
+            self.worked = [s for s in self.worked if s != shape]
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
-    def refuse(self, planned: Allocation, reason: Reason, *, now: float) -> None:
+    def refuse(
+        self, planned: Allocation, reason: Reason, *, now: float, old: Allocation | None = None
+    ) -> None:
         """Record that Slurm cannot start the job in a shape as it was placed.
 
-        Another placement of the shape may be possible: the second refusal bars it. On several
-        nodes, so are the other sizes that need as many of them and have not worked.
+        Another placement of the shape may be possible: the second refusal bars it. Where Slurm
+        shows that no placement can be, and it has several nodes, so are the other sizes that need
+        as many of them and have not worked; else, for `REFUSAL_S`, the upper half of the sizes
+        between the old one and this one.
+
+        Args:
+            planned: allocation that Slurm refused.
+            reason: why.
+            now: epoch seconds.
+            old: allocation that the job had before; None: none.
         """
         shape = planned.gpu_type, planned.gpus
         if shape in self.refused:
+            others: Iterable[int] = ()
             nodes, most = len(planned.nodes), max(map(planned.on, planned.nodes))
-            others = range((nodes - 1) * most + 1, nodes * most + 1) if nodes > 1 else ()
+            if not _lapses(reason):
+                others = range((nodes - 1) * most + 1, nodes * most + 1) if nodes > 1 else ()
+            elif old is not None and old.gpu_type == planned.gpu_type:
+                others = range((old.gpus + planned.gpus) // 2 + 1, planned.gpus)
             for gpus in sorted({*others, planned.gpus}):
                 if gpus == planned.gpus or (planned.gpu_type, gpus) not in self.worked:
                     self._bar((planned.gpu_type, gpus), reason, now)
         self.refused = [*(s for s in self.refused if s != shape), shape][-_MOST:]
+
+    def lapse(self, now: float) -> bool:
+        """Allow the shapes again that Slurm refused long ago; return whether there are any.
+
+        One refusal bars such a shape again.
+        """
+        kept = [b for b in self.barred if not (_lapses(b.reason) and now - b.time >= REFUSAL_S)]
+        lapsed, self.barred = len(kept) < len(self.barred), kept
+        return lapsed
 
     def judge_loss(self, reason: Reason | None) -> bool:
         """Record how a companion was lost, if a change in place was on trial then.
@@ -428,6 +459,13 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None
+
+
+def _lapses(reason: Reason) -> bool:
+    """Return whether a bar is for a refusal of Slurm that may be over later."""
+    if reason.code == "not-started":
+        return reason.parameters.get("slurm_reason") != IMPOSSIBLE
+    return reason.code in ("slurm-refused", "runs-elsewhere")
 
 
 def _newest(*steps: int | None) -> int | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.shape import rounded_off_s
 
 #: Node lists set by the controller that are recognised later.
 _PINS = 6
-#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
-IMPOSSIBLE = "BadConstraints"
+#: Slurm's reasons, by their beginning, that say nothing about the shape of a job.
+_NOT_THE_SHAPE = (
+    *("BeginTime", "Dependency", "JobHeld", "Licenses", "Nodes_required", "Nodes required"),
+    *("PartitionDown", "PartitionInactive", "ReqNodeNotAvail", "Reservation"),
+)
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
 #: Ends of a change in place that say nothing about the next one.
@@ -49,16 +53,12 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     elif is_unanswered:
         entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
     entry.dirty = True
-    planned, problem = transition.planned, transition.problem
-    if (
-        planned
-        and planned.gpus
-        and problem
-        and problem.parameters.get("slurm_reason") == IMPOSSIBLE
-    ):
-        entry.trials.refuse(planned, problem, now=now)
     if not transition.moved:
         return False
+    planned, problem = transition.planned, transition.problem
+    by_requeue = not transition.by_companions
+    if by_requeue and planned and problem and _refuses_shape(planned, problem):
+        entry.trials.refuse(planned, problem, now=now, old=transition.old)
     entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
     entry.resizes += 1
     if not transition.by_companions:
@@ -66,6 +66,17 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
         if transition.nice and TransitionState.CLEAR.value in transition.entered:
             entry.nice = (transition.nice, now, 1)
     return True
+
+
+def _refuses_shape(planned: Allocation, problem: Reason) -> bool:
+    """Return whether Slurm did not let a job start in its planned shape, or gave it another one."""
+    if not planned.gpus:
+        return False
+    if problem.code == "not-started":
+        return not str(problem.parameters.get("slurm_reason", "")).startswith(_NOT_THE_SHAPE)
+    if problem.code == "runs-elsewhere":  # whole nodes, in a partition OverSubscribe=EXCLUSIVE
+        return problem.parameters.get("gpus") not in (0, planned.gpus)
+    return problem.code == "slurm-refused"
 
 
 def _record_requeue(entry: StoredJob, transition: Transition, job: Job) -> None:

@@ -213,12 +213,13 @@ class TransitionEngine:
         if self._recovering:
             self._recover([t for t in live if t.job_id in self._recovering], jobs)
             live = list(self.live.values())
-        starts = any(t.state in _STARTING for t in live)
+        begin = admitted(live, jobs, sizes)
+        starts = any(t.state in _STARTING or t.id in begin for t in live)
         site = StepInputs(
             jobs=jobs,
             sizes=sizes,
             unusable=unusable() if starts else UnusableNodes(),
-            admitted=admitted(live, jobs, sizes),
+            admitted=begin,
             hopeless=hopeless(live, jobs, sizes),
             live=tuple(live),
             open=self._open,

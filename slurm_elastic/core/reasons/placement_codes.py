@@ -168,6 +168,10 @@ ELIGIBILITY = (
         "partition-not-managed", "The partition is not managed.",
         Parameter("partition", ParameterKind.NAME, "name of the partition"),
     ),
+    define(
+        "partition-down", "The partition is not up: a job that is requeued would wait.",
+        Parameter("partition", ParameterKind.NAME, "name of the partition"),
+    ),
     define("slurm-starts", "Slurm starts the job."),
     define("job-ending", "The job is ending."),
     define("job-suspended", "The job is suspended."),

@@ -12,7 +12,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch, UnusableNodes
+from slurm_elastic.core.cluster import (
+    Job,
+    Limit,
+    Partition,
+    Reservation,
+    Snapshot,
+    Switch,
+    UnusableNodes,
+)
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.readers import pyslurm_records
@@ -20,6 +28,7 @@ from slurm_elastic.slurm.readers.job_parser import JobParser
 from slurm_elastic.slurm.readers.lost_nodes import LostNodes
 from slurm_elastic.slurm.readers.record_source import RecordSource, SlurmConf
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
+from slurm_elastic.slurm.slurm_settings import read_settings
 from slurm_elastic.slurm.switches import read_switches
 
 #: After the prefix of our reservations: name of the one that marks the active controller.
@@ -73,6 +82,8 @@ class ClusterReader:
         self._links = LinkDomains()
         self._switches_read = 0.0
         self._lost_nodes = LostNodes()
+        self._knows_defaults = False
+        self._has_cpus_per_gpu: bool | None = None
         self._parser = JobParser(
             mark=source.mark,
             keeps_licenses=choice is None or choice.release.keeps_licenses,
@@ -87,7 +98,10 @@ class ClusterReader:
 
     def jobs(self) -> dict[int, Job]:
         """Return all jobs of slurmctld, by raw id."""
-        return self._parser.jobs(self.source.jobs())
+        records = self.source.jobs()
+        if not self._knows_defaults:
+            self._learn_defaults(map(pyslurm_records.partition, self.source.partitions()))
+        return self._parser.jobs(records)
 
     def some_jobs(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Return at least the jobs of these raw ids, as far as slurmctld knows them."""
@@ -122,15 +136,27 @@ class ClusterReader:
             )
             for n in records
         )
-        partitions = tuple(self.source.partitions())
+        records_of_partitions = tuple(self.source.partitions())
+        partitions = tuple(map(pyslurm_records.partition, records_of_partitions))
+        self._learn_defaults(partitions)
         return Snapshot(
             time=time.time(),
             nodes=nodes,
             jobs=tuple(jobs.values()),
             switches=switches,
-            partitions=tuple(pyslurm_records.partition(p) for p in partitions),
-            limits=self._caps(jobs, {str(p.name): str(p.qos or "") for p in partitions}),
+            partitions=partitions,
+            limits=self._caps(jobs, {str(p.name): str(p.qos or "") for p in records_of_partitions}),
             reservations=reservations,
+        )
+
+    def _learn_defaults(self, partitions: Iterable[Partition]) -> None:
+        """Note in which partitions, or whether in all, there is a default of the CPUs of a GPU."""
+        settings = read_settings()[0] if self._has_cpus_per_gpu is None else {}
+        if settings:
+            self._has_cpus_per_gpu = "DefCpuPerGPU" in settings.get("JobDefaults", "")
+        self._knows_defaults = True
+        self._parser.partitions_with_cpus = frozenset(
+            p.name for p in partitions if p.has_cpus_per_gpu or self._has_cpus_per_gpu
         )
 
     def _caps(self, jobs: Mapping[int, Job], partition_qos: Mapping[str, str]) -> tuple[Limit, ...]:

@@ -59,6 +59,8 @@ class JobParser:
         self._log = structlog.get_logger("snapshot")
         self._submissions: dict[tuple[int, float, str], _Parsed] = {}
         self._user_names: dict[int, str] = {}
+        #: Partitions with a default of the CPUs of each GPU.
+        self.partitions_with_cpus: frozenset[str] = frozenset()
         #: Per job: the mark of its record, and the job as last parsed.
         self._parsed: dict[int, tuple[object, Job]] = {}
         #: Jobs whose unreadable record has been logged.
@@ -141,6 +143,7 @@ class JobParser:
         cpus = int(raw.cpus or 0)
         memory = sum(int(n.get("memory") or 0) for n in layout.values())
         memory = memory or pyslurm_records.memory(raw, requested)
+        all_memory = pyslurm_records.takes_all_memory(raw)
         begin = float(raw.eligible_time or 0)
         return Job(
             job_id=int(raw.id),
@@ -176,7 +179,9 @@ class JobParser:
             min_nodes=pyslurm_records.min_nodes(raw, tres),
             cpus=cpus,
             cpus_per_gpu=cpus / gpus if gpus else 1.0,
-            memory_per_gpu_mb=memory / gpus if gpus else 0.0,
+            cpus_follow_gpus=self._cpus_follow_gpus(raw, submission),
+            memory_per_gpu_mb=memory / gpus if gpus and not all_memory else 0.0,
+            takes_all_memory=all_memory,
             required_nodes=pyslurm_records.named_nodes(raw, "required_nodes"),
             excluded_nodes=pyslurm_records.named_nodes(raw, "excluded_nodes"),
             features="&".join(raw.constraints or ()),
@@ -187,6 +192,13 @@ class JobParser:
             requeueable=bool(raw.is_requeueable),
             exit_code=pyslurm_records.exit_code(raw),
         )
+
+    def _cpus_follow_gpus(self, raw: Any, submission: Submission | None) -> bool:
+        """Return whether a default of its partition decides about the CPUs of an elastic job."""
+        if submission is None or "cpus_per_task" in submission.shape:
+            return False
+        names = pyslurm_records.text(raw, "partition").split(",")
+        return not self.partitions_with_cpus.isdisjoint(names)
 
     def _ended(self, raw: Any) -> Job:
         """Return an ended job, with the fields that history needs."""

@@ -263,24 +263,13 @@ def node_of(raw: Mapping[str, Any]) -> Any:
         effective_cpus=number_of(raw.get("effective_cpus")),
         total_cpus=number_of(raw.get("cpus")),
         real_memory=number_of(raw.get("real_memory")),
+        memory_reserved_for_system=number_of(raw.get("specialized_memory")),
         allocated_cpus=number_of(raw.get("alloc_cpus")),
         allocated_memory=number_of(raw.get("alloc_memory")),
         partitions=_words(raw.get("partitions")),
+        owner=text_of(raw.get("owner")),
         active_features=_words(raw.get("active_features")),
         available_features=_words(raw.get("features")),
-    )
-
-
-def partition_of(raw: Mapping[str, Any]) -> Any:
-    """Return the record of a partition of `scontrol show partitions --json`."""
-    most = raw.get("maximums")
-    return SimpleNamespace(
-        name=text_of(raw.get("name")),
-        nodes=text_of(_field(raw.get("nodes"), "configured")),
-        state="".join(_words(_field(raw.get("partition"), "state"))[:1]),
-        max_time=number_of(_field(most, "time")),
-        max_nodes=number_of(_field(most, "nodes")),
-        qos=text_of(_field(raw.get("qos"), "assigned")),
     )
 
 

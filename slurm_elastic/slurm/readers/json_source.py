@@ -15,6 +15,7 @@ import structlog
 
 from slurm_elastic.slurm.readers import json_records
 from slurm_elastic.slurm.readers.json_records import JobJson
+from slurm_elastic.slurm.readers.partition_records import partitions_of
 from slurm_elastic.slurm.readers.record_source import SlurmConf
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
@@ -86,7 +87,8 @@ class JsonSource:
 
     def partitions(self) -> Iterable[Any]:
         """Return the records of all partitions."""
-        return [json_records.partition_of(p) for p in self._show("partitions")]
+        command = ("scontrol", "--all", "--oneliner", "show", "partitions")
+        return list(partitions_of(output(*command, timeout_s=self._timeout_s)))
 
     def reservations(self) -> Iterable[Any]:
         """Return the records of all reservations."""

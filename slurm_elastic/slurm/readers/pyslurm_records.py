@@ -131,7 +131,8 @@ def node(
         gpu_type=name.partition(":")[2],
         gpus=count,
         cpus=int(raw.effective_cpus or raw.total_cpus or 0),
-        memory_mb=int(raw.real_memory or 0),
+        memory_mb=int(raw.real_memory or 0)
+        - int(getattr(raw, "memory_reserved_for_system", None) or 0),
         used_gpus=held + in_parts,
         shared_gpus=shared or (),
         used_cpus=int(raw.allocated_cpus or 0),
@@ -142,6 +143,7 @@ def node(
         planned="PLANNED" in state,
         asleep=not barred and power_states.can_wake(state),
         state=state,
+        owner=str(getattr(raw, "owner", None) or ""),
         domains=domains if sum(map(len, domains)) == count else (),
     )
 
@@ -187,7 +189,13 @@ def partition(raw: Any) -> Partition:
         nodes=expand(raw.nodes or ""),
         up=str(raw.state) == "UP",
         max_time_s=limit_s(raw.max_time),
+        min_nodes=max(1, number(getattr(raw, "min_nodes", None)) or 0),
         max_nodes=number(raw.max_nodes),
+        max_cpus_per_node=number(getattr(raw, "max_cpus_per_node", None)) or None,
+        max_memory_per_node_mb=number(getattr(raw, "max_memory_per_node", None)) or None,
+        has_cpus_per_gpu=bool(number(getattr(raw, "default_cpus_per_gpu", None))),
+        exclusive_user=bool(getattr(raw, "is_user_exclusive", False)),
+        tier=number(getattr(raw, "priority_tier", None)) or 0,
     )
 
 
@@ -290,6 +298,11 @@ def memory(raw: Any, gpus: int) -> int:
         return int(raw.memory_per_cpu) * int(raw.cpus or 1)
     per_gpu = raw.memory_per_gpu
     return int(per_gpu) * gpus if per_gpu else 0
+
+
+def takes_all_memory(raw: Any) -> bool:
+    """Return whether a job asks for no memory, and so gets all of its nodes."""
+    return not (raw.memory_per_node or raw.memory_per_cpu or raw.memory_per_gpu)
 
 
 def display_id(raw: Any) -> str:

@@ -316,3 +316,12 @@ def test_sleep_needs_power_saving():
     observing = replace(sleeping, controller=replace(sleeping.controller, mode="observe"))
     finding, _ = check(replace(facts, site=set_up, config=observing))
     assert finding.subject == '[controller] mode = "observe"'
+
+
+def test_partitions_that_give_jobs_all_memory_or_whole_nodes_are_named():
+    site = replace(GOOD.site, no_memory_default=("a", "b", "c", "d"), whole_nodes=("x",))
+    memory, nodes = check(replace(GOOD, site=site))
+    assert str(memory).startswith("DefMemPerGPU of partition a, b, c and 1 more is not set")
+    assert memory.severity == "warning"
+    assert str(nodes).startswith("OverSubscribe=EXCLUSIVE of partition x gives each job all GPUs")
+    assert nodes.severity == "info"

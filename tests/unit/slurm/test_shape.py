@@ -1,5 +1,7 @@
 """Fields of `scontrol update` for a job's new shape."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState
@@ -48,6 +50,14 @@ def test_cpus_and_memory_go_with_the_gpus_of_a_node(submitted, cpus, memory):
     fields = shape.sized(job(**submitted), Allocation.of("a100", {"n1": 4}), time_limit_s=None)
     assert (fields.get("MinCPUsNode"), fields.get("MinMemoryNode")) == (cpus, memory)
     assert fields.get("CPUsPerTask") == cpus
+
+
+def test_a_default_of_the_site_for_the_cpus_of_each_gpu_stays():
+    """A number of ours would replace DefCpuPerGPU."""
+    waits = dataclasses.replace(job(ntasks_per_node=2), cpus_follow_gpus=True)
+    fields = shape.sized(waits, Allocation.of("a100", {"n1": 4}), time_limit_s=None)
+    assert not {"CPUsPerTask", "MinCPUsNode"} & fields.keys()
+    assert (fields["NumTasks"], fields["TasksPerNode"]) == ("1", "1")
 
 
 def test_time_left_is_never_rounded_up():

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
+from slurm_elastic.controller.state.shape_trials import IMPOSSIBLE
 from slurm_elastic.controller.state.transition import Transition, TransitionState
-from slurm_elastic.controller.state.transition_outcome import IMPOSSIBLE
 from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
@@ -37,6 +37,9 @@ WAIT_S = 120
 _MOST_CLEARS = 20
 #: Slurm itself holds a job that it could not launch.
 LAUNCH_FAILED = "launch_failed_requeued_held"
+#: Slurm's reasons, by their beginning, of a job that does not start by waiting some seconds more:
+#: limits of a QOS, an association or a partition.
+_REFUSALS = (IMPOSSIBLE, "Assoc", "Max", "QOS", "Partition")
 #: States after DRAIN, in which the attempt that was requeued is over.
 _DRAINED = (
     *(TransitionState.RESHAPE, TransitionState.COOL),
@@ -82,6 +85,8 @@ class TransitionSteps(StateSteps):
             if late and (t.id in site.hopeless or not site.donors(t)):
                 return self._left(t, Reason("gpus-taken"))
             return None
+        if t.old is not None and not t.failed and (obstacle := site.obstacle(job, t.target)):
+            return self._left(t, obstacle)  # drained while it runs there: it would only wait
         if t.old is None and job.time_limit_s is not None:
             self._count(t, job, ran_s=0.0)
         if t.old is None:
@@ -230,7 +235,7 @@ class TransitionSteps(StateSteps):
             return None
         if t.target is not None and not site.free(t, t.target):
             return self._fall_back(t, job, site, Reason("gpus-taken"))
-        if waited > GIVE_UP_S or job.reason == IMPOSSIBLE:
+        if waited > GIVE_UP_S or job.reason.startswith(_REFUSALS):
             return self._fall_back(t, job, site, Reason("not-started", slurm_reason=job.reason))
         if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
             t.tries += 1

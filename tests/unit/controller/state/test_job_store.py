@@ -6,6 +6,7 @@ import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.shape_trials import REFUSAL_S
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
 from slurm_elastic.core.reason import Reason
@@ -122,6 +123,34 @@ def test_a_size_that_slurm_refuses_for_good_is_not_tried_a_third_time(store):
         undone.entered["REQUEUE"] = 1.0
         store.changed(undone, waits, float(number))
         assert {shape.shape for shape in store.entry(waits).trials.barred} == barred
+
+
+REFUSED = Reason("slurm-refused", error="scontrol update jobid=7: Requested partition …")
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_barred"),
+    [
+        (REFUSED, True),
+        (Reason("not-started", slurm_reason="QOSGrpGRESMinutes"), True),
+        (Reason("not-started", slurm_reason="Resources"), True),
+        (Reason("runs-elsewhere", gpus=4, gpu_type="a100", nodes=("n1",)), True),
+        (Reason("runs-elsewhere", gpus=2, gpu_type="a100", nodes=("n3",)), False),
+        (Reason("not-started", slurm_reason="ReqNodeNotAvail, Reserved for maintenance"), False),
+        (Reason("gpus-taken"), False),
+    ],
+)
+def test_a_change_that_slurm_refuses_is_not_repeated_without_end(store, problem, is_barred):
+    waits = job({"n2": 1}, run=1)
+    for number in (1, 2):
+        undone = transition({"n1": 2}, {"n2": 1}, TransitionState.UNDONE, problem=problem)
+        undone.id, undone.target = number, undone.old
+        undone.entered["REQUEUE"] = 1.0
+        store.changed(undone, waits, 1000.0)
+    assert (("a100", 2) in store.entry(waits).trials.excluded) is is_barred
+    assert store.in_force(waits).directive.allows(2, "a100") is not is_barred
+    store.observe(snapshot(waits, at=1000.0 + REFUSAL_S))
+    assert store.in_force(waits).directive.allows(2, "a100")
 
 
 def test_what_a_death_left_uncounted_is_counted_once(ledger):

@@ -65,6 +65,33 @@ def test_sizes_that_need_as_many_nodes_as_a_refused_one_are_barred_with_it():
     assert trials.excluded == {("a100", 5), ("a100", 7), ("a100", 8)}
 
 
+LIMIT = Reason("not-started", slurm_reason="QOSMaxGRESPerNode")
+
+
+def test_a_shape_beyond_an_unknown_limit_is_barred_for_some_hours():
+    trials = trained()
+    for now in (200.0, 300.0):
+        assert not trials.excluded
+        trials.refuse(Allocation.of("a100", {"n2": 8}), LIMIT, now=now, old=ONE)
+    # The upper half of the sizes between 1 and 8: otherwise each would cost two requeues.
+    assert trials.excluded == {("a100", n) for n in (5, 6, 7, 8)}
+    trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
+    assert not trials.lapse(300.0 + shape_trials.REFUSAL_S - 1)
+    assert trials.lapse(300.0 + shape_trials.REFUSAL_S)
+    assert not trials.excluded
+    trials.refuse(Allocation.of("a100", {"n2": 8}), LIMIT, now=30000.0, old=ONE)
+    assert ("a100", 8) in trials.excluded
+
+
+def test_a_shape_that_worked_before_an_unknown_limit_has_still_worked():
+    trials = trained()
+    trials.worked.append(("a100", 4))
+    for _ in range(2):
+        trials.refuse(FOUR, LIMIT, now=200.0, old=ONE)
+    assert trials.excluded == {("a100", 3), ("a100", 4)}
+    assert ("a100", 4) in trials.worked
+
+
 def test_the_first_attempt_is_no_trial():
     trials = ShapeTrials()
     trials.follow(0, ONE, now=0.0)

@@ -23,6 +23,7 @@ def job(**changed):
     fields = {
         "job_id": 7, "job_state": ["RUNNING"], "name": "net", "user_id": 1000, "user_name": "alice",
         "partition": "gpu", "account": "a", "qos": "normal", "state_reason": "None",
+        "memory_per_node": number(200),
         "state_description": "", "priority": number(100), "nice": 0, "batch_flag": True,
         "requeue": True, "restart_cnt": 1, "submit_time": number(100), "start_time": number(200),
         "end_time": number(4_000_000_000), "eligible_time": number(100), "time_limit": number(60),
@@ -45,10 +46,11 @@ NODE = {
     "tres_used": "cpu=2,mem=200M,gres/gpu=2,gres/gpu:a100=2", "partitions": ["gpu"],
     "features": ["x"], "active_features": ["x"],
 }  # fmt: skip
-PARTITION = {
-    "name": "gpu", "nodes": {"configured": "g[01-02]"}, "partition": {"state": ["UP"]},
-    "maximums": {"time": number(0, infinite=True), "nodes": number(2)}, "qos": {"assigned": ""},
-}  # fmt: skip
+PARTITION = (
+    "PartitionName=gpu QoS=N/A DefaultTime=NONE ExclusiveUser=YES MaxNodes=2 MaxTime=UNLIMITED "
+    "MinNodes=0 MaxCPUsPerNode=8 Nodes=g[01-02] PriorityTier=1 State=UP "
+    "JobDefaults=DefCpuPerGPU=3,DefMemPerGPU=2500 MaxMemPerNode=4000\n"
+)
 RESERVATION = (
     "ReservationName=foreign StartTime=100 EndTime=4000000000 Duration=1-00:00:00 Nodes=g02 "
     "NodeCnt=1 CoreCnt=8 Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=8 "
@@ -64,7 +66,7 @@ class Site:
         self.folder = folder
         self.jobs([job()])
         self.write("nodes", json.dumps({"nodes": [NODE]}))
-        self.write("partitions", json.dumps({"partitions": [PARTITION]}))
+        self.write("partitions", PARTITION)
         self.write("reservation", RESERVATION)
         script = f"""\
             #!/bin/sh
@@ -111,6 +113,8 @@ def test_a_snapshot(reader):
     assert (node.gpu_type, node.gpus, node.used_gpus, node.planned) == ("a100", 4, 2, True)
     (partition,) = snapshot.partitions
     assert (partition.nodes, partition.max_time_s, partition.max_nodes) == (("g01", "g02"), None, 2)
+    assert (partition.max_cpus_per_node, partition.max_memory_per_node_mb) == (8, 4000)
+    assert (partition.min_nodes, partition.exclusive_user, partition.tier) == (1, True, 1)
     (reservation,) = snapshot.reservations
     assert (reservation.nodes, reservation.users) == (("g02",), ("bob", "carol"))
     assert (reservation.comment, reservation.ours) == ("for a b=c", False)
@@ -240,3 +244,23 @@ def test_generic_resources(text, resources):
 def test_values_that_mean_none():
     record = JobJson(json.dumps(job(memory_per_cpu=number(2**62), time_limit=None)).encode())
     assert (record.memory_per_cpu, record.time_limit) == (None, None)
+
+
+def test_cpus_by_a_default_of_the_site_and_jobs_without_a_request_of_memory(reader, site):
+    rows = [
+        job(memory_per_node=number(0), comment="elastic:1-4"),
+        job(job_id=8, memory_per_node=number(0), memory_per_tres="gpu:2500"),
+        job(job_id=9, comment="elastic:1-4", partition="other"),
+    ]
+    site.jobs(rows)
+    jobs = reader.jobs()
+    # The partition has DefCpuPerGPU.
+    assert [jobs[i].cpus_follow_gpus for i in (7, 8, 9)] == [True, False, False]
+    assert [jobs[i].takes_all_memory for i in (7, 8, 9)] == [True, False, False]
+    assert [jobs[i].memory_per_gpu_mb for i in (7, 8)] == [0.0, 100.0]
+
+
+def test_memory_that_is_kept_for_the_system_is_not_for_jobs(reader, site):
+    site.write("nodes", json.dumps({"nodes": [NODE | {"specialized_memory": 3000}]}))
+    (node,) = reader.snapshot().nodes
+    assert node.memory_mb == 5000

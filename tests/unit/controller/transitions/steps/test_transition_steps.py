@@ -159,6 +159,13 @@ def test_a_drained_target_is_not_waited_for():
     assert stage.t.target == stage.t.old
 
 
+def test_a_running_job_is_not_requeued_for_a_node_that_was_drained_meanwhile():
+    stage = Stage(transition({"n1": 2}, {"n1": 4}, TransitionState.RESERVE), down=["n1"])
+    assert stage.advance(job({"n1": 4})) is TransitionState.UNDONE
+    assert stage.t.problem == Reason("node-down")
+    assert not stage.scontrol.calls
+
+
 @pytest.mark.parametrize(
     ("run", "lost", "start"),
     [(1, ["n1"], "now+120"), (1, ["n2"], "now"), (2, ["n2"], "now+120"), (2, [], "now")],
@@ -303,6 +310,18 @@ def test_gpus_that_are_taken_after_all_are_not_waited_for():
     stage.t.entered["VERIFY"] = time.time() - 7
     assert stage.advance(job(**PENDING)) is TransitionState.RESHAPE
     assert stage.t.target == stage.t.old
+
+
+@pytest.mark.parametrize(
+    "reason", ["QOSMaxGRESPerNode", "AssocGrpGRESMinutes", "MaxGRESRunMinsPerUser"]
+)
+def test_a_job_that_a_limit_keeps_from_starting_goes_back_after_seconds(reason):
+    stage = moving(TransitionState.VERIFY)
+    for waited_s, state in ((1, TransitionState.VERIFY), (7, TransitionState.RESHAPE)):
+        stage.t.entered["VERIFY"] = time.time() - waited_s
+        assert stage.advance(job(**PENDING, reason=reason)) is state
+    assert stage.t.target == stage.t.old
+    assert stage.t.problem == Reason("not-started", slurm_reason=reason)
 
 
 def test_a_start_that_a_killed_slurmctld_may_have_forgotten_is_not_repeated_at_once():

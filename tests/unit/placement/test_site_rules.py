@@ -1,0 +1,133 @@
+"""Limits of partitions and QOS on single nodes, and sites whose jobs take all memory."""
+
+import dataclasses
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Allocation, Limit, Partition, Reservation
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.placement.best_fit import fit, takes
+from slurm_elastic.placement.eligibility import Eligibility, elastic_jobs
+from slurm_elastic.placement.free_resources import FreeResources
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.round import decide_round
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
+
+
+def cluster(count=4, **limits):
+    nodes = [node(f"g{i}") for i in range(1, count + 1)]
+    return Cluster(nodes, partitions=(Partition(name="gpu", **limits),))
+
+
+def demand_of(where, job_id):
+    frame = NodeArrays(where.snapshot())
+    round_job = elastic_jobs(frame, where.records, Config())[job_id]
+    resources = FreeResources(frame)
+    resources.give(round_job.need, round_job.current)
+    return round_job.demand(frame), resources
+
+
+def place(where, job_id, gpus):
+    demand, resources = demand_of(where, job_id)
+    found = fit(demand, "a100", gpus, resources)
+    return dict(found.shares) if found else None
+
+
+def test_a_partition_may_cap_the_cpus_of_a_node():
+    c = cluster(max_cpus_per_node=4)
+    c.add(1, elastic="1-8")  # two CPUs for each GPU
+    assert place(c, 1, 2) == {"g1": 2}
+    assert place(c, 1, 4) == {"g1": 2, "g2": 2}
+    c.add(2, on={"g1": 1})  # of the same partition: its CPUs count
+    assert place(c, 1, 2) == {"g2": 2}
+    c.add(3, on={"g2": 1}, partition="other")
+    assert place(c, 1, 4) == {"g2": 2, "g3": 2}
+    demand, resources = demand_of(c, 1)
+    assert not takes(demand, Allocation.of("a100", {"g3": 3}), resources)
+
+
+def test_a_partition_may_cap_the_memory_of_a_job_on_a_node():
+    c = cluster(max_memory_per_node_mb=20_000)
+    c.add(1, elastic="1-8")  # 8 GB for each GPU
+    assert place(c, 1, 4) == {"g1": 2, "g2": 2}
+
+
+def test_a_job_keeps_what_it_holds_beyond_a_limit_that_is_new():
+    c = cluster(max_cpus_per_node=4)
+    c.add(1, elastic="1-8", on={"g1": 4})
+    assert place(c, 1, 4) == {"g1": 4}
+
+
+def test_a_partition_may_ask_for_several_nodes():
+    c = cluster(min_nodes=2)
+    c.add(1, elastic="2-8", on={"g1": 1, "g2": 1})
+    assert place(c, 1, 4) == {"g1": 2, "g2": 2}
+    demand, resources = demand_of(c, 1)
+    assert not takes(demand, Allocation.of("a100", {"g1": 2}), resources)
+
+
+def test_a_qos_may_cap_the_gpus_of_a_node():
+    c = cluster()
+    c.limits = (Limit(name="q", resource=GPUS_OF_A_NODE, cap=2, jobs=frozenset({1})),)
+    c.add(1, elastic="1-8", on={"g1": 1})
+    c.add(2, elastic="1-8")
+    assert place(c, 1, 4) == {"g1": 2, "g2": 2}
+    assert place(c, 2, 4) == {"g2": 4}
+
+
+def test_nodes_of_one_user_only_are_entered_when_they_are_idle():
+    c = cluster(exclusive_user=True)
+    c.add(1, elastic="1-8", on={"g1": 1})
+    c.add(2, on={"g2": 1})
+    assert place(c, 1, 8) == {"g3": 4, "g4": 4}
+    assert place(c, 1, 1) == {"g1": 1}
+
+
+def test_a_node_that_another_user_keeps_is_not_entered():
+    c = Cluster([node("g1"), node("g2", owner="bob"), node("g3", owner="alice"), node("g4")])
+    c.add(2, elastic="1-16")  # alice's
+    assert place(c, 2, 12) == {"g1": 4, "g3": 4, "g4": 4}
+
+
+def test_a_job_that_takes_all_memory_grows_where_it_is_and_goes_where_no_memory_is_used():
+    c = cluster(3)
+    c.add(1, elastic="1-8", on={"g1": 1}, takes_all_memory=True, memory_per_gpu_mb=0.0)
+    c.add(2, on={"g2": 1})
+    assert place(c, 1, 4) == {"g1": 4}
+    assert place(c, 1, 8) == {"g1": 4, "g3": 4}
+
+
+def test_a_job_in_a_partition_that_is_down_is_left_alone():
+    """A job that is requeued there waits until the partition is up again."""
+    c = cluster(up=False)
+    c.add(1, elastic="1-8", on={"g1": 4})
+    (round_job,) = elastic_jobs(NodeArrays(c.snapshot()), c.records, Config()).values()
+    assert round_job.eligibility is Eligibility.FIXED
+    assert round_job.reason == Reason("partition-down", partition="gpu")
+
+
+def test_a_changed_job_leaves_a_node_that_was_reserved_while_it_ran():
+    c = cluster(2)
+    c.add(1, elastic="1-4", on={"g1": 4}, time_limit_s=86400)
+    assert place(c, 1, 2) == {"g1": 2}
+    snapshot = c.snapshot()
+    repair = Reservation(name="repair", nodes=("g1",), start_time=NOW + 3600, end_time=NOW + 7200)
+    c.snapshot = lambda: dataclasses.replace(snapshot, reservations=(repair,))
+    assert place(c, 1, 2) == {"g2": 2}
+    demand, resources = demand_of(c, 1)
+    assert takes(demand, Allocation.of("a100", {"g1": 4}), resources)  # unchanged it stays
+    assert not takes(demand, Allocation.of("a100", {"g1": 2}), resources)
+
+
+def test_jobs_of_a_higher_tier_come_first_whatever_their_priority():
+    partitions = tuple(Partition(name=n, tier=t) for n, t in (("gpu", 1), ("low", 1), ("high", 5)))
+    both = frozenset({"gpu", "low", "high"})
+    c = Cluster([node("g1", partitions=both)], partitions=partitions)
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(2, gpus=3, partition="low", priority=900)
+    c.add(3, gpus=3, partition="low,high", priority=10)
+    config = Config()
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=config, policy=FairShare(config), state={}
+    )
+    assert [claim.job_id for claim in plan.claims] == [3]
