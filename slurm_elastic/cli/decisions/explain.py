@@ -69,6 +69,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     job, decision = answer["job"], answer["decision"]
     lines = [_state(answer)]
     waiting = job["waiting"]
+    is_unproven = job["elastic"] and waiting is None and not answer["proven"]
 
     def add(label: str, text: str) -> None:
         if text:
@@ -80,9 +81,12 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Why not fewer", reason_text(decision["why_not_fewer"]))
         add("Why here", reason_text(decision["why_here"]))
         explained_ = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
+        held_back = decision["waiting_for"]
+        repeats_reason = decision["reason"] == held_back
         if decision["action"] == "keep" and (answer["model"] or not explained_):
-            add("Why", reason_text(decision["reason"]))
-        add("Held back", reason_text(decision["waiting_for"]))
+            add("Why", "" if repeats_reason else reason_text(decision["reason"]))
+        if not is_unproven or held_back != answer.get("unproven"):  # it stands in "Not yet"
+            add("Held back", reason_text(held_back))
     add("Start", _start(waiting, answer["time"]) if waiting else "")
     add("Learned", _goodput(answer["model"]))
     add("Next sizes", _next_sizes(answer["model"]))
@@ -90,7 +94,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Layout", _layout(answer))
     add("Exchange", _exchange(answer))
     add("Plans", _plans(answer))
-    if job["elastic"] and job["waiting"] is None and not answer["proven"]:
+    if is_unproven:
         add("Not yet", _not_yet(answer))
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
         add("Silent", "it has not reported in this run")

@@ -13,7 +13,7 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.plan_gains import PlanSpeed
-from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.plan import Action, JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
@@ -152,6 +152,22 @@ def test_explain_says_what_the_rehearsal_showed_and_the_remedy():
     lines = text(explain.explained(answer))
     assert "  Rehearsal:" in lines
     assert ", refuted: " in lines
+
+
+def test_explain_shows_the_reason_why_a_script_is_not_proven_once():
+    why = Reason("rehearsal-refused", problem="no-room", gigabytes=2.0, directory="/data")
+    records = {4711: JobRecord(job_id=4711, unproven=why)}
+    plan = example.PLANNED.plan
+    kept = [
+        replace(d, action=Action.KEEP, target=d.current, reason=why, waiting_for=why)
+        if d.job_id == 4711
+        else d
+        for d in plan.decisions
+    ]
+    view = replace(example.PLANNED, records=records, plan=replace(plan, decisions=tuple(kept)))
+    shown = " ".join(explained(4711, view).split())
+    assert shown.count("free 2 GB in /data") == 1
+    assert "Not yet: it is resized once it has written a checkpoint and read it back; no" in shown
 
 
 def test_explain_without_a_first_step():
