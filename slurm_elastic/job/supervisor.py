@@ -136,7 +136,7 @@ class Supervisor:
         code = self._wait_for_step()
         while not self._ending and (
             self._is_changed(code)
-            or (not self._refused and in_place.should_restart(code))
+            or (not self._refused and in_place.should_restart(code) and self._may_start_again())
             or self._goes_on(code)
         ):
             self._refused = False
@@ -188,7 +188,9 @@ class Supervisor:
             world=self._launch.ranks,
             hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
-            command=program_command(self._launch.options.program, pattern, os.environ),
+            command=program_command(
+                self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
+            ),
             are_alone=self._train_alone,
             end_ranks=self._end_lone_ranks,
         )
@@ -237,7 +239,17 @@ class Supervisor:
         if code == 0 and self._trial.on and script:
             script.count_last()
         unmodified = script is not None
-        return self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
+        goes_on = self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
+        return goes_on and self._may_start_again()
+
+    def _may_start_again(self) -> bool:
+        """Return whether the program gets its standard input once more; log if it does not."""
+        if not self._launch.stdin.is_repeatable:
+            log_line(
+                "the program is not started again: its standard input is a pipe, which can be read"
+                " once only; give it a file or a here-document"
+            )
+        return self._launch.stdin.is_repeatable
 
     def _supervise(self, child: SrunProcess) -> JointStep:
         self._ranks.mark = child.mark
@@ -357,8 +369,11 @@ class Supervisor:
     def _companion_set(self, server: RankSocketServer) -> ProgramCompanions | None:
         """Return the started set of companions; None if the job cannot have any."""
         launcher = recognise(self._launch.options.program)
-        if not self._launch.gpus:
-            self._state.set_own({"in_place": False, "not_in_place": "no-gpus"})
+        obstacle = "" if self._launch.gpus else "no-gpus"
+        if not self._launch.stdin.is_repeatable:
+            obstacle = "standard-input"
+        if obstacle:
+            self._state.set_own({"in_place": False, "not_in_place": obstacle})
             return None
         companions = ProgramCompanions(
             self._launch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         EndingRow,
         ExplainAnswer,
         ModelRow,
+        ReasonRow,
         TypeRow,
     )
 
@@ -76,17 +78,8 @@ def explained(answer: ExplainAnswer) -> list[str]:
             ending = "" if text.endswith((".", "?", "!")) else "."
             lines.append(f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}{ending}")
 
-    if decision:
-        add("Why not more", reason_text(decision["why_not_more"]))
-        add("Why not fewer", reason_text(decision["why_not_fewer"]))
-        add("Why here", reason_text(decision["why_here"]))
-        explained_ = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
-        held_back = decision["waiting_for"]
-        repeats_reason = decision["reason"] == held_back
-        if decision["action"] == "keep" and (answer["model"] or not explained_):
-            add("Why", "" if repeats_reason else reason_text(decision["reason"]))
-        if not is_unproven or held_back != answer.get("unproven"):  # it stands in "Not yet"
-            add("Held back", reason_text(held_back))
+    for label, text in _decided(decision, answer, answer["unproven"] if is_unproven else None):
+        add(label, text)
     add("Start", _start(waiting, answer["time"]) if waiting else "")
     add("Learned", _goodput(answer["model"]))
     add("Next sizes", _next_sizes(answer["model"]))
@@ -121,6 +114,28 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if answer["last"]:
         add(*_last_change(answer["last"], answer["time"]))
     return lines
+
+
+def _decided(
+    decision: DecisionRow | None, answer: ExplainAnswer, unproven: ReasonRow | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a decision: label and reason.
+
+    Args:
+        decision: of the last round.
+        answer: of which it is a part.
+        unproven: reason that another line states.
+    """
+    if decision is None:
+        return
+    more, fewer, here = decision["why_not_more"], decision["why_not_fewer"], decision["why_here"]
+    yield "Why not more", reason_text(more)
+    yield "Why not fewer", reason_text(fewer)
+    yield "Why here", reason_text(here)
+    held_back, is_explained = decision["waiting_for"], bool(more or fewer or here)
+    if decision["action"] == "keep" and (answer["model"] or not is_explained):
+        yield "Why", "" if decision["reason"] == held_back else reason_text(decision["reason"])
+    yield "Held back", "" if held_back == unproven else reason_text(held_back)
 
 
 def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
@@ -185,7 +200,10 @@ def _not_yet(answer: ExplainAnswer) -> str:
 def _not_in_place(answer: ExplainAnswer) -> str:
     """Return why a job is changed by requeues, where that is not just its kind of program."""
     reason = answer.get("not_in_place")
-    return "" if reason is None or reason["code"] == "in-place-unknown" else reason_text(reason)
+    if reason is None or reason["code"] == "in-place-unknown":
+        return ""
+    is_restarted = reason["parameters"].get("why") in ("restarted", "launcher")
+    return "" if is_restarted else reason_text(reason)  # no requeue: all ranks are started again
 
 
 def _on_trial(answer: ExplainAnswer) -> str:
@@ -360,6 +378,9 @@ def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
     at = f"at {formatting.clock(change['time'], now)}"
     if change["action"] == "hold":
         return "Last change", f"held {at}"
+    if not change["from"] and not change["to"]:  # nothing of a waiting job was changed
+        reason = reason_text(change["reason"]) or change["state"].lower()
+        return "Last change", f"{change['action']} {at}, {change['outcome']}: {reason}"
     name = "Rehearsal" if change["action"] == "rehearsal" else "Last resize"
     return name, _resize(change, at)
 

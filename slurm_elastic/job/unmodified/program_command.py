@@ -5,9 +5,9 @@ script that names the newest checkpoint in them (`--resume out/step_200`) would 
 an old one. So a program may only be started again if the batch script has chosen the same command
 after newer checkpoints had been completed.
 
-The command is all arguments, and those variables that differ between two runs and name a
-checkpoint. A variable that is always the same names none, even if its value is also the name of one
-(`0` of Orbax's `ckpt/0`).
+The command is all arguments, standard input, and those variables that differ between two runs and
+name a checkpoint. A variable that is always the same names none, even if its value is also the name
+of one (`0` of Orbax's `ckpt/0`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ _SEPARATORS = re.compile(r"[\s/=,:;'\"]+")
 _NAMED, _DIGITS = "*", 16
 
 
-def program_command(program: Sequence[str], pattern: str, environ: Mapping[str, str]) -> str:
+def program_command(
+    program: Sequence[str], pattern: str, environ: Mapping[str, str], stdin: bytes = b""
+) -> str:
     """Return a program's arguments and variables, as digests in one line of JSON.
 
     Args:
         program: with its arguments.
         pattern: glob pattern of the checkpoints.
         environ: of the program.
+        stdin: what it reads, such as a here-document.
     """
+    words = [*program, _digest(stdin.decode(errors="surrogateescape"))] if stdin else [*program]
     paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - may be absolute
     checkpoints = {Path(path).name for path in paths}
     variables = {}
@@ -45,7 +49,7 @@ def program_command(program: Sequence[str], pattern: str, environ: Mapping[str, 
         if not name.startswith(_OTHERS):
             is_named = not checkpoints.isdisjoint(_SEPARATORS.split(value))
             variables[_digest(name)] = _NAMED * is_named + _digest(value)
-    return json.dumps({"program": _digest(json.dumps(list(program))), "variables": variables})
+    return json.dumps({"program": _digest(json.dumps(words)), "variables": variables})
 
 
 def repeats_command(command: str, earlier: str) -> bool:

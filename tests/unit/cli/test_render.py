@@ -170,6 +170,33 @@ def test_explain_shows_the_reason_why_a_script_is_not_proven_once():
     assert "Not yet: it is resized once it has written a checkpoint and read it back; no" in shown
 
 
+def test_explain_does_not_deny_restarts_without_a_requeue():
+    """A script is started again in the same run of its job: no more is to be said."""
+    for why, is_shown in (("restarted", False), ("launcher", False), ("standard-input", True)):
+        record = JobRecord(
+            job_id=4711, proven=True, not_in_place=Reason("in-place-unsupported", why=why)
+        )
+        view = replace(example.PLANNED, records={4711: record})
+        assert ("cannot be changed in place" in explained(4711, view)) == is_shown
+
+
+def test_explain_a_change_of_a_job_that_holds_nothing():
+    answer = ask("explain", job_ids=(4711,))
+    held = {"code": "held-in-slurm", "parameters": {}}
+    answer["last"] = {
+        **answer["last"],
+        "action": "preempt",
+        "outcome": "undone",
+        "from": "",
+        "to": "",
+        "reason": held,
+    }
+    shown = text(explain.explained(answer))
+    assert "- → -" not in shown
+    assert "  Last change:    preempt at " in shown
+    assert ", undone: its owner or an administrator holds the job" in shown
+
+
 def test_explain_without_a_first_step():
     answer = ask("explain", job_ids=(4711,))
     answer["last"] = {**answer["last"], "seconds": {"slurm": 3.0}, "total_s": 3.0}
