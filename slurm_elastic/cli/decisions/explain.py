@@ -16,14 +16,13 @@ from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import Waiting
+    from slurm_elastic.rpc.answers import ReasonRow, Waiting
     from slurm_elastic.rpc.decision_answers import (
         ChangeRow,
         DecisionRow,
         EndingRow,
         ExplainAnswer,
         ModelRow,
-        ReasonRow,
         TypeRow,
     )
 
