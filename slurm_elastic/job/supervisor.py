@@ -145,6 +145,8 @@ class Supervisor:
         if self._companions:
             self._companions.end_attempt(failed=self._ending or code != 0)
         self._ranks.unguard()
+        if code == 0 and self._script and not self._ending and not self._uses_library:
+            self._script.record_end()
         self._report_end(code)
         return code
 
@@ -238,6 +240,8 @@ class Supervisor:
         script = None if self._uses_library else self._script
         if code == 0 and self._trial.on and script:
             script.count_last()
+        if code == 0 and script and script.has_nothing_left:
+            return False  # the batch script goes on to its next line, as it did before
         unmodified = script is not None
         goes_on = self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
         return goes_on and self._may_start_again()

@@ -103,6 +103,7 @@ class ScriptWatch:
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
+        self._resume.select(pattern)
         self._command = command
         self.repeats_command = repeats_command(command, self._resume.command)
         self._growth = FirstGrowth(self._resume, resume_file, are_alone)
@@ -285,6 +286,18 @@ class ScriptWatch:
             written = [c for c in self._scanner.complete if (c.path, c.signature) not in before]
             if written and not self._written:
                 self._count(written[0])
+
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether it had ended before, and has only read its newest checkpoint in this attempt."""
+        return self._resume.has_ended and not self._written and self._reads.has_resumed()
+
+    def record_end(self) -> None:
+        """Keep that the program has ended with exit code 0, if it has completed a checkpoint."""
+        with self._lock:
+            if self._written and not self._resume.has_ended:
+                self._resume.has_ended = True
+                self._file.save(self._resume)
 
     def stop(self) -> None:
         """Stop the watch: the program reports by itself."""
