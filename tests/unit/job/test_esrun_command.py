@@ -261,10 +261,16 @@ def test_srun_before_esrun_is_refused_before_the_job_grows(
     job: dict[str, str], title: str, more: dict[str, str], code: int
 ) -> None:
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_SPANK_ELASTIC": "1-2"}
-    task = f"SLURM_TASK_PID=$$ exec {ESRUN} true"
-    command = ["bash", "-c", f'exec -a "{title}" sh -c "$0"', f"sh -c '{task}'; exit $?"]
+    program = "from slurm_elastic.job.esrun import main; exit(main(['true']))"
+    task = f'SLURM_TASK_PID=$$ exec {sys.executable} -c "{program}"'
+    command = ["bash", "-c", f'exec -a "{title}" sh -c "$0"', f"sh -c {shlex.quote(task)}; exit $?"]
     process = subprocess.run(
-        command, env={**job, **step, **more}, capture_output=True, check=False, timeout=60
+        command,
+        env={**job, **step, **more},
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     assert process.returncode == code, process.stderr
     if code:
