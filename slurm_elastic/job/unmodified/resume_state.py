@@ -26,7 +26,7 @@ from slurm_elastic.job.unmodified.checkpoints.learned_saves import LearnedSaves,
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
-_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "has_ended")
+_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "has_ended")
 #: Other scripts that are kept.
 _MOST_OTHERS = 16
 
@@ -50,6 +50,7 @@ class ResumeState:
         copying: directory in which a copy was begun; "": none was.
         saves: saves of the present attempt.
         command: of the newest run with a checkpoint (`program_command`).
+        sizes: ranks of the runs, up to the newest one, in which that was the same.
         has_ended: whether it has ended with exit code 0, after which the batch script went on.
         pattern: of the checkpoints of the script that all this is about; "": not known.
         others: by pattern, the same of the other scripts.
@@ -67,6 +68,7 @@ class ResumeState:
     copying: str = ""
     saves: int = 0
     command: str = ""
+    sizes: tuple[int, ...] = ()
     has_ended: bool = False
     pattern: str = ""
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -100,8 +102,9 @@ class ResumeState:
             raise TypeError("a state is a JSON object")
         values = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
         values["learned"] = learned_saves(values.get("learned"))
+        values["sizes"] = tuple(values.get("sizes", ()))
         state = cls(**{**values, "kept": KeptCheckpoint.of(values.get("kept"))})
-        counts = (state.count, state.start_world, state.kept_saves, state.saves)
+        counts = (state.count, state.start_world, state.kept_saves, state.saves, *state.sizes)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
         texts = (state.copying, state.jump, state.command, state.pattern)
