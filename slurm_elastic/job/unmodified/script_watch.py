@@ -230,8 +230,9 @@ class ScriptWatch:
         """Start the watch in the background."""
         if self._resume.command and not self.repeats_command:
             log_line(
-                "the program's command differs from that of the last run, and may name a"
-                " checkpoint: until it is the same again the job is resized by requeues only"
+                "the program's command differs from that of the last run: it may name a checkpoint"
+                " or depend on the number of GPUs; until it is the same again the job is resized by"
+                " requeues only"
             )
         self._state.subscribe(self.apply_orders)
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
