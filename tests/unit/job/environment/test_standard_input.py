@@ -5,7 +5,8 @@ import os
 import pytest
 
 from slurm_elastic.job.environment.standard_input import StandardInput
-from slurm_elastic.job.launch import SrunProcess
+from slurm_elastic.job.esrun_options import parse
+from slurm_elastic.job.launch import RankLaunch, SrunProcess
 
 
 def started(stdin, output):
@@ -67,3 +68,24 @@ def test_without_any_the_program_inherits_that_of_esrun(closed):
     assert stdin.start() == b""
     if not closed:
         os.close(descriptor)
+
+
+def test_each_start_of_a_step_gets_it(tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!/bin/sh\ncat > "{tmp_path}/$SLURM_ELASTIC_STEP"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "g01", "SLURM_GPUS_ON_NODE": "1"}
+    env = {**job, "SLURM_SUBMIT_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    read_end, write_end = pipe(b"import train\n")
+    os.close(write_end)
+    step = RankLaunch(parse(["python", "-"]), env)
+    step.stdin = StandardInput(read_end)
+    step.tasks = (1,)
+    for _ in range(2):
+        child = step.start()
+        assert child.ends_within(10)
+        os.waitpid(child.pid, 0)
+        os.close(child.errors)
+        assert (tmp_path / step.mark).read_text() == "import train\n"
+    step.listener.close()
