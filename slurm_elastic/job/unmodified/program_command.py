@@ -29,9 +29,11 @@ _OTHERS = (
     *("CUDA_VISIBLE_", "ROCR_VISIBLE_", "HIP_VISIBLE_", "ZE_AFFINITY_", "GPU_DEVICE_ORDINAL"),
 )
 #: Variables that ranks get from esrun, or that do not change a training.
-_REPLACED = (
-    *("MASTER_", "WORLD_SIZE", "RANK", "LOCAL_", "NODE_RANK", "GROUP_", "ROLE_", "TORCHELASTIC_"),
-    *("HOSTNAME", "OMP_NUM_THREADS"),
+_REPLACED = frozenset(
+    (
+        *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "HOSTNAME", "OMP_NUM_THREADS"),
+    )
 )
 _SEPARATORS = re.compile(r"[\s/=,:;'\"]+")
 #: Before the digest of a value that names a checkpoint; and hexadecimal digits of digests.
@@ -57,7 +59,7 @@ def program_command(
         if not name.startswith(_OTHERS):
             is_named = not checkpoints.isdisjoint(_SEPARATORS.split(value))
             variables[_digest(name)] = _NAMED * is_named + _digest(value)
-            if name.startswith(_REPLACED):
+            if name in _REPLACED:
                 replaced.append(_digest(name))
     body = {"program": _digest(json.dumps(words)), "variables": variables, "replaced": replaced}
     return json.dumps(body)

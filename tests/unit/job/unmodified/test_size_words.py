@@ -62,7 +62,12 @@ def test_a_command_of_two_sizes_does_not_depend_on_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "grown", [command("train.py", "--accum", "4"), command("train.py", ACCUM="4")]
+    "grown",
+    [
+        command("train.py", "--accum", "4"),
+        command("train.py", ACCUM="4"),
+        command("train.py", ACCUM="8", LOCAL_BATCH="4"),
+    ],
 )
 def test_a_command_that_was_computed_from_the_size(tmp_path: Path, grown: str) -> None:
     small = command("train.py", *(["--accum", "8"] if "ACCUM" not in grown else []), ACCUM="8")
