@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.job.esrun_options import HELP, Options, parse
 from slurm_elastic.job.launch import RankLaunch, hold_signals, log_line
-from slurm_elastic.job.slurm_env import AllocationError, tasks_of_step
+from slurm_elastic.job.slurm_env import AllocationError, is_started_by_srun, tasks_of_step
 
 #: Seconds that Slurm needs to start the ranks.
 _AHEAD_S = 0.25
@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _in_job(options: Options, env: Mapping[str, str]) -> int:
     if tasks_of_step(env) > 1:
         raise AllocationError("srun started several tasks of esrun: expected one; omit srun")
+    if is_started_by_srun(env):
+        raise AllocationError(
+            "srun started esrun, which fails as soon as the job has several GPUs: omit srun"
+        )
     launch = RankLaunch(options, env)
     launch.begin_queries()
     if options.dry_run:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job import srun
+from slurm_elastic.job.environment.standard_input import StandardInput
 from slurm_elastic.job.environment.state_directory import (
     forget_older,
     state_directories,
@@ -74,10 +75,21 @@ class SrunProcess:
 
     __slots__ = ("errors", "mark", "pid", "started")
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], mark: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        mark: str,
+        stdin: StandardInput | None = None,
+    ) -> None:
         self.mark = mark
         self.started = time.monotonic()
-        self.pid, self.errors = _spawn(command, env, [2])
+        descriptor = stdin.open() if stdin is not None else None
+        try:
+            self.pid, self.errors = _spawn(command, env, [2], stdin=descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for the end; return whether it has ended. Does not reap it."""
@@ -101,6 +113,7 @@ class RankLaunch:
         environment: of the last start.
         mark: of the last start.
         listener: listening socket for rank 0.
+        stdin: standard input of the program.
         parts: companions in which the next start has ranks, too.
         started_parts: of the last start: each of them with its srun.
     """
@@ -114,6 +127,7 @@ class RankLaunch:
         self.environment: dict[str, str] = {}
         self.mark = ""
         self.submitted = env
+        self.stdin = StandardInput()
         self.parts: tuple[CompanionPart, ...] = ()
         self.started_parts: list[tuple[int, SrunProcess]] = []
         self._env = clean(env)
@@ -239,7 +253,7 @@ class RankLaunch:
         if any("$ESRUN_RENDEZVOUS" in word for word in command if word != srun.LAUNCHER_SCRIPT):
             env["ESRUN_STATE"] = writable(state_directories(self._env)) or ""
         self.environment, self.mark = env, mark
-        child = SrunProcess(command, env, mark)
+        child = SrunProcess(command, env, mark, self.stdin)
         self.started_parts = self._start_parts(joint, env) if joint else []
         by_launcher = ", one launcher per node" if srun.LAUNCHER_SCRIPT in command else ""
         again = " in place" if self.attempt > 1 else ""
@@ -273,7 +287,7 @@ class RankLaunch:
                 srun.TASKS_VARIABLE: str(part.ranks),
                 COMPANION_VARIABLE: part.mark,
             }
-            started.append((part.job_id, SrunProcess(command, own, env[STEP_VARIABLE])))
+            started.append((part.job_id, SrunProcess(command, own, env[STEP_VARIABLE], self.stdin)))
         return started
 
     @property
@@ -308,12 +322,18 @@ def free_port(first: int) -> int:
 
 
 def _spawn(
-    command: Sequence[str], env: Mapping[str, str], captured: Sequence[int]
+    command: Sequence[str],
+    env: Mapping[str, str],
+    captured: Sequence[int],
+    *,
+    stdin: int | None = None,
 ) -> tuple[int, int]:
     """Start a process; return its id and a descriptor that reads what it writes to `captured`."""
     read_end, write_end = os.pipe()
     try:
         actions = [(os.POSIX_SPAWN_DUP2, write_end, fd) for fd in captured]
+        if stdin is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, stdin, 0))
         pid = os.posix_spawnp(
             command[0], list(command), dict(env), file_actions=actions, setsigmask=()
         )

@@ -121,16 +121,34 @@ def tasks_of_step(env: Mapping[str, str]) -> int:
     return int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1)
 
 
+def is_started_by_srun(env: Mapping[str, str]) -> bool:
+    """Return whether srun started this in an elastic job, instead of its batch script.
+
+    It would be started once for each GPU when the job has several. A terminal (`srun --pty`) is
+    none of that.
+    """
+    if "SLURM_STEP_ID" not in env or "SLURM_PTY_PORT" in env or not env.get("SLURM_SPANK_ELASTIC"):
+        return False
+    title = _step_title(env).partition(b"\0")[0]
+    step = title.rpartition(b".")[2].partition(b"]")[0]
+    return step.isdigit()
+
+
 def _is_in_batch_script(env: Mapping[str, str]) -> bool:
-    """Return whether Slurm started this as the batch step, by the title of its slurmstepd."""
+    """Return whether Slurm started this as the batch step."""
+    return b".batch]" in _step_title(env)
+
+
+def _step_title(env: Mapping[str, str]) -> bytes:
+    """Return the title of the slurmstepd that started this (`slurmstepd: [7.batch]`), or b""."""
     from pathlib import Path  # noqa: PLC0415 - slow, rarely needed
 
     try:
         task = Path(f"/proc/{int(env['SLURM_TASK_PID'])}/stat").read_bytes()
         parent = int(task.rpartition(b")")[2].split()[1])
-        return b".batch]" in Path(f"/proc/{parent}/cmdline").read_bytes()
+        return Path(f"/proc/{parent}/cmdline").read_bytes()
     except (KeyError, ValueError, IndexError, OSError):
-        return False
+        return b""
 
 
 def clean(env: Mapping[str, str]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
+from slurm_elastic.job.unmodified.size_words import read_batch_script, size_word
 from slurm_elastic.rpc import frames
 
 _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -89,6 +90,8 @@ class Supervisor:
         self._companions: ProgramCompanions | None = None
         self._watches: list[NestedLaunchWatch | RendezvousWatch | UnreportedEndWatch] = []
         self._refused = False
+        #: Whether the batch script may have chosen the command by it; None: not known.
+        self._depends_on_size: bool | None = None
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
@@ -131,6 +134,9 @@ class Supervisor:
             self._client.start()
         if self._script:
             self._script.start()
+            is_asked = self._script.repeats_command and self._companions is not None
+            if is_asked and not self._script.has_command_of_another_size:
+                self._in_background(self._read_batch_script)
         else:
             self._state.update({"phase": "training"})
         job = self._launch.allocation
@@ -139,7 +145,7 @@ class Supervisor:
         code = self._wait_for_step()
         while not self._ending and (
             self._is_changed(code)
-            or (not self._refused and in_place.should_restart(code))
+            or (not self._refused and in_place.should_restart(code) and self._may_start_again())
             or self._goes_on(code)
         ):
             self._refused = False
@@ -148,6 +154,8 @@ class Supervisor:
         if self._companions:
             self._companions.end_attempt(failed=self._ending or code != 0)
         self._ranks.unguard()
+        if code == 0 and self._script and not self._ending and not self._uses_library:
+            self._script.record_end()
         self._report_end(code)
         return code
 
@@ -191,7 +199,9 @@ class Supervisor:
             world=self._launch.ranks,
             hosts=_host_count(self._launch),
             complete=self._launch.options.complete,
-            command=program_command(self._launch.options.program, pattern, os.environ),
+            command=program_command(
+                self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
+            ),
             are_alone=self._train_alone,
             end_ranks=self._end_lone_ranks,
         )
@@ -224,7 +234,29 @@ class Supervisor:
 
     def _may_repeat(self) -> bool:
         """Return whether the command of this run still resumes from the newest checkpoint."""
-        return self._script is None or self._uses_library or self._script.repeats_command
+        script = None if self._uses_library else self._script
+        if script is None:
+            return True
+        return script.repeats_command and (
+            script.has_command_of_another_size or self._depends_on_size is False
+        )
+
+    def _read_batch_script(self) -> None:
+        """Look whether the batch script mentions the size of its job."""
+        text = read_batch_script(self._launch.allocation.job_id)
+        if text is None:
+            log_line(
+                "the batch script could not be read (scontrol write batch_script): until the"
+                " program's command was the same on two numbers of GPUs the job is resized by"
+                " requeues only"
+            )
+        elif word := size_word(text):
+            log_line(
+                f"the batch script mentions {word}: until the program's command was the same on two"
+                " numbers of GPUs the job is resized by requeues only"
+            )
+        else:
+            self._depends_on_size = False
 
     def _restart_is_due(self) -> bool:
         return self._companions is not None and self._companions.restart.is_due
@@ -239,8 +271,20 @@ class Supervisor:
         script = None if self._uses_library else self._script
         if code == 0 and self._trial.on and script:
             script.count_last()
+        if code == 0 and script and script.has_nothing_left:
+            return False  # the batch script goes on to its next line, as it did before
         unmodified = script is not None
-        return self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
+        goes_on = self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
+        return goes_on and self._may_start_again()
+
+    def _may_start_again(self) -> bool:
+        """Return whether the program gets its standard input once more; log if it does not."""
+        if not self._launch.stdin.is_repeatable:
+            log_line(
+                "the program is not started again: its standard input is a pipe, which can be read"
+                " once only; give it a file or a here-document"
+            )
+        return self._launch.stdin.is_repeatable
 
     def _supervise(self, child: SrunProcess) -> JointStep:
         self._ranks.mark = child.mark
@@ -360,8 +404,11 @@ class Supervisor:
     def _companion_set(self, server: RankSocketServer) -> ProgramCompanions | None:
         """Return the started set of companions; None if the job cannot have any."""
         launcher = recognise(self._launch.options.program)
-        if not self._launch.gpus:
-            self._state.set_own({"in_place": False, "not_in_place": "no-gpus"})
+        obstacle = "" if self._launch.gpus else "no-gpus"
+        if not self._launch.stdin.is_repeatable:
+            obstacle = "standard-input"
+        if obstacle:
+            self._state.set_own({"in_place": False, "not_in_place": obstacle})
             return None
         companions = ProgramCompanions(
             self._launch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import Waiting
+    from slurm_elastic.rpc.answers import ReasonRow, Waiting
     from slurm_elastic.rpc.decision_answers import (
         ChangeRow,
         DecisionRow,
@@ -69,20 +70,15 @@ def explained(answer: ExplainAnswer) -> list[str]:
     job, decision = answer["job"], answer["decision"]
     lines = [_state(answer)]
     waiting = job["waiting"]
+    is_unproven = job["elastic"] and waiting is None and not answer["proven"]
 
     def add(label: str, text: str) -> None:
         if text:
             ending = "" if text.endswith((".", "?", "!")) else "."
             lines.append(f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}{ending}")
 
-    if decision:
-        add("Why not more", reason_text(decision["why_not_more"]))
-        add("Why not fewer", reason_text(decision["why_not_fewer"]))
-        add("Why here", reason_text(decision["why_here"]))
-        explained_ = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
-        if decision["action"] == "keep" and (answer["model"] or not explained_):
-            add("Why", reason_text(decision["reason"]))
-        add("Held back", reason_text(decision["waiting_for"]))
+    for label, text in _decided(decision, answer, answer["unproven"] if is_unproven else None):
+        add(label, text)
     add("Start", _start(waiting, answer["time"]) if waiting else "")
     add("Learned", _goodput(answer["model"]))
     add("Next sizes", _next_sizes(answer["model"]))
@@ -90,7 +86,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Layout", _layout(answer))
     add("Exchange", _exchange(answer))
     add("Plans", _plans(answer))
-    if job["elastic"] and job["waiting"] is None and not answer["proven"]:
+    if is_unproven:
         add("Not yet", _not_yet(answer))
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
         add("Silent", "it has not reported in this run")
@@ -117,6 +113,28 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if answer["last"]:
         add(*_last_change(answer["last"], answer["time"]))
     return lines
+
+
+def _decided(
+    decision: DecisionRow | None, answer: ExplainAnswer, unproven: ReasonRow | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a decision: label and reason.
+
+    Args:
+        decision: of the last round.
+        answer: of which it is a part.
+        unproven: reason that another line states.
+    """
+    if decision is None:
+        return
+    more, fewer, here = decision["why_not_more"], decision["why_not_fewer"], decision["why_here"]
+    yield "Why not more", reason_text(more)
+    yield "Why not fewer", reason_text(fewer)
+    yield "Why here", reason_text(here)
+    held_back, is_explained = decision["waiting_for"], bool(more or fewer or here)
+    if decision["action"] == "keep" and (answer["model"] or not is_explained):
+        yield "Why", "" if decision["reason"] == held_back else reason_text(decision["reason"])
+    yield "Held back", "" if held_back == unproven else reason_text(held_back)
 
 
 def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
@@ -181,7 +199,10 @@ def _not_yet(answer: ExplainAnswer) -> str:
 def _not_in_place(answer: ExplainAnswer) -> str:
     """Return why a job is changed by requeues, where that is not just its kind of program."""
     reason = answer.get("not_in_place")
-    return "" if reason is None or reason["code"] == "in-place-unknown" else reason_text(reason)
+    if reason is None or reason["code"] == "in-place-unknown":
+        return ""
+    is_restarted = reason["parameters"].get("why") in ("restarted", "launcher")
+    return "" if is_restarted else reason_text(reason)  # no requeue: all ranks are started again
 
 
 def _on_trial(answer: ExplainAnswer) -> str:
@@ -356,6 +377,9 @@ def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
     at = f"at {formatting.clock(change['time'], now)}"
     if change["action"] == "hold":
         return "Last change", f"held {at}"
+    if not change["from"] and not change["to"]:  # nothing of a waiting job was changed
+        reason = reason_text(change["reason"]) or change["state"].lower()
+        return "Last change", f"{change['action']} {at}, {change['outcome']}: {reason}"
     name = "Rehearsal" if change["action"] == "rehearsal" else "Last resize"
     return name, _resize(change, at)
 

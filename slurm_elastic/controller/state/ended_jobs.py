@@ -100,7 +100,7 @@ class EndedJobs:
                 progress=entry.progress,
                 resizes=entry.resizes,
                 stopped=entry.watch.why,
-                barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
+                barred=entry.trials.left_out,
             ),
             reported=entry.reported or entry.proven or entry.watch.told,
             held=last_allocation(segment) if segment else None,

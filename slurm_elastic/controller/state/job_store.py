@@ -119,7 +119,7 @@ class JobStore:
             entry.reported = True
             if report.run > entry.reported_run:
                 self._record_first_report(entry, report, job)
-            entry.proven = entry.proven or report.proven
+            entry.proven = report.proven or (entry.proven and not _is_of_another(report, last))
             rehearsed = entry.rehearsal.record(report, now=now)
             if report.kind == "script":
                 entry.jump = report.jump
@@ -506,3 +506,14 @@ class JobStore:
             not_in_place=self.in_place_obstacle(job, now) if may_regroup else None,
             may_restart=may_regroup and self.may_restart(job, now),
         )
+
+
+def _is_of_another(report: Report, last: tuple[float, Report] | None) -> bool:
+    """Return whether a report is of another script of the job than the one that was proven.
+
+    A batch script may start several, one after the other; each shows itself that it resumes.
+    """
+    if report.kind != "script" or report.proven:
+        return False
+    was_proven = last is not None and last[1].run == report.run and last[1].proven
+    return was_proven or bool(report.rehearsal)

@@ -63,6 +63,9 @@ class RehearsalRecord:
         """
         last, last_step = (self.reported, self.result), self.step
         self.reported, self.step = report.rehearsal, report.step
+        if report.rehearsal == "able" and not report.proven and self.result == "proven":
+            # Another script of the same batch script; or what was known of this one is lost.
+            self.transition, self.tries, self.after, self.result = 0, 0, 0.0, ""
         if report.proven:
             self.why, self.result = None, "proven"
         elif report.rehearsal == "refuted":

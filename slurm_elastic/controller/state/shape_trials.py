@@ -4,7 +4,8 @@ Our definition (docs/reliability-failed-changes.md). A *shape* is a GPU type and
 of GPUs. An attempt of a job that had a checkpoint before is *on trial* until a checkpoint newer
 than all before exists: then its shape has *worked*. An attempt that fails on trial is a failed
 change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the
-job any more, and the job goes back.
+job any more, and the job goes back. A program that ends by itself on more GPUs than it has worked
+on, of the same type, does not fail because of the type: the number is barred on all types.
 
 A change that Slurm refuses for good ("BadConstraints": a topology that this program does not know
 has no such placement) bars its shape when that happens for the second time, and with it the other
@@ -59,6 +60,8 @@ IMPOSSIBLE = "BadConstraints"
 #: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
 #: used-up budgets are filled again (our choice).
 REFUSAL_S = 6 * 3600.0
+#: Exit codes from here on are those of signals: segmentation faults, lack of memory.
+_SIGNAL_CODE = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,8 +133,27 @@ class ShapeTrials:
 
     @property
     def excluded(self) -> frozenset[Shape]:
-        """Shapes that the job is not to get."""
+        """Shapes in which it failed: the job is not to get them."""
         return frozenset(b.shape for b in self.barred)
+
+    @property
+    def left_out(self) -> tuple[tuple[str, int, Reason], ...]:
+        """Shapes that the job is not to get, and why; type "": this number on every type."""
+        return tuple(
+            ("" if self._fails_by_number(b) else b.gpu_type, b.gpus, b.reason) for b in self.barred
+        )
+
+    def _fails_by_number(self, barred: BarredShape) -> bool:
+        """Return whether a failure is one of the number of GPUs, on whatever type.
+
+        On fewer GPUs each has more to do: there it may lack memory that another type has.
+        """
+        code = barred.reason.parameters.get("exit_code")
+        by_itself = barred.reason.code == "program-ended" or (
+            barred.reason.code == "program-failed" and isinstance(code, int) and code < _SIGNAL_CODE
+        )
+        is_growth = any(t == barred.gpu_type and gpus < barred.gpus for t, gpus in self.worked)
+        return by_itself and is_growth and all(gpus != barred.gpus for _, gpus in self.worked)
 
     def begun(self, run: int, transition: int) -> None:
         """Record the transition that began an attempt."""
@@ -393,10 +415,11 @@ class ShapeTrials:
         After a failure these are all that have not worked, until the job has made progress again.
         """
         allowed = tuple(s for s in self.worked if directive.allows(s[1], s[0]))
+        excluded = frozenset((gpu_type, gpus) for gpu_type, gpus, _ in self.left_out)
         if self.failures and allowed:
             names = frozenset((*types, *(t for t, _ in allowed)))
-            return only(directive, allowed, names, self.excluded)
-        return without(directive, self.excluded) if self.barred else directive
+            return only(directive, allowed, names, excluded)
+        return without(directive, excluded) if excluded else directive
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""

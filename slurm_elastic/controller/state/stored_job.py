@@ -182,7 +182,7 @@ def job_record(
         extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
         on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
         failed=entry.trials.failure if _is_current(entry, job) else None,
-        barred=tuple((b.gpu_type, b.gpus, b.reason) for b in entry.trials.barred),
+        barred=entry.trials.left_out,
         ordered_plan=entry.plan_trials.ordered,
         plan_speeds=entry.plan_trials.measured(),
     )

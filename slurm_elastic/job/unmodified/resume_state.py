@@ -25,10 +25,17 @@ from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.checkpoints.learned_saves import LearnedSaves, learned_saves
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
+#: Fields about one of the scripts that a batch script starts one after the other.
+_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "has_ended")
+#: Other scripts that are kept.
+_MOST_OTHERS = 16
+
 
 @dataclass(kw_only=True)
 class ResumeState:
     """Checkpoints of one job, and whether its script resumes.
+
+    A batch script may start several, one after the other, each with its own pattern.
 
     Attributes:
         count: complete checkpoints in all runs.
@@ -43,6 +50,10 @@ class ResumeState:
         copying: directory in which a copy was begun; "": none was.
         saves: saves of the present attempt.
         command: of the newest run with a checkpoint (`program_command`).
+        sizes: ranks of the runs, up to the newest one, in which that was the same.
+        has_ended: whether it has ended with exit code 0, after which the batch script went on.
+        pattern: of the checkpoints of the script that all this is about; "": not known.
+        others: by pattern, the same of the other scripts.
     """
 
     count: int = 0
@@ -57,6 +68,20 @@ class ResumeState:
     copying: str = ""
     saves: int = 0
     command: str = ""
+    sizes: tuple[int, ...] = ()
+    has_ended: bool = False
+    pattern: str = ""
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def select(self, pattern: str) -> None:
+        """Begin with the script that writes these checkpoints; keep what is known of the last."""
+        if self.pattern not in ("", pattern):
+            self.others[self.pattern] = {name: getattr(self, name) for name in _OF_SCRIPT}
+            known = self.others.pop(pattern, {})
+            self.others = dict(list(self.others.items())[-_MOST_OTHERS:])
+            for name in _OF_SCRIPT:
+                setattr(self, name, known.get(name, getattr(ResumeState, name)))
+        self.pattern = pattern
 
     def to_body(self) -> dict[str, Any]:
         """Return its JSON object."""
@@ -77,12 +102,18 @@ class ResumeState:
             raise TypeError("a state is a JSON object")
         values = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
         values["learned"] = learned_saves(values.get("learned"))
+        values["sizes"] = tuple(values.get("sizes", ()))
         state = cls(**{**values, "kept": KeptCheckpoint.of(values.get("kept"))})
-        counts = (state.count, state.start_world, state.kept_saves, state.saves)
+        counts = (state.count, state.start_world, state.kept_saves, state.saves, *state.sizes)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
-        if not all(isinstance(text, str) for text in (state.copying, state.jump, state.command)):
+        texts = (state.copying, state.jump, state.command, state.pattern)
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is none")
+        if not isinstance(state.others, dict):
+            raise TypeError("the other scripts are no JSON object")
+        for known in state.others.values():
+            cls.of(known)
         return state
 
 

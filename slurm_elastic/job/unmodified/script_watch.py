@@ -32,7 +32,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
-from slurm_elastic.job.unmodified.program_command import repeats_command
+from slurm_elastic.job.unmodified.program_command import is_equal_command, repeats_command
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -98,8 +98,10 @@ class ScriptWatch:
         self._state = state
         self._file = resume_file
         self._resume = resume_file.load()
+        self._resume.select(pattern)
         self._command = command
         self.repeats_command = repeats_command(command, self._resume.command)
+        self._sizes = self._sizes_of_command(world)
         self._growth = FirstGrowth(self._resume, resume_file, are_alone, end_ranks, clock)
         self._world = world
         self._training = TrainingStateCheck(
@@ -135,6 +137,19 @@ class ScriptWatch:
         self._last_complete: float | None = None
         self._last_save = 0
         self._is_stopped = False
+
+    def _sizes_of_command(self, world: int) -> tuple[int, ...]:
+        """Return the ranks of the runs, this one included, that had the command of this one."""
+        sizes = self._resume.sizes if self.repeats_command else ()
+        last = sizes[-1] if sizes else world
+        if last != world and not is_equal_command(self._command, self._resume.command):
+            return (world,)
+        return (*(size for size in sizes if size != world), world)
+
+    @property
+    def has_command_of_another_size(self) -> bool:
+        """Whether a run on another number of ranks had the same command."""
+        return len(self._sizes) > 1
 
     def set_world(self, world: int, hosts: int) -> None:
         """Set the ranks and hosts of the next attempt, in the same run of the job."""
@@ -209,8 +224,9 @@ class ScriptWatch:
         """Start the watch in the background."""
         if self._resume.command and not self.repeats_command:
             log_line(
-                "the program's command differs from that of the last run, and may name a"
-                " checkpoint: until it is the same again the job is resized by requeues only"
+                "the program's command differs from that of the last run: it may name a checkpoint"
+                " or depend on the number of GPUs; until it is the same again the job is resized by"
+                " requeues only"
             )
         self._state.subscribe(self.apply_orders)
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
@@ -279,6 +295,18 @@ class ScriptWatch:
             written = [c for c in self._scanner.complete if (c.path, c.signature) not in before]
             if written and not self._written:
                 self._count(written[0])
+
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether it had ended before, and has only read its newest checkpoint in this attempt."""
+        return self._resume.has_ended and not self._written and self._reads.has_resumed()
+
+    def record_end(self) -> None:
+        """Keep that the program has ended with exit code 0, if it has completed a checkpoint."""
+        with self._lock:
+            if self._written and not self._resume.has_ended:
+                self._resume.has_ended = True
+                self._file.save(self._resume)
 
     def stop(self) -> None:
         """Stop the watch: the program reports by itself."""
@@ -359,6 +387,8 @@ class ScriptWatch:
         self._resume.start_world = self._resume.start_world or self._world
         self._resume.saves += 1
         self._resume.command = self._command
+        if self._command:
+            self._resume.sizes = self._sizes
         self._record_resume(earlier_count)  # before the next line, which reads the checkpoint
         # What a rehearsal has lost is put back.
         if self._resume.proven or not self._resume.refuted:

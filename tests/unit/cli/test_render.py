@@ -13,7 +13,7 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.state.reported.layer_profiles import StoredProfile
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.plan_gains import PlanSpeed
-from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.plan import Action, JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
@@ -152,6 +152,49 @@ def test_explain_says_what_the_rehearsal_showed_and_the_remedy():
     lines = text(explain.explained(answer))
     assert "  Rehearsal:" in lines
     assert ", refuted: " in lines
+
+
+def test_explain_shows_the_reason_why_a_script_is_not_proven_once():
+    why = Reason("rehearsal-refused", problem="no-room", gigabytes=2.0, directory="/data")
+    records = {4711: JobRecord(job_id=4711, unproven=why)}
+    plan = example.PLANNED.plan
+    kept = [
+        replace(d, action=Action.KEEP, target=d.current, reason=why, waiting_for=why)
+        if d.job_id == 4711
+        else d
+        for d in plan.decisions
+    ]
+    view = replace(example.PLANNED, records=records, plan=replace(plan, decisions=tuple(kept)))
+    shown = " ".join(explained(4711, view).split())
+    assert shown.count("free 2 GB in /data") == 1
+    assert "Not yet: it is resized once it has written a checkpoint and read it back; no" in shown
+
+
+def test_explain_does_not_deny_restarts_without_a_requeue():
+    """A script is started again in the same run of its job: no more is to be said."""
+    for why, is_shown in (("restarted", False), ("launcher", False), ("standard-input", True)):
+        record = JobRecord(
+            job_id=4711, proven=True, not_in_place=Reason("in-place-unsupported", why=why)
+        )
+        view = replace(example.PLANNED, records={4711: record})
+        assert ("cannot be changed in place" in explained(4711, view)) == is_shown
+
+
+def test_explain_a_change_of_a_job_that_holds_nothing():
+    answer = ask("explain", job_ids=(4711,))
+    held = {"code": "held-in-slurm", "parameters": {}}
+    answer["last"] = {
+        **answer["last"],
+        "action": "preempt",
+        "outcome": "undone",
+        "from": "",
+        "to": "",
+        "reason": held,
+    }
+    shown = text(explain.explained(answer))
+    assert "- → -" not in shown
+    assert "  Last change:    preempt at " in shown
+    assert ", undone: its owner or an administrator holds the job" in shown
 
 
 def test_explain_without_a_first_step():

@@ -247,6 +247,40 @@ def test_in_a_batch_script_that_a_rank_has_submitted(job: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("title", "more", "code"),
+    [
+        ("slurmstepd: [7.0]", {}, 2),
+        ("slurmstepd: [7.0]", {"SLURM_PTY_PORT": "4000"}, 0),
+        ("slurmstepd: [7.interactive]", {}, 0),
+        ("slurmstepd: [7.batch]", {}, 0),  # submitted by a rank
+        ("slurmstepd: [7.0]", {"SLURM_SPANK_ELASTIC": ""}, 0),  # nobody changes such a job
+        ("hidden", {}, 0),
+    ],
+)
+def test_srun_before_esrun_is_refused_before_the_job_grows(
+    job: dict[str, str], title: str, more: dict[str, str], code: int
+) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_SPANK_ELASTIC": "1-2"}
+    program = "from slurm_elastic.job.esrun import main; exit(main(['true']))"
+    task = f'SLURM_TASK_PID=$$ exec {sys.executable} -c "{program}"'
+    command = ["bash", "-c", f'exec -a "{title}" sh -c "$0"', f"sh -c {shlex.quote(task)}; exit $?"]
+    process = subprocess.run(
+        command,
+        env={**job, **step, **more},
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert process.returncode == code, process.stderr
+    if code:
+        assert process.stderr == (
+            b"esrun: srun started esrun, which fails as soon as the job has several GPUs:"
+            b" omit srun\n"
+        )
+
+
+@pytest.mark.parametrize(
     ("squeue", "shown"),
     [("echo 0", "attempt 1: unset"), ("echo 2", "attempt 3: 2"), ("exit 1", "attempt 4: 3")],
 )

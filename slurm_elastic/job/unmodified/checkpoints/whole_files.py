@@ -20,6 +20,8 @@ _ZIP_TAIL = 22 + 65535
 _MAX_JSON = 8 * 1024 * 1024
 #: `torch.save` of these names never makes an empty file.
 _NEVER_EMPTY = (".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy", ".safetensors", ".distcp", ".json")
+#: Parts of torch's distributed checkpoint: one zip file after the other, and perhaps other bytes.
+_SHARD = ".distcp"
 _EMPTY_ON_PURPOSE = ("user_content.pt",)  # Trainer.save_model under SageMaker
 _NPY_SHAPE = re.compile(rb"'descr': '[<>|=]?[a-zA-Z](\d+)'.*'shape': \(([\d, ]*)\)")
 
@@ -51,6 +53,8 @@ def _judge(descriptor: int, name: str, size: int) -> bool | None:
     if size == 0:
         cut = name.endswith(_NEVER_EMPTY) and name not in _EMPTY_ON_PURPOSE
         return False if cut else None
+    if name.endswith(_SHARD):
+        return None
     head = os.pread(descriptor, _HEAD, 0)
     if head.startswith(b"PK\x03\x04"):
         return _zip(descriptor, size)

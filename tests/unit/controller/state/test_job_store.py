@@ -64,6 +64,25 @@ def test_a_jump_in_the_training_is_kept_until_the_script_reports_none(store, led
     assert again.records(snapshot(running), {})[7].jump == ""
 
 
+@pytest.mark.parametrize(
+    ("told", "proven"),
+    [
+        ({}, False),
+        ({"rehearsal": "able"}, False),
+        ({"proven": True}, True),
+        ({"kind": "library"}, True),
+        ({"run": 1}, True),  # its first report of a run: no other one is known
+        ({"run": 1, "rehearsal": "able"}, False),
+    ],
+)
+def test_another_script_of_the_job_is_not_proven(store, told, proven):
+    told = {"kind": "script"} | told
+    running = job({"n1": 4}, run=told.get("run", 0))
+    store.record_report(report(kind="script", proven=True), running, 0.0)
+    store.record_report(report(**told), running, 1.0)
+    assert store.entry(running).proven is proven
+
+
 def test_a_silent_job_is_left_alone_after_three_minutes(store):
     running = job({"n1": 4})
     store.record_report(report(), running, 1000.0)

@@ -55,6 +55,16 @@ def test_why_a_job_is_not_proven_is_said_with_the_remedy(fields, why):
     assert RehearsalRecord.from_body(record.to_body()) == record
 
 
+def test_another_script_of_the_job_is_rehearsed_too():
+    record = record_after(rehearsal="able")
+    record.begin()
+    record.end(5, 10.0, moved=True)
+    record.record(report(proven=True), now=20.0)
+    assert not record.may_begin(20.0)
+    record.record(report(rehearsal="able", step=9), now=30.0)
+    assert record.may_begin(30.0)
+
+
 def test_it_is_made_once():
     record = record_after(rehearsal="able")
     assert record.may_begin(0.0)

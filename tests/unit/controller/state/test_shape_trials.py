@@ -164,8 +164,43 @@ def test_after_a_failure_only_shapes_that_worked_are_left():
     trials.record(told(2, 41), now=260.0)
     left = trials.restricted(directive, ["a100", "v100"])
     assert list(left.sizes("a100")) == [1, 2, 3, 5, 6, 7, 8]
-    assert list(left.sizes("v100")) == list(range(1, 9))
+    assert list(left.sizes("v100")) == [1, 2, 3, 5, 6, 7, 8], "the type is not the cause"
     assert str(left) == "1-8"
+
+
+@pytest.mark.parametrize(
+    ("reason", "v100"),
+    [
+        (CRASH, [1, 2, 3]),
+        (Reason("program-ended"), [1, 2, 3]),
+        (Reason("program-failed", exit_code=137), [1, 2, 3, 4]),  # perhaps a lack of memory
+        (Reason("no-newer-checkpoint", waited_s=60.0), [1, 2, 3, 4]),
+    ],
+)
+def test_a_number_of_gpus_that_fails_by_itself_is_not_tried_on_another_type(reason, v100):
+    trials = changed()
+    trials.fail(reason, now=205.0)
+    trials.follow(2, ONE, now=210.0)
+    trials.record(told(2, 41), now=260.0)
+    left = trials.restricted(Directive.parse("1-4"), ["a100", "v100"])
+    assert list(left.sizes("a100")) == [1, 2, 3]
+    assert list(left.sizes("v100")) == v100
+    assert trials.left_out == (("" if 4 not in v100 else "a100", 4, reason),)
+
+
+def test_a_smaller_number_that_fails_may_lack_memory_on_that_type_only():
+    trials = changed(ONE)
+    trials.worked = [("a100", 4)]
+    trials.last = FOUR
+    trials.fail(CRASH, now=205.0)
+    assert trials.left_out == (("a100", 1, CRASH),)
+
+
+def test_a_number_that_has_worked_on_another_type_fails_because_of_the_type():
+    trials = changed()
+    trials.worked.append(("v100", 4))
+    trials.fail(CRASH, now=205.0)
+    assert trials.left_out == (("a100", 4, CRASH),)
 
 
 def test_a_release_or_a_new_directive_allows_all_again():

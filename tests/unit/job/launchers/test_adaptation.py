@@ -340,7 +340,7 @@ def test_nodes_meet_in_the_directory_for_the_state_of_the_job(
         "PATH": "/usr/bin:/bin",
     }
     started: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(launch, "SrunProcess", lambda words, env, _: started.append((words, env)))
+    monkeypatch.setattr(launch, "SrunProcess", lambda words, env, *_: started.append((words, env)))
     monkeypatch.setattr(srun, "without_libuv", lambda: True)
     monkeypatch.setattr(adaptation, "_has_own_torch", lambda _: False)
     step = launch.RankLaunch(parse(["torchrun", "t.py"]), env)

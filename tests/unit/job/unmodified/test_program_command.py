@@ -83,3 +83,12 @@ def test_a_run_without_a_checkpoint_shows_nothing(
     chosen.watch.stop()
     assert "command differs from that of the last run" in capsys.readouterr().err
     assert not ScriptJob(tmp_path, run=2, command="a --resume s1.pt").watch.repeats_command
+
+
+def test_another_here_document_is_another_command():
+    command, same, other = (
+        program_command(["python", "-"], "none-*", {}, stdin=text) for text in (b"a", b"a", b"b")
+    )
+    assert repeats_command(same, command)
+    assert not repeats_command(other, command)
+    assert not repeats_command(program_command(["python", "-"], "none-*", {}), command)

@@ -82,7 +82,13 @@ def test_a_script_that_resumes_is_proven_and_the_copy_removed(
     state = second.memory.load()
     assert [row.pause_s for row in state.learned] == [0.0]
     assert state == ResumeState(
-        count=2, proven=True, kept_saves=1, saves=1, start_world=1, learned=state.learned
+        count=2,
+        proven=True,
+        kept_saves=1,
+        saves=1,
+        start_world=1,
+        learned=state.learned,
+        pattern=state.pattern,
     )
     assert f"ckpt.pt is kept in {tmp_path / KEPT}" in capfd.readouterr().err
 

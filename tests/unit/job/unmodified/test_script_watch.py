@@ -343,6 +343,47 @@ def test_a_requeue_is_a_proof_too(tmp_path: Path) -> None:
     assert second.save().proven
 
 
+def test_each_script_of_a_batch_script_is_proven_by_itself(tmp_path: Path) -> None:
+    """`esrun … pretrain.py`, then `esrun … finetune.py`, which may not resume."""
+    Job(tmp_path, pattern="pre-*.pt").save("pre-step_000500.pt")
+    first = Job(tmp_path, run=1, pattern="pre-*.pt")
+    newest(tmp_path).read_text()
+    assert first.save("pre-step_000600.pt").proven
+    second = Job(tmp_path, run=1, pattern="fine-*.pt")
+    assert not second.state.report().proven
+    report = second.save("fine-step_000010.pt")  # its steps begin anew: no jump
+    assert (report.proven, report.jump, report.step) == (False, "", 3)
+    assert report.rehearsal == "able"
+    again = Job(tmp_path, run=2, pattern="pre-*.pt")
+    assert again.state.report().proven, "what is known of the first one is kept"
+    anew = Job(tmp_path, run=2, pattern="fine-*.pt")
+    assert anew.save("fine-step_000020.pt").rehearsal == "refuted"
+    assert Job(tmp_path, run=3, pattern="pre-*.pt").state.report().proven
+
+
+def test_a_script_that_had_ended_may_have_nothing_left_to_do(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    first.save("s1.pt")
+    first.watch.record_end()
+    second = Job(tmp_path, run=1)
+    assert not second.watch.has_nothing_left, "it has not read its checkpoint"
+    newest(tmp_path).read_text()
+    assert second.watch.has_nothing_left
+    third = Job(tmp_path, run=2)
+    newest(tmp_path).read_text()
+    third.save("s2.pt")
+    assert not third.watch.has_nothing_left, "it trains on"
+    newer = Job(tmp_path, run=3, pattern="*.ckpt")
+    assert not newer.watch.has_nothing_left
+
+
+def test_a_script_that_never_ended_has_something_left(tmp_path: Path) -> None:
+    Job(tmp_path).save("s1.pt")
+    second = Job(tmp_path, run=1)
+    newest(tmp_path).read_text()
+    assert not second.watch.has_nothing_left
+
+
 def test_checkpoints_of_somebody_else_prove_nothing(tmp_path: Path) -> None:
     (tmp_path / "pretrained.pt").write_text("1")
     job = Job(tmp_path, run=1)
@@ -409,6 +450,8 @@ def test_a_state_of_the_release_before_is_read(tmp_path: Path) -> None:
     (tmp_path / "r-7.json").write_text('{"count": 4, "proven": true, "refuted": false}')
     assert memory.load() == ResumeState(count=4, proven=True)
     (tmp_path / "r-7.json").write_text('{"count": 4, "proven": true, "jump": 5}')
+    assert memory.load() == ResumeState()
+    (tmp_path / "r-7.json").write_text('{"count": 4, "others": {"a": {"jump": 5}}}')
     assert memory.load() == ResumeState()
 
 

@@ -146,3 +146,12 @@ def test_torch_save(tmp_path: Path) -> None:
     for length in range(4, len(data), 97):
         path.write_bytes(data[:length])
         assert is_whole(str(path)) is False, length
+
+
+def test_a_part_of_a_distributed_checkpoint_may_be_several_zip_files(tmp_path):
+    """torch writes each tensor as a zip file of its own, one after the other."""
+    part = tmp_path / "__0_0.distcp"
+    part.write_bytes(zipped() + zipped())
+    assert is_whole(str(part)) is None, "its .metadata shows that it is complete"
+    part.write_bytes(b"")
+    assert is_whole(str(part)) is False
