@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -43,6 +44,10 @@ VERBS = {
     "recommend": "recommend.recommend_command",
     "durations": "durations_command",
 }
+
+
+#: Reasons for which standard output takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Verbs(rich_if_terminal("RichGroup", click.Group)):  # type: ignore[misc]
@@ -100,6 +105,10 @@ def run(argv: Sequence[str]) -> int:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        return _output_lost(error)
     return code if isinstance(code, int) else 0
 
 
@@ -111,9 +120,22 @@ def main() -> None:
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head`; Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `| head`
+        _discard_output()
+    except OSError as error:
+        code = _output_lost(error)
     sys.exit(code)
+
+
+def _output_lost(error: OSError) -> int:
+    _discard_output()
+    return _fail(f"standard output: {error.strerror}: the answer is not complete", REFUSED)
+
+
+def _discard_output() -> None:
+    """Write what is left to nowhere, else Python complains once more at exit."""
+    with contextlib.suppress(OSError, ValueError):  # tests replace standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(text: str, code: int) -> int:

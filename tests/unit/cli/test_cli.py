@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import numpy as np
@@ -477,3 +478,22 @@ def test_plan_writes_the_integer_program(selastic, controller, monkeypatch, tmp_
     assert (code, err.endswith("No such file or directory\n")) == (2, True)
     code, _, err = selastic("plan", "--export", str(path), "--json")
     assert (code, "leave --all and --json out" in err) == (2, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [("config",), ("workload", "generate"), ("--help",)])
+def test_a_full_disk_under_standard_output_is_one_line(words):
+    program = "import sys; from slurm_elastic.cli.main import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    assert done.stderr == (
+        "selastic: standard output: No space left on device: the answer is not complete\n"
+    )
+    assert done.returncode == 1

@@ -77,7 +77,10 @@ def test_a_file_of_slowdowns(tmp_path):
     [
         ("application,other\n", "column speed is missing"),
         ("application,other,speed\nnet,vit,2\n", "pairs.csv:2: speed '2' is invalid"),
-        ("application,other,speed\nnet,vit\n", "speed None is invalid"),
+        (
+            "application,other,speed\nnet,vit\n",
+            "pairs.csv:2: 2 cells under 3 columns; each row needs one cell per column",
+        ),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path, text, problem):
