@@ -151,8 +151,8 @@ class NodeArrays:
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
         reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
         reserved for others before its time limit ends: Slurm would not start it there. Not on
-        nodes that another user has alone; in a partition with such nodes on idle and own ones. If it
-        takes all memory, only where no job uses any.
+        nodes that another user has alone; in a partition with such nodes on idle and own ones. If
+        it takes all memory, only where no job uses any.
 
         Args:
             job: any job.
