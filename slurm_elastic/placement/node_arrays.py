@@ -78,7 +78,7 @@ class NodeArrays:
             if not r.ours and r.start_time > snapshot.time
         ]
         self._partitions = {p.name: p for p in snapshot.partitions}
-        self._owned = any(n.owner for n in nodes)
+        self._for_one_user = any(p.exclusive_user for p in snapshot.partitions)
         self._node_limits = [m for m in snapshot.limits if m.resource == GPUS_OF_A_NODE]
         self._masks: dict[tuple[object, ...], Mask] = {}
         self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
@@ -151,8 +151,8 @@ class NodeArrays:
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
         reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
         reserved for others before its time limit ends: Slurm would not start it there. Not on
-        nodes that another user has alone; in a partition with such nodes only on idle ones. If it
-        takes all memory, only where no job uses any.
+        nodes that another user has alone; in a partition with such nodes on idle and own ones. If
+        it takes all memory, only where no job uses any.
 
         Args:
             job: any job.
@@ -163,7 +163,7 @@ class NodeArrays:
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
         all_memory = job.takes_all_memory
         own = job.allocation.nodes if all_memory and job.allocation else ()
-        user = job.user if self._owned else ""
+        user = job.user if self._for_one_user else ""
         flags = (user, bool(reservation), planned, asleep, all_memory)
         key = (job.partition, excluded, features, own, flags)
         mask = self._masks.get(key)
@@ -172,8 +172,7 @@ class NodeArrays:
             usable = usable | self.asleep if asleep else usable
             mask = self._allowed(job.partition, excluded, features, reservation, usable)
             if user:
-                owners = ("", user)
-                mask = mask & np.array([n.owner in owners for n in self.snapshot.nodes], dtype=bool)
+                mask = mask & self._open_to(user, job.partition)
             if all_memory:
                 mask = mask & self._with_all_memory(own)
             self._masks[key] = mask
@@ -244,6 +243,22 @@ class NodeArrays:
         reserved = self._reserved_before_its_end(job)
         return frozenset(i for i in held if self.names[i] in reserved)
 
+    def _open_to(self, user: str, partitions: str) -> Mask:
+        """Return the mask of nodes that no other user has alone.
+
+        In a partition whose nodes have jobs of one user only, a node in use has to be this user's:
+        which users have jobs without GPUs there is not known otherwise.
+        """
+        records = (self._partitions.get(name) for name in partitions.split(","))
+        alone = any(p.exclusive_user for p in records if p)
+        return np.array(
+            [
+                n.owner == user or (not n.owner and not (alone and n.used_cpus))
+                for n in self.snapshot.nodes
+            ],
+            dtype=bool,
+        )
+
     def _with_all_memory(self, own: Sequence[str]) -> Mask:
         """Return the mask of nodes whose memory no job uses, and of its own."""
         mask = self._memory_unused.copy()
@@ -290,9 +305,6 @@ class NodeArrays:
             ],
             dtype=bool,
         )
-        if any((p := self._partitions.get(n)) and p.exclusive_user for n in up_partitions):
-            # Nodes in use may be another user's: which users have jobs without GPUs is not known.
-            mask &= np.array([n.used_cpus == 0 for n in self.snapshot.nodes], dtype=bool)
         mask[[self.index[n] for n in excluded if n in self.index]] = False
         return np.asarray(mask & usable)
 

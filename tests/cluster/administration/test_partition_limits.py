@@ -53,7 +53,7 @@ def test_growth_keeps_to_limits_of_partitions_and_qos(
         elastic(cluster, "-pcpus8", "-c4", "--gres=gpu:1"): 2,
         elastic(cluster, "-pmem4", "--mem=1500", "--gres=gpu:1"): 2,
         elastic(cluster, "-poneuser", "-wg03", directive="1-8"): 4,
-        elastic(cluster, "--qos=pernode", "-wg06", directive="1-4,sizes=1:2:4"): 2,
+        elastic(cluster, "--qos=pernode", "-wg06", "-xg03,g05", directive="1-4,sizes=1:2:4"): 2,
     }
     per_gpu = elastic(cluster, "-pcpusgpu", "--qos=jobminutes", "-t20")
     until(
@@ -71,7 +71,7 @@ def test_a_limit_that_is_not_known_costs_two_changes_and_no_more(
     daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     job = elastic(cluster, "--qos=unknown", "-wg04", "-t40", directive="1-4,sizes=1:4")
-    barred = "Barred: 4 a100 (Slurm did not start it (MaxGRESRunMinsPerUser))"
+    barred = "4 a100 (Slurm did not start it (MaxGRESRunMinsPerUser)); `selastic release"
     until(
         lambda: barred in " ".join(daemon.selastic("explain", str(job), check=False).split()),
         seconds=60,

@@ -75,16 +75,22 @@ def test_a_qos_may_cap_the_gpus_of_a_node():
     assert place(c, 2, 4) == {"g2": 4}
 
 
-def test_nodes_of_one_user_only_are_entered_when_they_are_idle():
-    c = cluster(exclusive_user=True)
-    c.add(1, elastic="1-8", on={"g1": 1})
-    c.add(2, on={"g2": 1})
-    assert place(c, 1, 8) == {"g3": 4, "g4": 4}
-    assert place(c, 1, 1) == {"g1": 1}
+def test_nodes_of_one_user_only_are_entered_when_they_are_idle_or_this_users():
+    c = cluster(5, exclusive_user=True)
+    owners = {"g1": "alice", "g2": "bob", "g5": "alice"}
+    c.nodes = [node(f"g{i}", owner=owners.get(f"g{i}", "")) for i in range(1, 6)]
+    c.add(2, elastic="1-20", on={"g1": 1})  # alice's
+    c.add(3, on={"g2": 1})
+    c.add(5, on={"g4": 1}, partition="other")
+    assert place(c, 2, 4) == {"g1": 4}
+    assert place(c, 2, 12) == {"g1": 4, "g3": 4, "g5": 4}
+    assert place(c, 2, 16) is None
 
 
-def test_a_node_that_another_user_keeps_is_not_entered():
-    c = Cluster([node("g1"), node("g2", owner="bob"), node("g3", owner="alice"), node("g4")])
+def test_a_node_that_another_user_keeps_is_not_entered_from_other_partitions():
+    partitions = (Partition(name="gpu"), Partition(name="alone", exclusive_user=True))
+    nodes = [node("g1"), node("g2", owner="bob"), node("g3", owner="alice"), node("g4")]
+    c = Cluster(nodes, partitions=partitions)
     c.add(2, elastic="1-16")  # alice's
     assert place(c, 2, 12) == {"g1": 4, "g3": 4, "g4": 4}
 
