@@ -250,7 +250,7 @@ class TrainingStateCheck:
         if not jump:
             return
         change = (
-            f"restarted on {self.world} ranks"
+            f"restarted on {self.world} rank{'' if self.world == 1 else 's'}"
             if before.world in (0, self.world)
             else f"{before.world} → {self.world} ranks"
         )

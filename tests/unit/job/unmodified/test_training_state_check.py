@@ -95,6 +95,10 @@ def test_in_the_same_world_only_the_step_is_compared(tmp_path: Path) -> None:
     assert attempt(state, 2, hugging_face(tmp_path, step=110, batch=200)) == ""
     jump = attempt(state, 2, hugging_face(tmp_path, step=10, batch=200))
     assert jump == "restarted on 2 ranks: step 110 is followed by step 10"
+    alone = ResumeState()
+    attempt(alone, 1, hugging_face(tmp_path, step=110, batch=200))
+    jump = attempt(alone, 1, hugging_face(tmp_path, step=10, batch=200))
+    assert jump == "restarted on 1 rank: step 110 is followed by step 10"
 
 
 def test_a_batch_that_may_change_is_no_jump(tmp_path: Path) -> None:
