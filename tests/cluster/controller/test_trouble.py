@@ -305,8 +305,8 @@ def test_rubbish_within_the_ledger_is_left_out(cluster: SlurmCluster, daemon: Da
     cluster.exec([PYTHON, "-c", f"from sys import argv; {spoil}", f"{daemon.home}/ledger.sqlite"])
     begun = len(daemon.log())
     daemon.start()
-    daemon.selastic("history", str(job))
     until(lambda: f"{job} " in daemon.selastic("status"))
+    daemon.selastic("history", str(job))
     assert len(lines(daemon.log()[begun:], "unreadable|cannot be read")) >= 1
     assert gpus(cluster, job) == 4
 
