@@ -243,7 +243,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Thousands of processes import the project or its tests: each would compile them.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Threads of OpenBLAS wait by running in circles, where others could compute.
+    # Idle threads of OpenBLAS keep a core busy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))

@@ -29,7 +29,7 @@ from slurm_elastic.job.launchers.nested_launch import (
     ranks_only,
     step_processes,
 )
-from slurm_elastic.job.launchers.processor_use import ProcessorUse, StorageReads
+from slurm_elastic.job.launchers.rank_use import RankUseMeter
 from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
@@ -122,14 +122,11 @@ class Supervisor:
         server.start()
         in_place = InPlaceRestart(self._state, server)
         if address:
-            cpus = ProcessorUse(self._rank_processes, self._gpus_here)
-            reads = StorageReads(self._rank_processes, self._gpus_here)
+            meter = RankUseMeter(self._rank_processes, self._gpus_here)
             self._client = ControllerClient(
                 self._state,
                 address,
-                measure=lambda: self._state.set_own(
-                    {"busy_cpus": cpus.busy_cpus(), "read_bytes_s": reads.read_bytes_s()}
-                ),
+                measure=lambda: self._state.set_own(meter.measure()._asdict()),
             )
             self._client.start()
         if self._script:

@@ -116,6 +116,11 @@ def parse_admin_level(text: str, account: str) -> str:
     return ""
 
 
+def partition_fields(text: str) -> list[dict[str, str]]:
+    """Return the fields of each line of `scontrol show partition -o`."""
+    return [dict(w.partition("=")[::2] for w in line.split()) for line in text.splitlines()]
+
+
 def closed_partitions(text: str) -> tuple[str, ...]:
     """Return the partitions on whose nodes no job can be submitted to them (`AllocNodes`).
 
@@ -126,8 +131,7 @@ def closed_partitions(text: str) -> tuple[str, ...]:
     ('gpu',)
     """
     closed = []
-    for line in text.splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
+    for fields in partition_fields(text):
         allowed, nodes = fields.get("AllocNodes", ""), fields.get("Nodes", "")
         if allowed in _ALL_NODES or nodes in _ALL_NODES:
             continue
@@ -146,7 +150,7 @@ def whole_node_partitions(text: str) -> tuple[str, ...]:
     >>> whole_node_partitions("PartitionName=a OverSubscribe=EXCLUSIVE State=UP")
     ('a',)
     """
-    partitions = (dict(w.partition("=")[::2] for w in line.split()) for line in text.splitlines())
+    partitions = partition_fields(text)
     return tuple(p["PartitionName"] for p in partitions if p.get("OverSubscribe") == "EXCLUSIVE")
 
 
@@ -168,7 +172,7 @@ def without_memory_default(text: str, settings: Mapping[str, str]) -> tuple[str,
         return ()
     if _default_memory(settings):
         return ()
-    partitions = [dict(w.partition("=")[::2] for w in line.split()) for line in text.splitlines()]
+    partitions = partition_fields(text)
     return tuple(p.get("PartitionName", "") for p in partitions if p and not _default_memory(p))
 
 

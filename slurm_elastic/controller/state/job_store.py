@@ -119,7 +119,9 @@ class JobStore:
             entry.reported = True
             if report.run > entry.reported_run:
                 self._record_first_report(entry, report, job)
-            entry.proven = report.proven or (entry.proven and not _is_of_another(report, last))
+            entry.proven = report.proven or (
+                entry.proven and not _is_of_another_script(report, last)
+            )
             rehearsed = entry.rehearsal.record(report, now=now)
             if report.kind == "script":
                 entry.jump = report.jump
@@ -508,7 +510,7 @@ class JobStore:
         )
 
 
-def _is_of_another(report: Report, last: tuple[float, Report] | None) -> bool:
+def _is_of_another_script(report: Report, last: tuple[float, Report] | None) -> bool:
     """Return whether a report is of another script of the job than the one that was proven.
 
     A batch script may start several, one after the other; each shows itself that it resumes.

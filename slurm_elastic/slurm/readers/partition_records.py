@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from slurm_elastic.slurm.slurm_settings import options
+from slurm_elastic.slurm.slurm_settings import options, partition_fields
 
 _TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{2}):([0-9]{2})")
 _ABSENT = ("(null)", "N/A")
@@ -32,9 +32,8 @@ def partitions_of(output: bytes) -> Iterator[Any]:
     Args:
         output: of scontrol.
     """
-    for line in output.decode(errors="replace").splitlines():
-        pairs = {k: v for k, _, v in (word.partition("=") for word in line.split())}
-        texts = {k: "" if v in _ABSENT else v for k, v in pairs.items()}
+    for fields in partition_fields(output.decode(errors="replace")):
+        texts = {k: "" if v in _ABSENT else v for k, v in fields.items()}
         if not texts.get("PartitionName"):
             continue
         defaults = options(texts.get("JobDefaults", ""))

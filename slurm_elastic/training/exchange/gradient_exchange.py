@@ -63,7 +63,7 @@ class GradientExchange:
 
     @property
     def crossing_bytes(self) -> int:
-        """See `ParallelStrategy`: rings of all ranks, in which each node has one way out."""
+        """See `ParallelStrategy`: in a ring of all ranks one rank of each node sends to another."""
         size = self._rank_group.size
         return 2 * self.bytes * (size - 1) // size
 

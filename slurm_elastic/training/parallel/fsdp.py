@@ -38,7 +38,7 @@ from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, Loss
 from slurm_elastic.training.parallel.rank_mesh import RankMesh
 from slurm_elastic.training.parallel.shared_layers import SharedLayers, weights_used_by_layers
 from slurm_elastic.training.ranks.process_group import RankGroup
-from slurm_elastic.training.ranks.torch_compat import release
+from slurm_elastic.training.ranks.torch_compat import forget_groups, release
 from slurm_elastic.training.sampler import BatchSplit, GroupSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
@@ -256,8 +256,7 @@ class FullyShardedParallel:
         self._whole.restore()
         if self._rank_mesh:
             self._rank_mesh.forget_groups()
-        # torch keeps meshes for good, with results of theirs, but needs their groups no more.
-        getattr(self._mesh, "_pg_registry", {}).clear()
+        forget_groups(self._mesh)
 
     def _sharers(self, part: Any) -> int:
         """Return how many ranks of a replica share the tensor, of which this is a part."""

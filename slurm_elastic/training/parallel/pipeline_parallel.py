@@ -165,7 +165,7 @@ class PipelineParallel:
 
     @property
     def crossing_bytes(self) -> int | None:
-        """See `ParallelStrategy`: activations, too, whose way is not known."""
+        """See `ParallelStrategy`: not known, as stages also send activations."""
         return None
 
     def report_fields(self, batch: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ import torch
 
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.subgroup import subgroup
+from slurm_elastic.training.ranks.torch_compat import forget_groups
 
 
 class RankMesh:
@@ -40,5 +41,5 @@ class RankMesh:
         self.replicas_mesh, self.group_mesh = (self._mesh[name] for name in names)
 
     def forget_groups(self) -> None:
-        """Let go of the process groups: torch keeps meshes for good, but needs these no more."""
-        getattr(self._mesh, "_pg_registry", {}).clear()
+        """See `torch_compat.forget_groups`."""
+        forget_groups(self._mesh)

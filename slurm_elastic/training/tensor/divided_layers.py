@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from slurm_elastic.training.ranks.subgroup import Subgroup
+from slurm_elastic.training.ranks.torch_compat import forget_groups
 from slurm_elastic.training.tensor.chunked_products import Chunking, column_product, row_product
 from slurm_elastic.training.tensor.divided_attention import DividedAttention
 from slurm_elastic.training.tensor.group_operations import OwnPart, WholeActivation
@@ -77,8 +78,7 @@ class DividedLayers:
         for module in self._changed:
             vars(module).pop("forward", None)
         torch.backends.mha.set_fastpath_enabled(self._fast_path)
-        # torch keeps meshes for good, with results of theirs, but needs their groups no more.
-        getattr(self._mesh, "_pg_registry", {}).clear()
+        forget_groups(self._mesh)
 
     def _change(self, module: Any, forward: Callable[..., Any]) -> None:
         module.forward = forward

@@ -1,4 +1,4 @@
-"""CPUs that ranks keep busy."""
+"""CPUs that ranks keep busy, and what they read from storage."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.launchers.processor_use import ProcessorUse, StorageReads
+from slurm_elastic.job.launchers.rank_use import RankUseMeter
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -23,7 +23,7 @@ class Use:
 
     def __init__(self, proc):
         self.proc, self.now, self.seconds = proc, 0.0, {}
-        self.measured = ProcessorUse(
+        self.measured = RankUseMeter(
             lambda: [7, 8, 9], lambda: 2, clock=lambda: self.now, proc=proc
         )
 
@@ -35,7 +35,7 @@ class Use:
             ticks = int(used * TICKS / 2)
             fields = ["S", *["0"] * 10, str(ticks), str(ticks), *["0"] * 20]
             (folder / "stat").write_text(f"{pid[1:]} (a) b) {' '.join(fields)}")
-        return self.measured.busy_cpus()
+        return self.measured.measure().busy_cpus
 
 
 def test_the_busy_cpus_of_all_processes_are_divided_by_the_gpus(use):
@@ -59,23 +59,23 @@ def test_a_program_that_has_started_anew_begins_a_measurement(use):
 def test_a_busy_process_is_seen():
     now = iter((0.0, 10.0))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        use = ProcessorUse(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
+        use = RankUseMeter(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
         try:
-            assert use.busy_cpus() is None
+            assert use.measure().busy_cpus is None
             deadline = time.monotonic() + 60
             stat = Path(f"/proc/{process.pid}/stat")
             while time.monotonic() < deadline:
                 if int(stat.read_text().rpartition(")")[2].split()[11]) > 10:
                     break
                 time.sleep(0.05)
-            assert use.busy_cpus() > 0
+            assert use.measure().busy_cpus > 0
         finally:
             process.kill()
 
 
 def test_the_bytes_read_from_storage_are_divided_by_the_gpus(tmp_path):
     now = iter((0.0, 3.0, 10.0, 20.0))
-    reads = StorageReads(lambda: [7, 8], lambda: 2, clock=lambda: next(now), proc=tmp_path)
+    reads = RankUseMeter(lambda: [7, 8], lambda: 2, clock=lambda: next(now), proc=tmp_path)
 
     def read(pid, count):
         (tmp_path / str(pid)).mkdir(exist_ok=True)
@@ -83,14 +83,14 @@ def test_the_bytes_read_from_storage_are_divided_by_the_gpus(tmp_path):
         (tmp_path / str(pid) / "io").write_text(text)
 
     read(7, 1000)
-    assert reads.read_bytes_s() is None
-    assert reads.read_bytes_s() is None
+    assert reads.measure().read_bytes_s is None
+    assert reads.measure().read_bytes_s is None
     read(7, 3000)
     read(8, 4000)
-    assert reads.read_bytes_s() == (2000 + 4000) / 10 / 2
+    assert reads.measure().read_bytes_s == (2000 + 4000) / 10 / 2
     (tmp_path / "7" / "io").write_text("damaged")
     (tmp_path / "8" / "io").unlink()
-    assert reads.read_bytes_s() is None
+    assert reads.measure().read_bytes_s is None
 
 
 _READER = """
@@ -114,12 +114,12 @@ def test_what_a_process_reads_from_storage_is_seen(tmp_path):
     command = [sys.executable, "-c", _READER, str(tmp_path / "file")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
-        reads = StorageReads(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
+        reads = RankUseMeter(lambda: [process.pid], lambda: 1, clock=lambda: next(now))
         process.stdout.readline()
-        assert reads.read_bytes_s() is None
+        assert reads.measure().read_bytes_s is None
         print(file=process.stdin, flush=True)
         process.stdout.readline()
-        seen = reads.read_bytes_s()
+        seen = reads.measure().read_bytes_s
         print(file=process.stdin, flush=True)
     if not seen:
         pytest.skip("this file system counts no bytes that are read")
