@@ -24,7 +24,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import ROOT, run_ranks
+from benchmarks import ROOT
+from benchmarks.support.rank_processes import run_ranks
 
 WIDTH, BLOCKS, BATCH = 512, 8, 128
 RANKS = 2
