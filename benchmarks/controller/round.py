@@ -25,7 +25,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from slurm_elastic import round as rounds
-from slurm_elastic.config.schema import Config, ResizeSettings, TopologySettings
+from slurm_elastic.config.placement_settings import TopologySettings
+from slurm_elastic.config.schema import Config, ResizeSettings
 from slurm_elastic.core.plan import Plan
 from slurm_elastic.models import speedup
 from slurm_elastic.models.speedup import SpeedModel

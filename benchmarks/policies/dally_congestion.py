@@ -12,7 +12,8 @@ import multiprocessing
 import time
 from pathlib import Path
 
-from slurm_elastic.config.schema import Config, ControllerSettings, PlacementSettings
+from slurm_elastic.config.placement_settings import PlacementSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.truth.rack_network import Network
