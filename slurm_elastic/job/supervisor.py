@@ -40,7 +40,6 @@ from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
-from slurm_elastic.job.unmodified.size_words import read_batch_script, size_word
 from slurm_elastic.rpc import frames
 
 _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -90,8 +89,6 @@ class Supervisor:
         self._companions: ProgramCompanions | None = None
         self._watches: list[NestedLaunchWatch | RendezvousWatch | UnreportedEndWatch] = []
         self._refused = False
-        #: Whether the batch script may have chosen the command by it; None: not known.
-        self._depends_on_size: bool | None = None
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
@@ -131,9 +128,9 @@ class Supervisor:
             self._client.start()
         if self._script:
             self._script.start()
-            is_asked = self._script.repeats_command and self._companions is not None
-            if is_asked and not self._script.has_command_of_another_size:
-                self._in_background(self._read_batch_script)
+            if self._companions is not None:
+                job_id = self._launch.allocation.job_id
+                self._in_background(self._script.command.read_batch_script, job_id)
         else:
             self._state.update({"phase": "training"})
         job = self._launch.allocation
@@ -232,28 +229,7 @@ class Supervisor:
     def _may_repeat(self) -> bool:
         """Return whether the command of this run still resumes from the newest checkpoint."""
         script = None if self._uses_library else self._script
-        if script is None:
-            return True
-        return script.repeats_command and (
-            script.has_command_of_another_size or self._depends_on_size is False
-        )
-
-    def _read_batch_script(self) -> None:
-        """Look whether the batch script mentions the size of its job."""
-        text = read_batch_script(self._launch.allocation.job_id)
-        if text is None:
-            log_line(
-                "the batch script could not be read (scontrol write batch_script): until the"
-                " program's command was the same on two numbers of GPUs the job is resized by"
-                " requeues only"
-            )
-        elif word := size_word(text):
-            log_line(
-                f"the batch script mentions {word}: until the program's command was the same on two"
-                " numbers of GPUs the job is resized by requeues only"
-            )
-        else:
-            self._depends_on_size = False
+        return script is None or script.command.may_start_again
 
     def _restart_is_due(self) -> bool:
         return self._companions is not None and self._companions.restart.is_due

@@ -69,7 +69,7 @@ def test_a_run_repeats_the_command_of_the_run_before(
 ) -> None:
     for run, command in enumerate(commands):
         job = ScriptJob(tmp_path, run=run, command=command)
-        last = job.watch.repeats_command
+        last = job.watch.command.is_repeated
         job.save()
     assert last == repeats
 
@@ -82,7 +82,7 @@ def test_a_run_without_a_checkpoint_shows_nothing(
     chosen.watch.start()
     chosen.watch.stop()
     assert "command differs from that of the last run" in capsys.readouterr().err
-    assert not ScriptJob(tmp_path, run=2, command="a --resume s1.pt").watch.repeats_command
+    assert not ScriptJob(tmp_path, run=2, command="a --resume s1.pt").watch.command.is_repeated
 
 
 def test_another_here_document_is_another_command():

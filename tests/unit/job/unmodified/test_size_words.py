@@ -51,14 +51,14 @@ def test_a_command_of_two_sizes_does_not_depend_on_them(tmp_path: Path) -> None:
     same = command("train.py", MASTER_ADDR="g01")
     Job(tmp_path, command=same).save()
     rehearsed = Job(tmp_path, run=1, command=same)
-    assert not rehearsed.watch.has_command_of_another_size, "both on one rank"
+    assert not rehearsed.watch.command.has_another_size, "both on one rank"
     rehearsed.save()
     grown = Job(tmp_path, run=2, world=2, command=command("train.py", MASTER_ADDR="g02"))
-    assert grown.watch.repeats_command
-    assert grown.watch.has_command_of_another_size
+    assert grown.watch.command.is_repeated
+    assert grown.watch.command.has_another_size
     grown.save()
     moved = Job(tmp_path, run=3, world=2, command=same)
-    assert moved.watch.has_command_of_another_size
+    assert moved.watch.command.has_another_size
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_command_that_was_computed_from_the_size(tmp_path: Path, grown: str) -
         Job(tmp_path, run=run, command=small).save()
     for run in (2, 3):
         larger = Job(tmp_path, run=run, world=2, command=grown)
-        assert not larger.watch.has_command_of_another_size
+        assert not larger.watch.command.has_another_size
         larger.save()
 
 
