@@ -22,19 +22,13 @@ from slurm_elastic.job.environment.state_directory import state_directories
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
-from slurm_elastic.job.launchers.lone_ranks import trains_alone
-from slurm_elastic.job.launchers.nested_launch import (
-    NestedLaunchWatch,
-    RankProcess,
-    ranks_only,
-    step_processes,
-)
+from slurm_elastic.job.launchers.nested_launch import RankProcess, ranks_only, step_processes
 from slurm_elastic.job.launchers.rank_use import RankUseMeter
-from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
+from slurm_elastic.job.steps.launch_watches import LaunchWatches
 from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
 from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
@@ -87,11 +81,17 @@ class Supervisor:
         )
         self._uses_library = False
         self._companions: ProgramCompanions | None = None
-        self._watches: list[NestedLaunchWatch | RendezvousWatch | UnreportedEndWatch] = []
         self._refused = False
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
+        self._watches = LaunchWatches(
+            launch,
+            on_nested=self._refuse,
+            uses_library=lambda: self._uses_library,
+            has_begun_save=self._script.has_begun_save if self._script else None,
+        )
+        self._end_watch: UnreportedEndWatch | None = None
         if child:
             self._trial.begin()
         self._step = self._supervise(child) if child else self._start()
@@ -178,8 +178,10 @@ class Supervisor:
         return _REFUSED_CODE if self._refused else code
 
     def _end_watches(self) -> None:
-        while self._watches:
-            self._watches.pop().end()
+        self._watches.end()
+        if self._end_watch is not None:
+            self._end_watch.end()
+            self._end_watch = None
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
@@ -196,7 +198,7 @@ class Supervisor:
             command=program_command(
                 self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
             ),
-            are_alone=self._train_alone,
+            are_alone=lambda size: self._watches.train_alone(self._rank_processes(), size),
             end_ranks=self._end_lone_ranks,
         )
 
@@ -261,38 +263,21 @@ class Supervisor:
 
     def _supervise(self, child: SrunProcess) -> JointStep:
         self._ranks.mark = child.mark
-        launch = self._launch
-        is_watched = launch.ranks > 1 or launch.options.checkpoint is not None
-        if recognise(launch.options.program) is not None:
-            is_watched = False  # esrun has started the launcher itself
-        here, run_id = launch.allocation.here, launch.allocation.run_id
-        if is_watched and here in launch.nodes:
-            self._watches.append(NestedLaunchWatch(child.mark, run_id, on_nested=self._refuse))
-        if is_watched and launch.ranks > 1 and here == launch.nodes[0]:
-            self._watches.append(self._rendezvous_watch())
+        self._watches.begin(child.mark)
         step = JointStep(
             child,
-            launch.started_parts,
+            self._launch.started_parts,
             end_ranks=self._kill_ranks,
             wait_in_vain=self._waits_in_vain,
         )
-        if here:
-            base = launch.allocation.job_id
-            self._watches.append(
-                UnreportedEndWatch(
-                    lambda: [(job_id or base, one) for job_id, one in step.running()],
-                    self._rank_processes,
-                )
+        if self._launch.allocation.here:
+            base = self._launch.allocation.job_id
+            self._end_watch = UnreportedEndWatch(
+                lambda: [(job_id or base, one) for job_id, one in step.running()],
+                self._rank_processes,
             )
-        for watch in self._watches:
-            watch.start()
+            self._end_watch.start()
         return step
-
-    def _rendezvous_watch(self) -> RendezvousWatch:
-        port, warn = int(self._launch.environment["MASTER_PORT"]), self._warn_of_lone_ranks
-        if self._script is None:
-            return RendezvousWatch(port, warn, meet_s=UNSEEN_S)
-        return RendezvousWatch(port, warn, has_begun=self._script.has_begun_save)
 
     def _waits_in_vain(self) -> bool:
         """Return whether ranks that others have left are those of a script that began nothing."""
@@ -309,20 +294,6 @@ class Supervisor:
                 resume=lambda: self._ranks.send_here("THAW"),
             )
         self._ranks.send("KILL")
-
-    def _warn_of_lone_ranks(self) -> None:
-        if not self._uses_library:
-            log_line(
-                f"no rank listens at MASTER_PORT: unless the {self._launch.ranks} ranks know"
-                " of each other in another way, each trains alone and they overwrite each other's"
-                " checkpoints; a program for one GPU needs --elastic=1-1"
-            )
-
-    def _train_alone(self, saved_bytes: int) -> bool | None:
-        """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
-        if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
-            return False  # a launcher starts them, or rank 0 runs on another host
-        return trains_alone(self._rank_processes(), saved_bytes)
 
     def _rank_processes(self) -> dict[int, RankProcess]:
         return ranks_only(step_processes(self._ranks.mark), os.getpid())
