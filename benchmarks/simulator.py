@@ -115,10 +115,10 @@ def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:
         builtin_profiles.write(at / "profiles")
         with (at / "built-in.csv").open("w", newline="") as stream:
             generate.write(lines, stream)
-        found = workload.read(at / "built-in.csv")
+        jobs_read = workload.read(at / "built-in.csv")
         return (
-            found,
-            application_profiles.read(at / "profiles", found.applications, cluster.types),
+            jobs_read,
+            application_profiles.read(at / "profiles", jobs_read.applications, cluster.types),
             cluster,
         )
 

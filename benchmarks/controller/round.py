@@ -231,11 +231,11 @@ def _plain(question: Question) -> dict[int, tuple[str, int]]:
     on: dict[int, tuple[str, utility_curves.UtilityCurve]] = {}
     for job_id in question.jobs:
         held = question.snapshot.job[job_id].allocation
-        found = _curve(question, job_id, held.gpu_type) if held else None
-        if held and found:
-            on[job_id] = (held.gpu_type, found)
+        curve = _curve(question, job_id, held.gpu_type) if held else None
+        if held and curve:
+            on[job_id] = (held.gpu_type, curve)
             at[job_id] = 0
-            free[held.gpu_type] -= int(found.sizes[0])
+            free[held.gpu_type] -= int(curve.sizes[0])
     while True:
         best: tuple[float, int, int] | None = None
         for job_id, (kind, curve) in on.items():

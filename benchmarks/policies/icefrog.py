@@ -80,19 +80,19 @@ def main() -> int:
     names = WORKLOADS[:1] if args.quick else WORKLOADS
     print("| policy | freezing | avg JCT h | against sia | p99 h | GPU h per job | restarts |"
           " layers frozen | progress lost |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     runs: dict[tuple[str, str], list[Result]] = {}
     for policy, belief in ROWS:
         tasks = [task(policy, belief, name, data) for name in names]
         results = runs[policy, belief] = run_all(tasks, processes=args.processes)
         base = figures(runs["sia", ""], None)
-        row = found[f"{policy} {belief}".strip()] = figures(results, base)
+        row = rows[f"{policy} {belief}".strip()] = figures(results, base)
         print(line(policy, belief, row), flush=True)
         if args.json:
-            args.json.write_text(json.dumps(found, indent=1))
+            args.json.write_text(json.dumps(rows, indent=1))
     print("\nicefrog against sia whose jobs freeze as much as they may:")
     for belief in BELIEFS:
-        one, other = found[f"icefrog {belief}"], found[f"sia {belief}"]
+        one, other = rows[f"icefrog {belief}"], rows[f"sia {belief}"]
         pairs = zip(one["each_avg_jct_h"], other["each_avg_jct_h"], strict=True)
         gains = [a / b - 1 for a, b in pairs]
         better = sum(g < 0 for g in gains)

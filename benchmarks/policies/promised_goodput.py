@@ -45,12 +45,12 @@ def segments(steps: Sequence[Mapping[str, Any]]) -> list[Segment]:
         if not groups or (groups[-1][-1]["run"], groups[-1][-1]["ranks"]) != shape:
             groups.append([])
         groups[-1].append(row)
-    found = []
+    parts = []
     for group in groups:
         ends = [row["end"] for row in group][SKIPPED:]
         times = [b - a for a, b in itertools.pairwise(ends)]
         step_s = statistics.median(times) if len(times) >= FEWEST else None
-        found.append(
+        parts.append(
             Segment(
                 begin=group[0]["end"],
                 end=group[-1]["end"],
@@ -58,7 +58,7 @@ def segments(steps: Sequence[Mapping[str, Any]]) -> list[Segment]:
                 step_s=step_s,
             )
         )
-    return found
+    return parts
 
 
 def promised(reason: Any) -> float | None:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.figures import arm_figures, compared, plot, told
+from benchmarks.scale.figures import arm_figures, compared, figure_lines, plot
 from benchmarks.support.container_commands import cluster_command, on_cluster
 from benchmarks.support.simulated_users import USERS_DIR, SimulatedUsers
 
@@ -41,7 +41,7 @@ controller = "ctld:7321"
 [speedup]
 types = {{ a100 = 2.0, v100 = 1.0 }}
 """
-#: People have this long to submit their first jobs, and what runs to end at the end.
+#: Users have this long to submit their first jobs, and what runs to end at the end.
 FILL_S, END_S = 900.0, 120.0
 
 
@@ -52,8 +52,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for arm in [args.only] if args.only else ARMS:
-            found = run(arm, args)
-            (args.out / f"{arm}.json").write_text(json.dumps(found))
+            result = run(arm, args)
+            (args.out / f"{arm}.json").write_text(json.dumps(result))
     except KeyboardInterrupt:
         sys.exit("benchmarks: interrupted; the cluster is removed")
     files = {a: args.out / f"{a}.json" for a in ARMS}
@@ -63,7 +63,7 @@ def main() -> None:
     whole = {"arms": figures, "compared": both}
     (args.out / "scale.json").write_text(json.dumps(whole, indent=2))
     plot(rows, args.out / "scale.png")
-    print("\n".join(told(whole)))
+    print("\n".join(figure_lines(whole)))
 
 
 def run(arm: str, args: argparse.Namespace) -> dict[str, Any]:

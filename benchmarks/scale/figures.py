@@ -175,7 +175,7 @@ def compared(rows: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def told(whole: Mapping[str, Any]) -> list[str]:
+def figure_lines(whole: Mapping[str, Any]) -> list[str]:
     """Return the figures as text."""
     lines = []
     for arm, f in whole["arms"].items():

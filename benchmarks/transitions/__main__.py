@@ -342,10 +342,10 @@ def figures(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def clean(found: dict[str, Any]) -> bool:
+def clean(row: dict[str, Any]) -> bool:
     """Return whether nothing happened that must not."""
-    stolen = found["stolen"] and not found["rolled_back"]
-    return not (found["other"] or found["attempts"]["lost"] or found["left"] or stolen)
+    stolen = row["stolen"] and not row["rolled_back"]
+    return not (row["other"] or row["attempts"]["lost"] or row["left"] or stolen)
 
 
 def _say(text: str) -> None:

@@ -160,9 +160,9 @@ def _neighbours(
                     (name, table.speed(name, own, beside), table.speed(name, beside, own))
                 )
     rows = []
-    for other_id, found in pairs.items():
-        _, speed, other_speed = min(found, key=lambda row: row[1].speed)
-        nodes = tuple(name for name, _, _ in found)
+    for other_id, shared_nodes in pairs.items():
+        _, speed, other_speed = min(shared_nodes, key=lambda row: row[1].speed)
+        nodes = tuple(name for name, _, _ in shared_nodes)
         rows.append(Neighbour(job_id=other_id, nodes=nodes, speed=speed, other=other_speed))
     return tuple(sorted(rows, key=lambda row: (row.speed.speed, row.job_id)))
 
