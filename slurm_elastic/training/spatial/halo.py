@@ -97,7 +97,7 @@ class Halo:
         return StartedExchange(self._group.start(sends, receives), pieces)
 
     def fetch(self, slab: torch.Tensor) -> tuple[torch.Tensor, list[Pieces]]:
-        """Return the planes that this rank needs, without padding, and those of others by dimension."""
+        """Return the planes that this rank needs, unpadded, and those of others by dimension."""
         received: list[Pieces] = []
         for exchange in self.axes:
             received.append(self.start(exchange, slab).wait())
