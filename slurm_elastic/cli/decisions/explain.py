@@ -373,7 +373,7 @@ def _companions(answer: ExplainAnswer) -> str:
 
 
 def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
-    """Return what the last change was, and how it went."""
+    """Return the last change and its outcome."""
     at = f"at {formatting.clock(change['time'], now)}"
     if change["action"] == "hold":
         return "Last change", f"held {at}"

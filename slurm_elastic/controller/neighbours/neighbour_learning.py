@@ -124,7 +124,7 @@ class NeighbourLearning:
             self._written = (snapshot.time, learner.speeds.changes)
 
     def table(self, snapshot: Snapshot) -> NeighbourTable | None:
-        """Return what placement is to count; None: nothing."""
+        """Return the table that placement is to count; None: it counts none."""
         learner = self._learner
         if self.config.neighbours.mode != "act" or not learner or not learner.speeds.measured:
             return None
@@ -168,7 +168,7 @@ def _neighbours(
 
 
 def _use(report: Report, nodes: int) -> MeasuredUse:
-    """Return what a job used in the time of a report; what it sends counts on several nodes."""
+    """Return the use of a job in the time of a report; sent bytes count on several nodes only."""
     sent_bytes_s = None
     if nodes > 1 and report.exchange_bytes is not None and report.step_time_s:
         sent_bytes_s = min(report.exchange_bytes / report.step_time_s, _MOST_BYTES_S)
@@ -178,7 +178,7 @@ def _use(report: Report, nodes: int) -> MeasuredUse:
 
 
 def _setting(report: Report, nodes: int) -> str:
-    """Return what sets the step time of a job, besides its neighbours."""
+    """Return the values on which the step time of a job depends, besides its neighbours."""
     parts = (
         report.gpu_type,
         report.gpus,

@@ -210,7 +210,7 @@ class Pollux:
 
 
 def type_blind(learned: Learned) -> Learned:
-    """Return what was learned, as if all GPUs were of one type; the first value of a shape counts.
+    """Return learned data as if all GPUs were of one type; the first value of a shape counts.
 
     A replica may compute what every type can.
     """
