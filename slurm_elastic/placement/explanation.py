@@ -175,7 +175,7 @@ class Explainer:
     def why_here(
         self, round_job: RoundJob, holds: Allocation, outcome: JobOutcome | None = None
     ) -> Reason | None:
-        """Return why it stays on its nodes, or the racks of these; None: there is nothing to say."""
+        """Return why it stays on its nodes, or the racks of these; None: there is no reason."""
         if outcome is not None and outcome.stays and holds == round_job.current:
             return outcome.stays
         tree = self._frame.topology
