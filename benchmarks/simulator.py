@@ -55,7 +55,9 @@ _FEW = 20
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulator", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("workloads", nargs="*", type=Path)
     parser.add_argument("--profiles", type=Path, help="default: Sia's published ones")
     published_data.add_option(parser)

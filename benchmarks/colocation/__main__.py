@@ -297,7 +297,7 @@ def _first_fitting(
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(
-        prog="benchmarks.colocation", description=__doc__.split("\n")[0]
+        prog="python -m benchmarks.colocation", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--json", action="store_true", help="machine-readable")

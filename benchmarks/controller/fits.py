@@ -53,7 +53,9 @@ Problem = tuple[list[FitPoint], bool]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller.fits", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     published_data.add_option(parser)

@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 
-from benchmarks.support.container_commands import on_cluster
+from benchmarks.support.container_commands import held_jobs, on_cluster
 
 CONFIG = "/tmp/idle.toml"  # noqa: S108 - in the container
 _TICKS = 100  # per second, sysconf(_SC_CLK_TCK) on Linux
@@ -34,18 +34,16 @@ def main() -> None:
     parser.add_argument("--cluster", default="selastic")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    submit = f"for _ in $(seq {args.jobs}); do sbatch -H -Q --wrap true -o /dev/null; done"
-    on_cluster(args.cluster, "bash", "-c", f"cd /tmp; {submit}", user="alice")
     on_cluster(args.cluster, "cluster-start", "selasticd-stop")
     on_cluster(args.cluster, "tee", CONFIG, stdin='[controller]\nmode = "act"\n')
     start = f"cd /; selasticd --config {CONFIG} >{CONFIG}.log 2>&1 & echo $!"
-    pid = on_cluster(args.cluster, "bash", "-c", start, user="selastic").strip()
-    time.sleep(10)  # the first rounds are not idle
-    before = cpu_s(args.cluster, pid)
-    time.sleep(args.seconds)
-    share = (cpu_s(args.cluster, pid) - before) / args.seconds
-    on_cluster(args.cluster, "kill", pid)
-    on_cluster(args.cluster, "scancel", "-u", "alice", "--state=PENDING")
+    with held_jobs(args.cluster, args.jobs):
+        pid = on_cluster(args.cluster, "bash", "-c", start, user="selastic").strip()
+        time.sleep(10)  # the first rounds are not idle
+        before = cpu_s(args.cluster, pid)
+        time.sleep(args.seconds)
+        share = (cpu_s(args.cluster, pid) - before) / args.seconds
+        on_cluster(args.cluster, "kill", pid)
     if args.json:
         print(json.dumps({"jobs": args.jobs, "seconds": args.seconds, "core_share": share}))
     else:

@@ -14,7 +14,7 @@ import json
 import statistics
 
 from benchmarks import ROOT
-from benchmarks.support.container_commands import PYTHON, on_cluster
+from benchmarks.support.container_commands import PYTHON, held_jobs, on_cluster
 
 PROGRAM = ROOT / "tests" / "cluster" / "drivers" / "compare_readers.py"
 PLACE = "/tmp/readers.py"  # noqa: S108 - in the container
@@ -29,14 +29,12 @@ def main() -> None:
     parser.add_argument("--cluster", default="selastic")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    submit = f"for _ in $(seq {args.jobs}); do sbatch -H -Q --wrap true -o /dev/null; done"
-    on_cluster(args.cluster, "bash", "-c", f"cd /tmp; {submit}", user="alice")
     on_cluster(args.cluster, "tee", PLACE, stdin=PROGRAM.read_text(encoding="utf-8"))
     read = (PYTHON, PLACE, "--time", _READS)
-    blocks = [
-        json.loads(on_cluster(args.cluster, *read, user="selastic")) for _ in range(args.blocks)
-    ]
-    on_cluster(args.cluster, "scancel", "-u", "alice", "--state=PENDING")
+    with held_jobs(args.cluster, args.jobs):
+        blocks = [
+            json.loads(on_cluster(args.cluster, *read, user="selastic")) for _ in range(args.blocks)
+        ]
     medians = {
         f"{name}_{unit}": statistics.median(block[name][unit] for block in blocks)
         for name in blocks[0]

@@ -40,7 +40,9 @@ from tests.support.decisions.synthetic_clusters import Cluster, busy
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller.round", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=5)

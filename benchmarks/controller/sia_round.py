@@ -85,7 +85,9 @@ def _later(question: Question, seconds: float = 30.0) -> Question:
 
 def main() -> None:
     """Print CPU seconds of the first and of later rounds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller.sia_round", description=__doc__
+    )
     parser.add_argument("--policy", choices=("sia", "goodput"), default="sia")
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--jobs", type=int, default=10_000)

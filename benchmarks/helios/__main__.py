@@ -204,7 +204,9 @@ def shown(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.helios", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.helios", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--part", default=",".join(PARTS), help="queues, sleep or both")
     parser.add_argument("--divide", default="1,2,3,4", help="nodes of each cluster over these")
     parser.add_argument("--errors", action="store_true", help="errors of predictions instead")

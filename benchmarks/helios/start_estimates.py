@@ -84,7 +84,11 @@ def lines(figures: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
 
 def main() -> None:
     """Print the figures of queues without, and with, elastic jobs that run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.helios.start_estimates",
+        description=__doc__,
+        formatter_class=_Raw,
+    )
     parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")

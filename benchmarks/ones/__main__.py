@@ -174,7 +174,9 @@ def generation_ms() -> float:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="benchmarks.ones", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ones", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     published_data.add_option(parser)
     options = parser.parse_args()

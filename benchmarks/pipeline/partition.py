@@ -35,7 +35,10 @@ WIDE_NODES = [Level(8, 1e10), Level(2, 1.25e9)]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pipeline.partition",
+        description=__doc__.split("\n", maxsplit=1)[0],
+    )
     published_data.add_option(parser)
     parser.add_argument("--repeat", type=int, default=3, help="the least CPU of so many runs")
     parser.add_argument("--json", action="store_true")

@@ -103,7 +103,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
     labels = ", ".join(row.label for row in (*ROWS, *OTHER_ROWS))
     parser.add_argument("--traces", nargs="+", default=list(TRACES), help=", ".join(TRACES))
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")

@@ -79,7 +79,9 @@ def run(case: Case) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policies.dally_congestion", description=__doc__
+    )
     parser.add_argument(
         "--workloads", nargs="+", default=["philly-1", "philly-2"], metavar="TRACE-N"
     )

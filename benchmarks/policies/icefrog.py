@@ -70,7 +70,9 @@ def line(policy: str, belief: str, row: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policies.icefrog", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="philly-1 alone")
     parser.add_argument("--processes", type=int, default=1)
     published_data.add_option(parser)

@@ -54,7 +54,9 @@ def run(label: str, trace: str, index: int, data: Path) -> dict[str, float]:
 
 def main() -> None:
     """Print one line per run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policies.unprofiled_types", description=__doc__
+    )
     parser.add_argument("--trace", default="philly")
     parser.add_argument("--workload", type=int, default=1)
     published_data.add_option(parser)

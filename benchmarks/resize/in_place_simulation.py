@@ -117,7 +117,10 @@ def line(trace: str, kind: str, row: Mapping[str, float], base: Mapping[str, flo
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.resize.in_place_simulation",
+        description=__doc__.partition("\n")[0],
+    )
     parser.add_argument("--traces", nargs="+", default=[*PUBLISHED, INVENTED])
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import ROOT
@@ -47,3 +49,12 @@ def place_driver(cluster: str, program: Path, folder: str) -> str:
     path = f"{folder}/{program.name}"
     on_cluster(cluster, "tee", path, stdin=program.read_text())
     return path
+
+
+@contextlib.contextmanager
+def held_jobs(cluster: str, count: int) -> Iterator[None]:
+    """Have so many held jobs of alice in the queue; they are cancelled at the end."""
+    submit = f"for _ in $(seq {count}); do sbatch -H -Q --wrap true -o /dev/null; done"
+    on_cluster(cluster, "bash", "-c", f"cd /tmp; {submit}", user="alice")
+    yield
+    on_cluster(cluster, "scancel", "-u", "alice", "--state=PENDING")
