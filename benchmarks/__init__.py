@@ -1,1 +1,6 @@
-"""Benchmarks; each module prints its figures: `python -m benchmarks.NAME`."""
+"""Benchmarks: `python -m benchmarks` lists their commands; docs/benchmarks.md has the figures."""
+
+from pathlib import Path
+
+#: The project's folder.
+ROOT = Path(__file__).resolve().parents[1]

@@ -312,7 +312,7 @@ def _gang(job_id: int, gpus: int, draw: random.Random) -> Gang:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dally_tables", description=__doc__)
     parser.add_argument("--main", action="store_true", help="p75g8 on A64 only")
     parser.add_argument("--decide", action="store_true", help="time one large decision only")
     parser.add_argument("--rounds", action="store_true", help="of the live policy, with --decide")

@@ -368,7 +368,9 @@ def call(jobs: int, nodes: int) -> tuple[float, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print what was asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.elastic_batch", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--gpus", type=int, action="append", choices=(40, 400))
     parser.add_argument("--arrivals", action="append", choices=tuple(ARRIVALS))
     parser.add_argument("--seeds", type=int, default=3, help="workloads of each kind, or repeats")

@@ -113,7 +113,9 @@ DALLY = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.extrapolation", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     published_data.add_option(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

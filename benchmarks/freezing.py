@@ -24,7 +24,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import ROOT, run_ranks
+from benchmarks import ROOT
+from benchmarks.support.rank_processes import run_ranks
 
 WIDTH, BLOCKS, BATCH = 512, 8, 128
 RANKS = 2
@@ -197,19 +198,19 @@ def _rank(out: Path, *, steps: int, rounds: int, width: int) -> None:
     job.finish()
 
 
-def _show(found: dict[str, Any], max_penalty: float) -> None:
+def _show(measured: dict[str, Any], max_penalty: float) -> None:
     print("frozen   all-reduce   step      CPU of rank 0")
-    first = found["saving"][0]
-    for row in found["saving"]:
+    first = measured["saving"][0]
+    for row in measured["saving"]:
         print(
             f"{row['frozen']} of {BLOCKS}   {row['bytes'] / 1e6:6.2f} MB   "
             f"{row['step_s'] * 1e3:5.1f} ms   {row['cpu_s'] * 1e3:5.1f} ms"
             f"   ({row['step_s'] / first['step_s']:.2f}, {row['cpu_s'] / first['cpu_s']:.2f}"
             f" of none; {row['steps']} steps)"
         )
-    if "cost" in found:
+    if "cost" in measured:
         print(f"\nCNN, max-penalty {max_penalty:g}%: accuracy, CPU seconds, layers frozen by epoch")
-    for row in found.get("cost", []):
+    for row in measured.get("cost", []):
         off, auto = row["off"], row["auto"]
         print(
             f"seed {row['seed']}: {off['accuracy']:.2%} -> {auto['accuracy']:.2%}, "

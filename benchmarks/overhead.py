@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import run_ranks
+from benchmarks.support.rank_processes import run_ranks
 
 RANKS = 2
 #: Arms by the plain loop that they are compared with; it comes first.

@@ -241,7 +241,7 @@ def _variants(base: dict[str, Any], seed: int) -> list[Run]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sia_tables", description=__doc__)
     parser.add_argument("--traces", nargs="+", default=["philly", "saturn"])
     parser.add_argument("--policies", nargs="+", default=["sia"])
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")

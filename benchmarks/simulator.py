@@ -55,7 +55,9 @@ _FEW = 20
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulator", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("workloads", nargs="*", type=Path)
     parser.add_argument("--profiles", type=Path, help="default: Sia's published ones")
     published_data.add_option(parser)
@@ -115,10 +117,10 @@ def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:
         builtin_profiles.write(at / "profiles")
         with (at / "built-in.csv").open("w", newline="") as stream:
             generate.write(lines, stream)
-        found = workload.read(at / "built-in.csv")
+        jobs_read = workload.read(at / "built-in.csv")
         return (
-            found,
-            application_profiles.read(at / "profiles", found.applications, cluster.types),
+            jobs_read,
+            application_profiles.read(at / "profiles", jobs_read.applications, cluster.types),
             cluster,
         )
 

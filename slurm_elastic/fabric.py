@@ -8,7 +8,7 @@ left out and reported in `problems`.
 >>> nodes = (Node(name="a", gpu_type="a100", gpus=4), Node(name="b", gpu_type="v100", gpus=4))
 >>> fabric = Fabric.of(
 ...     Snapshot(time=0, nodes=nodes, jobs=(), switches=(Switch("s", 0, ("a", "b")),)),
-...     schema.TopologySettings(
+...     placement_settings.TopologySettings(
 ...         speeds={"rack": 100.0}, uplinks={"b": 40.0}, domains={"a100": 2, "c": 2}))
 >>> fabric.gbit_s("a"), fabric.gbit_s("b"), fabric.gbit_s("switch:s")
 (100.0, 40.0, None)
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.config import schema
+from slurm_elastic.config import placement_settings
 from slurm_elastic.core.cluster import Node, Snapshot
 from slurm_elastic.core.nodelist import expand, fold
 
@@ -47,7 +47,7 @@ class Fabric:
     _domains: Mapping[str, Domains] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, settings: schema.TopologySettings) -> Fabric:
+    def of(cls, snapshot: Snapshot, settings: placement_settings.TopologySettings) -> Fabric:
         """Apply the settings to this cluster."""
         uplinks: dict[str, float] = {}
         domains = {n.name: n.domains for n in snapshot.nodes if n.domains}
@@ -71,7 +71,7 @@ class Fabric:
 
 
 def _uplinks(
-    snapshot: Snapshot, settings: schema.TopologySettings, bandwidths: dict[str, float]
+    snapshot: Snapshot, settings: placement_settings.TopologySettings, bandwidths: dict[str, float]
 ) -> Iterator[str]:
     switches = {s.name for s in snapshot.switches}
     for text, speed in settings.uplinks.items():
@@ -89,7 +89,7 @@ def _uplinks(
 
 
 def _domains(
-    snapshot: Snapshot, settings: schema.TopologySettings, domains: dict[str, Domains]
+    snapshot: Snapshot, settings: placement_settings.TopologySettings, domains: dict[str, Domains]
 ) -> Iterator[str]:
     types = {n.gpu_type for n in snapshot.nodes}
     # Types first, so that settings of single nodes override them.

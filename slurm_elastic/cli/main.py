@@ -133,7 +133,7 @@ def _output_lost(error: OSError) -> int:
 
 
 def _discard_output() -> None:
-    """Write what is left to nowhere, else Python complains once more at exit."""
+    """Discard buffered output, else Python complains once more at exit."""
     with contextlib.suppress(OSError, ValueError):  # tests replace standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -121,7 +121,7 @@ def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str
 
 
 def _sleep(sleep: SleepUsage) -> str:
-    """Return what idle nodes could have saved."""
+    """Return the line about idle nodes that slept, or could have slept."""
     hours, kwh = sleep["node_hours"], sleep["kwh"]
     acts = sleep["mode"] == "act"
     slept = "slept" if acts else "could have slept"

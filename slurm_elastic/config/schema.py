@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import get_type_hints
 
 from slurm_elastic.config.key import key, section
+from slurm_elastic.config.placement_settings import (
+    NeighbourSettings,
+    PlacementSettings,
+    TopologySettings,
+)
 from slurm_elastic.config.policy_settings import (
     DallySettings,
     ElasticBatchSettings,
@@ -222,17 +227,6 @@ class SlurmSettings:
     )
 
 
-def _timers(value: str) -> None:
-    names = ("own", "fixed", "auto", "nowait", "full")
-    node, _, rack = value.partition(",")
-    try:
-        valid = value in names or 0 <= float(node) <= float(rack)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ValueError(f"{', '.join(names)}, or NODE,RACK in leases with NODE <= RACK: 12,24")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DurationSettings:
     """Section `[durations]`."""
@@ -294,85 +288,6 @@ class SleepSettings:
     )
     boot_s: float = key(
         600.0, "Seconds of a boot, by which a start that it delays is late.", bounds=(1, 86400)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacementSettings:
-    """Section `[placement]`."""
-
-    mode: str = key(
-        "near",
-        "`near` takes the nearest place that is free; `delay` may wait for a nearer one.",
-        choices=("near", "delay"),
-    )
-    timers: str = key(
-        "own",
-        "How long: `own` is tuned by past waits; `fixed` is `wait_node_s` and `wait_rack_s`;"
-        " `auto`, `nowait`, `full`, or two numbers of leases such as `12,24`, are as published.",
-        parse=_timers,
-    )
-    lease_s: float = key(300.0, "Seconds of a lease, the unit of tuned timers.", bounds=(1, 1e7))
-    wait_node_s: float = key(
-        300.0,
-        "Seconds after which a job that loses speed accepts more nodes than it needs; with `own`"
-        " the least.",
-        bounds=(0, 1e7),
-    )
-    wait_rack_s: float = key(900.0, "Seconds after which it accepts more racks.", bounds=(0, 1e7))
-    tolerance: float = key(
-        0.05, "A job that loses at most this fraction of its speed does not wait.", bounds=(0, 1)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeighbourSettings:
-    """Section `[neighbours]`."""
-
-    mode: str = key(
-        "observe",
-        "Jobs that stand on one node: `observe` learns how much they slow each other down, and"
-        " `selastic explain` shows it; `act`: placement keeps jobs apart that hurt each other.",
-        choices=("off", "observe", "act"),
-    )
-    gate: float = key(
-        0.9,
-        "Least speed of a job beside another one, relative to its speed alone; below it, the pair"
-        " is kept apart where another place is free.",
-        bounds=(0.1, 1),
-    )
-    measurements: int = key(
-        3,
-        "Measurements of 30 s of a pair before a running job moves away from its neighbour.",
-        bounds=(1, 20),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopologySettings:
-    """Section `[topology]`."""
-
-    speeds: dict[str, float] = key(
-        {},
-        "Gbit/s of a link of each tier: inside a link domain of GPUs, between the domains of a"
-        " node, from a node to its rack, from a rack upwards, e.g."
-        " { domain = 4800.0, rack = 200.0 }. They set what distance costs jobs; rack and spine are"
-        " measured where they are not set.",
-        names=("domain", "node", "rack", "spine"),
-    )
-    uplinks: dict[str, float] = key(
-        {}, 'Gbit/s of single links, from a node or switch upwards, e.g. { "g[01-04]" = 400.0 }.'
-    )
-    domains: dict[str, int] = key(
-        {},
-        "GPUs of a link domain (NVLink, one PCIe switch), by node or GPU type, e.g. { a100 = 4 };"
-        " takes precedence over Links= in gres.conf.",
-    )
-    spatial_reach: str = key(
-        "domain",
-        "How far a spatial group (`parallel=spatial`) may reach: `domain`, within one link domain"
-        " of GPUs, or one node where domains are not known; `node`, within one node; `any`.",
-        choices=("domain", "node", "any"),
     )
 
 

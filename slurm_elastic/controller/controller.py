@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.change_starter import ChangeStarter
-from slurm_elastic.controller.companions.companion_folding import fold
+from slurm_elastic.controller.job_listing import JobListing
 from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
@@ -117,10 +117,7 @@ class Controller:
         self.view = View(
             snapshot=Snapshot(time=0.0, nodes=(), jobs=()), mode=config.controller.mode
         )
-        #: As Slurm shows them, and as decisions see them: companions are a part of their bases.
-        self._listed: dict[int, Job] = {}
-        self._jobs: dict[int, Job] = {}
-        self._companions: dict[int, Job] = {}
+        self.listing = JobListing(reader, self.store, self.engine)
         self._sizes: dict[str, int] = {}
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: object = None
@@ -191,45 +188,44 @@ class Controller:
         live = self.engine.live
         with self.pace.looking():
             if live and not self.pace.all_due():
-                self._read_again(live)
+                self.listing.read_again(live)
             else:
                 self._read_jobs()
         others = frozenset(
-            (j.job_id, j.state, j.run) for j in self._jobs.values() if j.job_id not in live
+            (j.job_id, j.state, j.run) for j in self.listing.jobs.values() if j.job_id not in live
         )
         if live and others != self._others:
             self.soon()
         self._others = others
         if self.engine.busy and self._sizes:
             self.engine.step(
-                self._jobs,
+                self.listing.jobs,
                 sizes=self._sizes,
                 per_node=self._per_node,
                 unusable=self.reader.unusable,
-                companions=self._companions,
+                companions=self.listing.companions,
                 report=self.store.last_report,
                 answering_s=self.pace.answering_s(),
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
-            self._read_again(live)
+            self.listing.read_again(live)
         self._collect()
-        self._fold()
+        self.listing.fold()
         self._publish()
         if self.pace.round_is_due():
             with self.pace.deciding(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
                     self._read_jobs()
-                    self.engine.end_with_jobs(self._jobs)
+                    self.engine.end_with_jobs(self.listing.jobs)
                     self._collect()
                 self.round()
             seconds, cpu_s = self.pace.rounds[-1]
             self.counts.round_done(seconds, cpu_s=cpu_s)
-            self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
+            self._log.debug(f"Round {self.pace.last()} Jobs={len(self.listing.jobs)}")
 
     def _read_jobs(self) -> None:
         with self.pace.reading_all():
-            self._listed = self.store.all_in_force(self.reader.jobs())
-        self._fold()
+            self.listing.read_all()
         self._instruct_new_attempts()
 
     def _instruct_new_attempts(self) -> None:
@@ -237,33 +233,13 @@ class Controller:
 
         One whose esrun has asked before the job was known here waits for that answer.
         """
-        running = (j for j in self._jobs.values() if j.elastic and j.state is JobState.RUNNING)
+        running = (
+            j for j in self.listing.jobs.values() if j.elastic and j.state is JobState.RUNNING
+        )
         attempts = {(job.job_id, job.run): job for job in running}
         for attempt in attempts.keys() - self._attempts:
             self.report_handler.stand(attempts[attempt])
         self._attempts = frozenset(attempts)
-
-    def _read_again(self, job_ids: Collection[int]) -> None:
-        """Read these jobs again; the others are those of the last time that all were read."""
-        reports = (self.store.last_report(i) for i in job_ids)
-        named = {row[0] for r in reports if r is not None for row in r.companions}
-        marked = {
-            i
-            for i, companion in self._companions.items()
-            if companion.companion is not None and companion.companion.base in job_ids
-        }
-        again = {*job_ids, *named, *marked}
-        others = {i: job for i, job in self._listed.items() if i not in again}
-        self._listed = others | self.store.all_in_force(self.reader.some_jobs(again))
-        self._fold()
-
-    def _fold(self) -> None:
-        """Make companions that the controller has placed a part of their bases."""
-        self._jobs, self._companions = fold(
-            self._listed,
-            placed=lambda base: self.store.companions(base) | self.engine.companions(base),
-            awaited=self.engine.awaits,
-        )
 
     def _idle(self) -> bool:
         """Return whether nothing has happened and nothing is due, by a cheap look."""
@@ -296,7 +272,7 @@ class Controller:
     def round(self) -> None:
         """Read the cluster, decide, and act as far as the mode allows."""
         self._read_settings()
-        snapshot = self.reader.snapshot(self._jobs)
+        snapshot = self.reader.snapshot(self.listing.jobs)
         rival = self.rival()
         self._note("rival", Reason("other-controller", error=rival) if rival else None)
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
@@ -304,7 +280,7 @@ class Controller:
         if self.config.controller.mode == "act" and not self._notes["rival"]:
             reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
             try:
-                self.companion_cleanup.sweep(self._listed, self._companions)
+                self.companion_cleanup.sweep(self.listing.listed, self.listing.companions)
             except LedgerError as error:
                 self._unwritten(error)
             self.engine.reservations.adopt(reservations)
@@ -368,7 +344,7 @@ class Controller:
                 plan,
                 records,
                 acts=self.acts,
-                others=self._listed.values(),
+                others=self.listing.listed.values(),
                 decide=lambda awakened: decide(awakened, explain=False)[0],
             )
             self._note("sleep", note)
@@ -413,7 +389,9 @@ class Controller:
             self.neighbours.follow(snapshot)
             self.usage.tick()
             self.failed_changes.review(snapshot, self.engine.live)
-            self.failed_changes.review_companions(snapshot, self.engine.live, self._companions)
+            self.failed_changes.review_companions(
+                snapshot, self.engine.live, self.listing.companions
+            )
             self.guard.review(snapshot, self.engine.live, act=self.acts)
         except LedgerError as error:
             self._unwritten(error)
@@ -443,7 +421,7 @@ class Controller:
 
     def job(self, job_id: int) -> Job | None:
         """Return a job as last read; for an unknown one schedule a look at once."""
-        job = self._jobs.get(job_id) or self.view.snapshot.job.get(job_id)
+        job = self.listing.jobs.get(job_id) or self.view.snapshot.job.get(job_id)
         if job is None and self.pace.ask():
             self.nudge()
         return job
@@ -460,13 +438,13 @@ class Controller:
 
     def stop(self) -> None:
         """Release jobs that wait for an answer; other transitions go on at the next start."""
-        if self.engine.withdraw(self._jobs):
+        if self.engine.withdraw(self.listing.jobs):
             time.sleep(_FAREWELL_S)
 
     def retire(self) -> str:
         """Begin nothing new and end leases; transitions under way are finished."""
         self.retired = True
-        waiting, pinned = self.cleanup.give_back(self._jobs.values())
+        waiting, pinned = self.cleanup.give_back(self.listing.jobs.values())
         text = (
             f"nothing new is begun; {waiting} waiting jobs were given to Slurm, "
             f"{len(self.engine.live)} changes under way will be finished"

@@ -137,7 +137,7 @@ class Daemon:
             ledger.close()
 
     def _metrics(self, ledger: Ledger) -> MetricsSource:
-        """Return what metrics are made of now; called at each scrape."""
+        """Return the present data of the metrics; called at each scrape."""
         controller = self._acting if self._role().name != "standby" else None
         return MetricsSource(
             view=controller.view if controller else None,

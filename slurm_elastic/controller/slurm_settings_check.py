@@ -33,7 +33,7 @@ _POWER_REMEDIES = {
 
 
 def check_release(facts: Facts, findings: FindingList) -> None:
-    """Report what this release of Slurm does differently."""
+    """Report the differences of this release of Slurm."""
     settings = facts.site.settings
     release = Release.parse(settings.get("SLURM_VERSION", ""))
     if release is None:

@@ -134,7 +134,7 @@ class CompanionComment:
 
     @classmethod
     def parse(cls, text: str) -> CompanionComment | None:
-        """Return what a job's comment names; None if it is not that of a companion."""
+        """Return the base and change in a job's comment; None if it is not that of a companion."""
         match = _COMMENT.fullmatch(text)
         if not match:
             return None

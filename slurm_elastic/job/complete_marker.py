@@ -18,8 +18,8 @@ def pattern_error(pattern: str) -> str | None:
         return "expected a pattern; write one such as 'DONE' or '{}.done'"
     if pattern.startswith("/"):
         return "expected a path relative to the checkpoint"
-    for found in _BRACES.findall(pattern):
-        if found not in _FIELDS:
+    for field in _BRACES.findall(pattern):
+        if field not in _FIELDS:
             return "expected no braces but {} and {stem}"
     if pattern in ("*", "**", *_FIELDS):
         return "it matches the checkpoint itself"
@@ -47,8 +47,8 @@ class CompleteMarker:
         for key, value in values.items():
             pattern = pattern.replace(key, glob.escape(value))
         base = parent if self._is_sibling or not is_directory else checkpoint
-        found = glob.glob(os.path.join(glob.escape(base), pattern), recursive=True)  # noqa: PTH118, PTH207
-        return [path for path in map(os.path.normpath, found) if path != checkpoint]
+        paths = glob.glob(os.path.join(glob.escape(base), pattern), recursive=True)  # noqa: PTH118, PTH207
+        return [path for path in map(os.path.normpath, paths) if path != checkpoint]
 
     def matches(self, path: str) -> bool:
         """Return whether a path has the name of a marker."""

@@ -83,8 +83,8 @@ def gpus(values: Mapping[str, str]) -> int | None:
         return total
     if per_node := _first(values.get("gpus-per-node", ""), last=True):
         return nodes * per_node
-    if found := _GPUS.search(values.get("gres", "")):
-        return nodes * int(found[1])
+    if request := _GPUS.search(values.get("gres", "")):
+        return nodes * int(request[1])
     return None
 
 

@@ -22,25 +22,18 @@ from slurm_elastic.job.environment.state_directory import state_directories
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
-from slurm_elastic.job.launchers.lone_ranks import trains_alone
-from slurm_elastic.job.launchers.nested_launch import (
-    NestedLaunchWatch,
-    RankProcess,
-    ranks_only,
-    step_processes,
-)
+from slurm_elastic.job.launchers.nested_launch import RankProcess, ranks_only, step_processes
 from slurm_elastic.job.launchers.rank_use import RankUseMeter
-from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
+from slurm_elastic.job.steps.launch_watches import LaunchWatches
 from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
 from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
-from slurm_elastic.job.unmodified.size_words import read_batch_script, size_word
 from slurm_elastic.rpc import frames
 
 _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,13 +81,17 @@ class Supervisor:
         )
         self._uses_library = False
         self._companions: ProgramCompanions | None = None
-        self._watches: list[NestedLaunchWatch | RendezvousWatch | UnreportedEndWatch] = []
         self._refused = False
-        #: Whether the batch script may have chosen the command by it; None: not known.
-        self._depends_on_size: bool | None = None
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
+        self._watches = LaunchWatches(
+            launch,
+            on_nested=self._refuse,
+            uses_library=lambda: self._uses_library,
+            has_begun_save=self._script.has_begun_save if self._script else None,
+        )
+        self._end_watch: UnreportedEndWatch | None = None
         if child:
             self._trial.begin()
         self._step = self._supervise(child) if child else self._start()
@@ -131,9 +128,9 @@ class Supervisor:
             self._client.start()
         if self._script:
             self._script.start()
-            is_asked = self._script.repeats_command and self._companions is not None
-            if is_asked and not self._script.has_command_of_another_size:
-                self._in_background(self._read_batch_script)
+            if self._companions is not None:
+                job_id = self._launch.allocation.job_id
+                self._in_background(self._script.command.read_batch_script, job_id)
         else:
             self._state.update({"phase": "training"})
         job = self._launch.allocation
@@ -181,8 +178,10 @@ class Supervisor:
         return _REFUSED_CODE if self._refused else code
 
     def _end_watches(self) -> None:
-        while self._watches:
-            self._watches.pop().end()
+        self._watches.end()
+        if self._end_watch is not None:
+            self._end_watch.end()
+            self._end_watch = None
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
@@ -199,7 +198,7 @@ class Supervisor:
             command=program_command(
                 self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
             ),
-            are_alone=self._train_alone,
+            are_alone=lambda size: self._watches.train_alone(self._rank_processes(), size),
             end_ranks=self._end_lone_ranks,
         )
 
@@ -232,28 +231,7 @@ class Supervisor:
     def _may_repeat(self) -> bool:
         """Return whether the command of this run still resumes from the newest checkpoint."""
         script = None if self._uses_library else self._script
-        if script is None:
-            return True
-        return script.repeats_command and (
-            script.has_command_of_another_size or self._depends_on_size is False
-        )
-
-    def _read_batch_script(self) -> None:
-        """Look whether the batch script mentions the size of its job."""
-        text = read_batch_script(self._launch.allocation.job_id)
-        if text is None:
-            log_line(
-                "the batch script could not be read (scontrol write batch_script): until the"
-                " program's command was the same on two numbers of GPUs the job is resized by"
-                " requeues only"
-            )
-        elif word := size_word(text):
-            log_line(
-                f"the batch script mentions {word}: until the program's command was the same on two"
-                " numbers of GPUs the job is resized by requeues only"
-            )
-        else:
-            self._depends_on_size = False
+        return script is None or script.command.may_start_again
 
     def _restart_is_due(self) -> bool:
         return self._companions is not None and self._companions.restart.is_due
@@ -285,38 +263,21 @@ class Supervisor:
 
     def _supervise(self, child: SrunProcess) -> JointStep:
         self._ranks.mark = child.mark
-        launch = self._launch
-        is_watched = launch.ranks > 1 or launch.options.checkpoint is not None
-        if recognise(launch.options.program) is not None:
-            is_watched = False  # esrun has started the launcher itself
-        here, run_id = launch.allocation.here, launch.allocation.run_id
-        if is_watched and here in launch.nodes:
-            self._watches.append(NestedLaunchWatch(child.mark, run_id, on_nested=self._refuse))
-        if is_watched and launch.ranks > 1 and here == launch.nodes[0]:
-            self._watches.append(self._rendezvous_watch())
+        self._watches.begin(child.mark)
         step = JointStep(
             child,
-            launch.started_parts,
+            self._launch.started_parts,
             end_ranks=self._kill_ranks,
             wait_in_vain=self._waits_in_vain,
         )
-        if here:
-            base = launch.allocation.job_id
-            self._watches.append(
-                UnreportedEndWatch(
-                    lambda: [(job_id or base, one) for job_id, one in step.running()],
-                    self._rank_processes,
-                )
+        if self._launch.allocation.here:
+            base = self._launch.allocation.job_id
+            self._end_watch = UnreportedEndWatch(
+                lambda: [(job_id or base, one) for job_id, one in step.running()],
+                self._rank_processes,
             )
-        for watch in self._watches:
-            watch.start()
+            self._end_watch.start()
         return step
-
-    def _rendezvous_watch(self) -> RendezvousWatch:
-        port, warn = int(self._launch.environment["MASTER_PORT"]), self._warn_of_lone_ranks
-        if self._script is None:
-            return RendezvousWatch(port, warn, meet_s=UNSEEN_S)
-        return RendezvousWatch(port, warn, has_begun=self._script.has_begun_save)
 
     def _waits_in_vain(self) -> bool:
         """Return whether ranks that others have left are those of a script that began nothing."""
@@ -333,20 +294,6 @@ class Supervisor:
                 resume=lambda: self._ranks.send_here("THAW"),
             )
         self._ranks.send("KILL")
-
-    def _warn_of_lone_ranks(self) -> None:
-        if not self._uses_library:
-            log_line(
-                f"no rank listens at MASTER_PORT: unless the {self._launch.ranks} ranks know"
-                " of each other in another way, each trains alone and they overwrite each other's"
-                " checkpoints; a program for one GPU needs --elastic=1-1"
-            )
-
-    def _train_alone(self, saved_bytes: int) -> bool | None:
-        """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""
-        if not any(isinstance(watch, RendezvousWatch) for watch in self._watches):
-            return False  # a launcher starts them, or rank 0 runs on another host
-        return trains_alone(self._rank_processes(), saved_bytes)
 
     def _rank_processes(self) -> dict[int, RankProcess]:
         return ranks_only(step_processes(self._ranks.mark), os.getpid())

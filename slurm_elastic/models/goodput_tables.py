@@ -98,7 +98,7 @@ class GoodputBasis:
         )
 
     def predictor(self, gpu_type: str) -> ThroughputParameters | CorrectedThroughput:
-        """Return what predicts step times on a type with observations."""
+        """Return the predictor of step times on a type with observations."""
         if not self.residuals:
             return self.fit(gpu_type)
         return step_residuals.corrected(

@@ -9,7 +9,7 @@ Our own definition, of the logarithm of a step's seconds, so that 0.1 reads as "
   measured, not on what, and so holds for models without residuals, too.
 - *doublings* of the replicas beyond the most that were measured. This factor, and that of the
   residual, make the deviation as large as the errors on Sia's published profiles
-  (`python -m benchmarks.fits`).
+  (`python -m benchmarks.controller.fits`).
 - *type*: where nothing was measured on a type, the curve is borrowed from another one, by a ratio
   of speeds that is measured on one GPU at best.
 - *job*: where times of other jobs of the application are used, the standard deviation of the job's

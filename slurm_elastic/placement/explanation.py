@@ -35,7 +35,7 @@ def gives(concession: Concession, snapshot: Snapshot) -> Reason:
 def awaits(
     round_job: RoundJob, claim: Claim | None, givers: Sequence[Job], assignment: Assignment
 ) -> Reason | None:
-    """Return what a pending elastic job waits for; None: nothing is known."""
+    """Return the reason for which a pending elastic job waits; None: not known."""
     gpus, gpu_type = round_job.job.gpus or round_job.directive.min_gpus, round_job.job.gpu_type
     if givers:
         return Reason("jobs-give-way", gpus=gpus, gpu_type=gpu_type, **_named(givers))
@@ -95,7 +95,7 @@ class Explainer:
         outcome: JobOutcome | None,
         concession: Concession | None,
     ) -> Reason | None:
-        """Return what keeps a job from growing; None when it is left alone for another reason."""
+        """Return why a job does not grow; None when it is left alone for another reason."""
         directive, name = round_job.directive, holds.gpu_type
         sizes = directive.sizes(name)
         if sizes and holds.gpus >= sizes[-1]:
@@ -151,7 +151,7 @@ class Explainer:
     def why_not_fewer(
         self, round_job: RoundJob, holds: Allocation, outcome: JobOutcome | None
     ) -> Reason | None:
-        """Return what its last GPUs add, compared with other jobs if they were compared."""
+        """Return the speed that its last GPUs add, beside other jobs' if they were compared."""
         sizes = round_job.directive.sizes(holds.gpu_type)
         smaller = max((s for s in sizes if s < holds.gpus), default=None) if sizes else None
         if smaller is None:
@@ -175,7 +175,7 @@ class Explainer:
     def why_here(
         self, round_job: RoundJob, holds: Allocation, outcome: JobOutcome | None = None
     ) -> Reason | None:
-        """Return what its place is worth, or None."""
+        """Return why it stays on its nodes, or the racks of these; None: there is no reason."""
         if outcome is not None and outcome.stays and holds == round_job.current:
             return outcome.stays
         tree = self._frame.topology

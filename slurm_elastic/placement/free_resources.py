@@ -89,7 +89,7 @@ class FreeResources:
         return resources
 
     def capacity(self) -> FreeCapacity:
-        """Return what is free as an immutable value."""
+        """Return the free resources as an immutable value."""
         return FreeCapacity(
             gpus=tuple(self.gpus.tolist()),
             cpus=tuple(self.cpus.tolist()),
@@ -111,7 +111,7 @@ class FreeResources:
         return duplicate
 
     def meet(self, other: FreeResources) -> FreeResources:
-        """Return what is free on both."""
+        """Return the resources that are free in both."""
         common = self.copy()
         common.gpus = np.minimum(self.gpus, other.gpus)
         common.cpus = np.minimum(self.cpus, other.cpus)
@@ -234,7 +234,7 @@ def _holding(job: Job) -> Allocation:
 
 
 def limit_use(limit: Limit, need: ResourceNeed, allocation: Allocation) -> float:
-    """Return what an allocation of a job takes of a limit that counts the job."""
+    """Return the use of a limit by an allocation of a job that it counts."""
     resource = limit.resource
     if resource == "gpu":
         return max(0, allocation.gpus - limit.spared.get(need.job_id, 0))

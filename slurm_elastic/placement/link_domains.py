@@ -72,7 +72,7 @@ def grouped(free: Sequence[int], domains: Domains, group: int) -> int:
 
 
 def node_links(snapshot: Snapshot, fabric: Fabric) -> dict[int, NodeLinks]:
-    """Return what is known of the links of each node, by node index; others are left out."""
+    """Return the links of each node, by node index; nodes of which none are known are left out."""
     domains_of = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
     if not domains_of:
         return {}

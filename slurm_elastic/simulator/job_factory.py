@@ -98,7 +98,7 @@ def jobs(
 
 
 def assumptions(jobs: Iterable[SimulatedJob], belief: Belief | None) -> list[str]:
-    """Return what had to be assumed about the jobs, as sentences."""
+    """Return the assumptions about the jobs, as sentences."""
     notes = {note for job in jobs for note in job.truth.assumptions}
     if belief is not None:
         notes |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.config.schema import NeighbourSettings
+from slurm_elastic.config.placement_settings import NeighbourSettings
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.models.colocation.node_sharing import SharingLearner, StepTime
 from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds

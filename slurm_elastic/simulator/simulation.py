@@ -381,7 +381,7 @@ class _Run:
             self.cluster_state.forget(job.job_id)
 
     def _cross(self, network: Network) -> None:
-        """Set what crossing racks costs each job from now on."""
+        """Set the cost of crossing racks for each job from now on."""
         allocations = {
             j.job_id: (j.submitted.application, j.allocation)
             for j in self.active

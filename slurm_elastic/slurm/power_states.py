@@ -21,14 +21,14 @@ def words(state: str) -> frozenset[str]:
 
 def loses_power(state: str) -> bool:
     """Return whether a node has no power, or is about to lose it."""
-    found = words(state)
-    return bool(found & _DOWN) and not found & _UP
+    present = words(state)
+    return bool(present & _DOWN) and not present & _UP
 
 
 def has_no_power(state: str) -> bool:
     """Return whether a node can be woken: Slurm ignores that while a node loses its power."""
-    found = words(state)
-    return "POWERED_DOWN" in found and not found & _UP
+    present = words(state)
+    return "POWERED_DOWN" in present and not present & _UP
 
 
 def gains_power(state: str) -> bool:
@@ -43,8 +43,8 @@ def is_lost(state: str) -> bool:
 
 def can_wake(state: str) -> bool:
     """Return whether Slurm starts jobs on this node after a boot."""
-    found = words(state)
-    if is_lost(state) or not found & (_DOWN | _UP):
+    present = words(state)
+    if is_lost(state) or not present & (_DOWN | _UP):
         return False
-    set_apart = any(part in word for word in found for part in _SET_APART)
-    return "IDLE" in found and not set_apart
+    set_apart = any(part in word for word in present for part in _SET_APART)
+    return "IDLE" in present and not set_apart

@@ -26,7 +26,7 @@ _KNOWN_KINDS = ("SwitchName", "BlockName", "AggregatedBlock")
 
 
 class SiteTopologies(NamedTuple):
-    """Switches of a site, and what of its topologies is not used.
+    """Switches of a site, and the parts of its topologies that are not used.
 
     Attributes:
         switches: of the cluster's default topology and of those that partitions name.

@@ -185,7 +185,7 @@ def init(
 
 
 def _enter_group() -> tuple[Signals, RankGroup, RegroupMember | None]:
-    """Begin to connect with the other ranks; return what follows rank 0, on all but that."""
+    """Begin to connect with the other ranks; on all but rank 0 also return its follower."""
     signals = Signals()
     signals.install()
     rank_group = RankGroup()

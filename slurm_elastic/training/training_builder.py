@@ -339,7 +339,7 @@ class TrainingBuilder:
         )
 
     def _report_supported_options(self, *, spatial: bool) -> None:
-        """Report what plans may ask of this training, before it is divided."""
+        """Report the options of plans that this training supports, before it is divided."""
         if self._rank_group.rank or spatial:
             return
         supported = supported_options(

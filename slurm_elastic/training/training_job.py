@@ -300,7 +300,7 @@ class TrainingJob:
         return live
 
     def _restore_manifest_values(self) -> None:
-        """Restore what goes into the manifest, and register it for the next ones."""
+        """Restore the values of the manifest, and register them for the next ones."""
         noise = self._reporter.noise
         restored, manifest_values = self._checkpoint_manager.restored, self._checkpoint_manager.kept
         noise.restore(restored.get("noise"))

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import SHARED_GPUS_VARIABLE
+from benchmarks.support.rank_processes import SHARED_GPUS_VARIABLE
 from tests.gpu.kit_report import FAILED, KitReport, PartResult, write
 from tests.gpu.machine import NoMachineError, ask
 from tests.gpu.part_runner import KitPart, KitSetting, run_part

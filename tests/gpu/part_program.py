@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import run_ranks, shared_gpus
+from benchmarks.support.rank_processes import run_ranks, shared_gpus
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.rank_socket import SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer

@@ -7,13 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    PlacementSettings,
-    ResizeSettings,
-    SpeedupSettings,
-)
+from slurm_elastic.config.placement_settings import PlacementSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import TopologySettings
+from slurm_elastic.config.placement_settings import TopologySettings
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.best_fit import NodeDemand, fit, takes
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed

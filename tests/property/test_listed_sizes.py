@@ -8,13 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    LimitSettings,
-    PlacementSettings,
-    ResizeSettings,
-)
+from slurm_elastic.config.placement_settings import PlacementSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, LimitSettings, ResizeSettings
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies.policy_protocol import capabilities_of, load

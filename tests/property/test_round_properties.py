@@ -3,13 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    ResizeSettings,
-    SleepSettings,
-    TopologySettings,
-)
+from slurm_elastic.config.placement_settings import TopologySettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SleepSettings
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.free_resources import ResourceNeed

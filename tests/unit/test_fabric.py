@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from slurm_elastic import fabric
-from slurm_elastic.config import schema
+from slurm_elastic.config import placement_settings
 from slurm_elastic.core.cluster import Node, Snapshot, Switch
 from slurm_elastic.fabric import Fabric
 
@@ -21,7 +21,7 @@ SWITCHES = (
 
 def resolved(nodes=NODES, **settings):
     snapshot = Snapshot(time=0, nodes=nodes, jobs=(), switches=SWITCHES)
-    return Fabric.of(snapshot, schema.TopologySettings(**settings))
+    return Fabric.of(snapshot, placement_settings.TopologySettings(**settings))
 
 
 def test_examples_in_the_docs():

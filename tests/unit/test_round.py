@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.round import measure
+from benchmarks.controller.round import measure
 from slurm_elastic.config.schema import (
     Config,
     ControllerSettings,

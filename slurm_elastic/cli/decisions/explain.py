@@ -16,7 +16,7 @@ from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 
 if TYPE_CHECKING:
-    from slurm_elastic.rpc.answers import ReasonRow, Waiting
+    from slurm_elastic.rpc.answers import Waiting
     from slurm_elastic.rpc.decision_answers import (
         ChangeRow,
         DecisionRow,
@@ -77,7 +77,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
             ending = "" if text.endswith((".", "?", "!")) else "."
             lines.append(f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}{ending}")
 
-    for label, text in _decided(decision, answer, answer["unproven"] if is_unproven else None):
+    for label, text in _decided(decision, answer, is_unproven=is_unproven):
         add(label, text)
     add("Start", _start(waiting, answer["time"]) if waiting else "")
     add("Learned", _goodput(answer["model"]))
@@ -116,14 +116,14 @@ def explained(answer: ExplainAnswer) -> list[str]:
 
 
 def _decided(
-    decision: DecisionRow | None, answer: ExplainAnswer, unproven: ReasonRow | None
+    decision: DecisionRow | None, answer: ExplainAnswer, *, is_unproven: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of a decision: label and reason.
 
     Args:
         decision: of the last round.
         answer: of which it is a part.
-        unproven: reason that another line states.
+        is_unproven: whether another line says that the job is not proven, and why.
     """
     if decision is None:
         return
@@ -134,7 +134,10 @@ def _decided(
     held_back, is_explained = decision["waiting_for"], bool(more or fewer or here)
     if decision["action"] == "keep" and (answer["model"] or not is_explained):
         yield "Why", "" if decision["reason"] == held_back else reason_text(decision["reason"])
-    yield "Held back", "" if held_back == unproven else reason_text(held_back)
+    is_said = is_unproven and (
+        held_back == answer["unproven"] or (held_back or {}).get("code") == "not-proven"
+    )
+    yield "Held back", "" if is_said else reason_text(held_back)
 
 
 def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:
@@ -373,7 +376,7 @@ def _companions(answer: ExplainAnswer) -> str:
 
 
 def _last_change(change: ChangeRow, now: float) -> tuple[str, str]:
-    """Return what the last change was, and how it went."""
+    """Return the last change and its outcome."""
     at = f"at {formatting.clock(change['time'], now)}"
     if change["action"] == "hold":
         return "Last change", f"held {at}"

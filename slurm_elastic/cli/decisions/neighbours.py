@@ -24,7 +24,7 @@ _MOST = 4
 
 
 def sentence(answer: ExplainAnswer) -> str:
-    """Return what each neighbour does: `shares node g01 with job 17: 12% slower, ...`."""
+    """Return the effect of each neighbour: `shares node g01 with job 17: 12% slower, ...`."""
     rows = answer.get("neighbours") or []  # a controller of an older release sends none
     shown = [_of(row) for row in rows[:_MOST]]
     if len(rows) > _MOST:

@@ -46,7 +46,7 @@ class Site:
         self._record = data / RECORD
 
     def plan(self, files: Iterable[SiteFile]) -> list[Change]:
-        """Return what an installation of these files does.
+        """Return the steps of an installation of these files.
 
         Raises:
             InstallationError: a file of another owner is where one has to be written.
@@ -59,7 +59,7 @@ class Site:
         return changes + [c for c in self._removals(present) if str(c.target) in gone]
 
     def plan_removal(self) -> list[Change]:
-        """Return what the removal of all recorded files does.
+        """Return the steps of the removal of all recorded files.
 
         Raises:
             InstallationError: nothing is recorded.

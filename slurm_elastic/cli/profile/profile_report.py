@@ -51,7 +51,7 @@ def lines(profile: StepProfile, layout: TableLayout, *, cold: bool, whole_runs: 
 
 
 def planned(request: ProfilingRequest) -> list[str]:
-    """Return what a run without --dry-run would measure."""
+    """Return the measurements that a run without --dry-run would make."""
     runs = list(dict.fromkeys((n.shape, n.repeat) for n in request.needs))
     shapes = list(dict.fromkeys(n.shape for n in request.needs))
     blocks = list(dict.fromkeys(n.block for n in request.needs))

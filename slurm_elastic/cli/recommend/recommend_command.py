@@ -13,7 +13,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate import simulation_inputs, simulation_options
 
 if TYPE_CHECKING:
     from slurm_elastic.cli.recommend.recommend_answer import RecommendationAnswer
@@ -108,7 +108,7 @@ def recommend(
         "deadline": options.number(deadline, "--deadline") if deadline else math.inf,
         "budget": options.number(budget, "--budget") if budget else math.inf,
     }
-    prices = simulation_inputs.weights(price, "--price") if price else None
+    prices = simulation_options.weights(price, "--price") if price else None
     gpu_batch = options.whole_number(batch, "--batch") if batch else None
     global_batch_size = (
         options.whole_number(global_batch, "--global-batch") if global_batch else None

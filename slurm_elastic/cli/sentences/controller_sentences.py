@@ -81,7 +81,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "node-excluded": "a node it was to run on has been excluded for it meanwhile",
     "change-partial": "Slurm took only part of the change: {difference}",
     "slurm-refused": "{error}",
-    "not-written": "it could not be written down",
+    "not-written": "the change could not be written to the ledger",
     "ended-unseen": "the job ended while the controller was away",
     "controller-restarted": "the controller was restarted",
     "controller-stopped": "the controller was stopped",

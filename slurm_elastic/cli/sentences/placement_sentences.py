@@ -131,7 +131,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "gpus-short": "there are not enough free GPUs for it",
     "no-choice-free": "nothing that its policy chose for it is free",
-    "makes-room": "changes nodes so that others find whole ones",
+    "makes-room": "changes nodes so that other jobs get whole nodes",
     "waits-for-nearer-place": "waits for a nearer place: {reason}",
     "place-too-far": _too_far,
     "change-gains-nothing": lambda p: f"{_change(p)} would gain nothing",
@@ -148,7 +148,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f" {duration(p['cost_s'])} without training"
     ),
     "changes-places": lambda p: (
-        f"changes places with {job(p)}, which goes first: then {p['reason']}"
+        f"exchanges its GPUs with {job(p)}, which moves first; then: {p['reason']}"
     ),
     "exchanges-gpus": lambda p: f"exchanges GPUs with {jobs_of(p)}: {p['reason']}",
     "waits-for-job": lambda p: f"waits so that {_waiting_job(p)}, of higher priority, can start",
@@ -188,7 +188,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "gpus-unknown": "its GPUs are not known",
     "no-requeue": "submitted with --no-requeue",
     "held-by-command": "held by `selastic hold`",
-    "not-proven": "its first checkpoint and resume: it is not proven yet",
+    "not-proven": "it has not yet written a checkpoint and resumed from it",
     "training-jumped": lambda p: (
         f"its training went wrong in a new size ({p['difference']}): keep the global batch, or give"
         " a program for one process one GPU (--elastic=1-1), and submit it again"

@@ -93,11 +93,11 @@ def _gives_to_job(p: Parameters) -> str:
 
 
 SENTENCES: Mapping[str, Sentence] = {
-    "next-size": "the next size that finds a place",
+    "next-size": "the next size for which GPUs are free",
     "nothing-better": "nothing else is better for it",
     "no-suitable-gpus": "no GPUs of this cluster suit it",
     "nothing-free": "nothing that it could run on is free",
-    "assigned-not-free": "nothing else that it was given finds a place",
+    "assigned-not-free": "nothing else that it was given is free",
     "gpus-not-free": lambda p: f"{shape(p)} for it are not free yet",
     "more-not-faster": "more GPUs would not make it faster",
     "waits-for-shapes": lambda p: f"waits for {shapes(p['shapes'])}",
@@ -110,14 +110,14 @@ SENTENCES: Mapping[str, Sentence] = {
     "share-on-present-type": "its share on its present type",
     "waits-for-min": lambda p: f"waits for {shape(p)}, its MIN",
     "no-gpu-type": "its directive names no type of GPU that this cluster has",
-    "choice-no-place": "what was chosen for it finds no place",
+    "choice-no-place": "no GPUs are free for what was chosen for it",
     "runs-until-end": "runs until it ends",
     "its-turn": "its turn, and there is room",
     "job-came-first": lambda p: f"{job(p)} came first",
     "fills-gap": lambda p: f"fills a gap before {job(p)}",
     "would-delay-job": lambda p: f"would delay {job(p)}",
     "short-remaining": "about {left_s:.0f} s are left, and there is room",
-    "others-shorter": "others have less left to do",
+    "others-shorter": "other jobs have less left to do",
     "least-service": lambda p: (
         f"{p['reason']}; about {p['service_s'] / 3600:.1f} GPU hours are predicted"
     ),
@@ -149,7 +149,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "goodput-elsewhere": _goodput_elsewhere,
     "goodput-change": lambda p: f"{p['times']:.2f} times that of the present {shape(p)}",
     "more-not-worth-restart": (
-        "{gpus} would be {gain:.0%} faster, but a restart takes more (factor {factor:.2f})"
+        "{gpus} would be {gain:.0%} faster, but a restart would cost more (factor {factor:.2f})"
     ),
     "more-contested": "{gpus} would give {times:.1f}, others gain more",
     "unmeasured-bound": "no more than {gpus} before it was measured on more",
@@ -160,7 +160,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "others-gain-more": lambda p: (
         f"all GPUs that it could use help others more; {shape(p)} would be its best"
     ),
-    "largest-with-place": "the largest size of its type that finds a place",
+    "largest-with-place": "the largest size on its type for which GPUs are free",
     "solver-limit": "{reason} (the solver's time limit was hit: the best answer by then)",
     "waited-longest": "waited for {waited_s:.0f} s, so its smallest size comes first: {reason}",
     "measures-type": (
@@ -176,13 +176,13 @@ SENTENCES: Mapping[str, Sentence] = {
     "keeps-until-divided": "keeps what it has: {reason}",
     "next-division": lambda p: f"GPUs are divided next at {clock(p['at'])}",
     "turned-away": _turned_away,
-    "request-impossible": "nothing that it asks for can be: {reason}",
+    "request-impossible": "nothing that it asks for is possible: {reason}",
     "too-few-in-cluster": "the cluster has no {gpus} GPUs of a type that it may have",
     "batch-exceeds-memory": (
         "no batch that it allows fits into the memory of the GPUs that it may have"
     ),
     "earlier-jobs-first": lambda p: (
-        f"waits for {shapes(p['shapes'])}: those before it have or wait for all"
+        f"waits for {shapes(p['shapes'])}: earlier jobs hold all of them or wait for them"
     ),
     "lease-running": lambda p: f"keeps its GPUs: its lease ends at {clock(p['until'])}",
     "protected": lambda p: f"keeps its GPUs: no job takes them before {clock(p['until'])}",
@@ -199,9 +199,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"waits for {shapes(p['shapes'])}; they are held, or go to jobs before it"
         f" ({_ORDERS[p['order']]})"
     ),
-    "no-even-place": lambda p: (
-        f"waits: nowhere that it may run are {shape(p)} in even shares on their nodes"
-    ),
+    "no-even-place": lambda p: f"waits: no nodes that it may use have {shape(p)} in even shares",
     "waits-for-place": _waits_for_place,
     "starts-there": lambda p: f"starts {_TIERS[p['tier']]}",
     "starts-after": lambda p: f"starts {_TIERS[p['tier']]} after {p['waited_s']:.0f} s",
@@ -224,6 +222,6 @@ SENTENCES: Mapping[str, Sentence] = {
     "idle-type-faster": lambda p: f"{shape(p)} are idle: {p['gain']:.0%} faster",
     "grows-to-wanted": "idle GPUs bring it nearer to the {gpus} that it asked for",
     "comes-together": "its GPUs come together: {gain:.0%} faster",
-    "keeps-until-free": "keeps what it has until its place is free",
+    "keeps-until-free": "keeps what it has until its new GPUs are free",
     "waits-for-nodes": lambda p: f"waits until {nodes(p)} can be had: {p['reason']}",
 }

@@ -12,7 +12,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
+from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs, simulation_options
 from slurm_elastic.cli.simulate.neighbour_options import APART, acting
 from slurm_elastic.cli.simulate.past_options import past_options, read_past
 from slurm_elastic.cli.simulate.sleep_answer import sleep_by_run, sleep_lines
@@ -56,7 +56,7 @@ _MOST_PER_NODE = 16
 
 
 @options.verb
-@simulation_inputs.shared
+@simulation_options.shared_options
 @click.option(
     "--policies", metavar="NAME,…",
     help=f"Policies; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
@@ -106,7 +106,7 @@ def compare(
     jobs scale, so the answer is a range over the given curves. A CURVE is `linear`, `amdahl:0.95`,
     `none`, `"1=1;2=1.9;4=3.5"` or a CSV file with the columns match, scaling.
     """
-    inputs = simulation_inputs.Inputs(**shared)
+    inputs = simulation_options.Inputs(**shared)
     with simulation_inputs.refusals():
         names = _policies(policies or (POLICIES if sacct is None else PAST_POLICIES))
         simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)
@@ -271,7 +271,7 @@ def _compare_past(
     path: Path,
     names: Sequence[str],
     scalings: Sequence[str],
-    inputs: simulation_inputs.Inputs,
+    inputs: simulation_options.Inputs,
     *,
     grow: float | None,
     chosen: Mapping[str, Any],
@@ -291,7 +291,7 @@ def _compare_past(
     if inputs.cluster is None:
         raise CliError(f"--cluster is missing; {clean(_most_used(past))}", USAGE)
     machines = simulation_inputs.cluster(inputs, builtin=False)
-    speeds = simulation_inputs.type_speeds(inputs.speeds)
+    speeds = simulation_options.type_speeds(inputs.speeds)
     factor = grow or curve_jobs.GROW
     jobs = {
         text: curve_jobs.from_accounting(past, rule, grow=factor, speeds=speeds)

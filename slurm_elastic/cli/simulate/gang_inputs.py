@@ -12,7 +12,12 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits
-from slurm_elastic.cli.simulate import progress, simulation_answer, simulation_inputs
+from slurm_elastic.cli.simulate import (
+    progress,
+    simulation_answer,
+    simulation_inputs,
+    simulation_options,
+)
 
 if TYPE_CHECKING:
     from slurm_elastic.models.communication import Communication
@@ -46,7 +51,7 @@ class GangInputs:
                 raise CliError(f"{option} needs --format dally", USAGE)
 
 
-def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
+def refuse(inputs: simulation_options.Inputs, plot: str | None) -> None:
     """Refuse options that do not apply to gangs.
 
     Raises:
@@ -128,7 +133,7 @@ def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPo
 
 
 def run(
-    workloads: Sequence[str], name: str, inputs: simulation_inputs.Inputs, gangs: GangInputs
+    workloads: Sequence[str], name: str, inputs: simulation_options.Inputs, gangs: GangInputs
 ) -> list[GangResult]:
     """Simulate each workload.
 

@@ -12,7 +12,12 @@ from click.core import ParameterSource
 
 from slurm_elastic.cli import options
 from slurm_elastic.cli.formatting import clean, digits
-from slurm_elastic.cli.simulate import gang_inputs, simulation_answer, simulation_inputs
+from slurm_elastic.cli.simulate import (
+    gang_inputs,
+    simulation_answer,
+    simulation_inputs,
+    simulation_options,
+)
 
 if TYPE_CHECKING:
     from slurm_elastic.cli.simulate.simulation_answer import SimulationAnswer
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @options.verb
-@simulation_inputs.shared
+@simulation_options.shared_options
 @click.option(
     "--policy", default="sia", show_default=True, metavar="NAME", help="Policy that decides."
 )
@@ -48,7 +53,7 @@ def simulate(
     The cluster need not exist. Without --profiles the built-in applications are used, whose
     figures are our choice; without WORKLOAD a generated workload of them.
     """
-    inputs = simulation_inputs.Inputs(**shared)
+    inputs = simulation_options.Inputs(**shared)
     gangs = gang_inputs.GangInputs(slowdown=slowdown, timers=timers, lease=lease, slots=slots)
     if format_ == "dally":
         chosen = context.get_parameter_source("policy") is not ParameterSource.DEFAULT

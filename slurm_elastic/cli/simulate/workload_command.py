@@ -11,7 +11,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate import simulation_inputs, simulation_options
 from slurm_elastic.cli.simulate.past_options import past_options, read_past
 
 _CLASSES = {"adaptive": "adaptive", "strong-scaling": "scale-gpus", "rigid": "rigid"}
@@ -112,7 +112,7 @@ def from_sacct(
         past = read_past(
             Path(file), start=start, end=end, partition=partition, completed_only=completed_only
         )
-        factors = simulation_inputs.type_speeds(speeds)
+        factors = simulation_options.type_speeds(speeds)
         jobs = curve_jobs.from_accounting(past, curves, grow=grow, speeds=factors)
     stream = io.StringIO()
     curve_jobs.write(jobs, stream)
@@ -141,7 +141,7 @@ def _patterns(folder: str | None, mix: str | None, sizes: str | None) -> dict[st
     asks = (
         builtin_profiles.request_patterns() if folder is None else _profiled_patterns(Path(folder))
     )
-    weights = simulation_inputs.weights(mix, "--mix")
+    weights = simulation_options.weights(mix, "--mix")
     for name in weights:
         if name not in asks:
             known_names = ", ".join(sorted(asks))
@@ -150,7 +150,7 @@ def _patterns(folder: str | None, mix: str | None, sizes: str | None) -> dict[st
         asks = {n: dataclasses.replace(a, weight=weights.get(n, 0.0)) for n, a in asks.items()}
     if sizes:
         sizes_ = []
-        for name, weight in simulation_inputs.weights(sizes, "--sizes").items():
+        for name, weight in simulation_options.weights(sizes, "--sizes").items():
             if not name.isdecimal() or not 1 <= int(name) <= 65536:
                 raise CliError(
                     f'--sizes: "{clean(name)}" is invalid: expected GPUs from 1 to 65536', USAGE
@@ -175,7 +175,7 @@ def _profiled_patterns(folder: Path) -> dict[str, Any]:
 
 
 def _classes(text: str | None) -> dict[str, float] | None:
-    weights = simulation_inputs.weights(text, "--classes")
+    weights = simulation_options.weights(text, "--classes")
     for name in weights:
         if name not in _CLASSES:
             known_classes = ", ".join(_CLASSES)

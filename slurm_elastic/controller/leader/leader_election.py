@@ -211,7 +211,7 @@ class LeaderElection:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Mark what the daemon's loop does between two waits."""
+        """Mark the work of the daemon's loop between two waits."""
         self._busy_since = self._clock()
         try:
             yield

@@ -83,7 +83,7 @@ def _disown(ledger: Ledger, generation: int) -> int:
 
 
 def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is new in a ledger; the answer's `since` is for the next request.
+    """Return the new rows of a ledger; the answer's `since` is for the next request.
 
     Args:
         ledger: the active controller's.
@@ -168,7 +168,7 @@ class StandbySync:
         self._forgot = float("-inf")
 
     def follow(self, active: str, *, process: str, seconds: float) -> None:
-        """Copy what is new, for about so long.
+        """Copy new rows, for about so long.
 
         Args:
             active: address of the active controller; "": none is known.
@@ -200,7 +200,7 @@ class StandbySync:
             self._ledger.forget(time.time(), keep_days=settings.keep_days, keep_mb=settings.keep_mb)
 
     def _next(self, reached: dict[str, Any]) -> dict[str, Any]:
-        """Return what to ask for next; from further back when the other clock was set back."""
+        """Return the next request; from further back when the other clock was set back."""
         now, earlier = _number(reached["ended"]), _number(self._since.get("ended"))
         if now >= earlier:
             return reached

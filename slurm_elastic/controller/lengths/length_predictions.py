@@ -175,7 +175,7 @@ class LengthPredictions:
 
 
 def request_of(job: Job) -> JobRequest:
-    """Return what the prediction reads of a job."""
+    """Return the data of a job that the prediction reads."""
     submitted = float(job.submission.submitted if job.submission else 0) or job.submit_time
     return JobRequest(
         user=job.user,

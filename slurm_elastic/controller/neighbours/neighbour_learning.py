@@ -124,7 +124,7 @@ class NeighbourLearning:
             self._written = (snapshot.time, learner.speeds.changes)
 
     def table(self, snapshot: Snapshot) -> NeighbourTable | None:
-        """Return what placement is to count; None: nothing."""
+        """Return the table that placement is to count; None: it counts none."""
         learner = self._learner
         if self.config.neighbours.mode != "act" or not learner or not learner.speeds.measured:
             return None
@@ -160,15 +160,15 @@ def _neighbours(
                     (name, table.speed(name, own, beside), table.speed(name, beside, own))
                 )
     rows = []
-    for other_id, found in pairs.items():
-        _, speed, other_speed = min(found, key=lambda row: row[1].speed)
-        nodes = tuple(name for name, _, _ in found)
+    for other_id, shared_nodes in pairs.items():
+        _, speed, other_speed = min(shared_nodes, key=lambda row: row[1].speed)
+        nodes = tuple(name for name, _, _ in shared_nodes)
         rows.append(Neighbour(job_id=other_id, nodes=nodes, speed=speed, other=other_speed))
     return tuple(sorted(rows, key=lambda row: (row.speed.speed, row.job_id)))
 
 
 def _use(report: Report, nodes: int) -> MeasuredUse:
-    """Return what a job used in the time of a report; what it sends counts on several nodes."""
+    """Return the use of a job in the time of a report; sent bytes count on several nodes only."""
     sent_bytes_s = None
     if nodes > 1 and report.exchange_bytes is not None and report.step_time_s:
         sent_bytes_s = min(report.exchange_bytes / report.step_time_s, _MOST_BYTES_S)
@@ -178,7 +178,7 @@ def _use(report: Report, nodes: int) -> MeasuredUse:
 
 
 def _setting(report: Report, nodes: int) -> str:
-    """Return what sets the step time of a job, besides its neighbours."""
+    """Return the values on which the step time of a job depends, besides its neighbours."""
     parts = (
         report.gpu_type,
         report.gpus,

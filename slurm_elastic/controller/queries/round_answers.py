@@ -14,7 +14,7 @@ from slurm_elastic.rpc.usage_answers import RunUsage, SleepUsage, UsageAnswer, U
 
 
 def plan(view: View, viewer: Viewer, *, with_program: bool = False) -> PlanAnswer:
-    """Return what the last round decided, with its integer program on request.
+    """Return the decisions of the last round, with its integer program on request.
 
     Raises:
         NoAnswerError: there is no such program for this viewer.
@@ -146,7 +146,7 @@ def usage(
 
 
 def _sleep(observed: ObservedSleep, start: float | None, end: float | None) -> SleepUsage:
-    """Return what sleeping nodes would have saved in a period."""
+    """Return the energy that sleeping nodes would have saved in a period."""
     settings, total = observed.settings, observed.record.total(start, end)
     kwh = total["node_hours"] * settings.idle_watts / 1000
     return {

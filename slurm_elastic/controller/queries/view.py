@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from slurm_elastic.config import schema
+from slurm_elastic.config.placement_settings import TopologySettings
 from slurm_elastic.controller.batch_tuning import BatchChoice
 from slurm_elastic.controller.neighbours.neighbour_learning import Neighbour
 from slurm_elastic.controller.sleep.sleep_record import ObservedSleep
@@ -109,7 +109,7 @@ class View:
     mode: str = "observe"
     policy: str = ""
     next_round: float | None = None
-    topology: schema.TopologySettings = field(default_factory=schema.TopologySettings)
+    topology: TopologySettings = field(default_factory=TopologySettings)
     kept_since: float = 0.0
     notes: tuple[Reason, ...] = ()
     program: RoundProgram | None = None

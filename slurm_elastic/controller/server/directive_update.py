@@ -34,7 +34,7 @@ class DirectiveUpdate:
 
 
 def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUpdate, str]:
-    """Return what is ordered of a job after a command, and the command's effect as text.
+    """Return the orders of a job after a command, and the command's effect as text.
 
     Args:
         job: elastic, with its present override.

@@ -5,6 +5,7 @@ A *shape* is a GPU type and a number of GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,9 @@ from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 
 Shape = tuple[str, int]
+
+#: Exit codes from here on are those of signals: segmentation faults, lack of memory.
+_SIGNAL_CODE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,23 @@ class BarredShape:
 def shape_of(held: Allocation | None) -> Shape | None:
     """Return the shape of an allocation; None without GPUs."""
     return (held.gpu_type, held.gpus) if held and held.gpus else None
+
+
+def fails_on_every_type(barred: BarredShape, worked: Collection[Shape]) -> bool:
+    """Return whether a failure is one of the number of GPUs, on whatever type.
+
+    On fewer GPUs each has more to do: there it may lack memory that another type has.
+
+    Args:
+        barred: shape in which the job failed.
+        worked: shapes in which it has worked.
+    """
+    code = barred.reason.parameters.get("exit_code")
+    by_itself = barred.reason.code == "program-ended" or (
+        barred.reason.code == "program-failed" and isinstance(code, int) and code < _SIGNAL_CODE
+    )
+    is_growth = any(t == barred.gpu_type and gpus < barred.gpus for t, gpus in worked)
+    return by_itself and is_growth and all(gpus != barred.gpus for _, gpus in worked)
 
 
 @lru_cache(maxsize=1024)

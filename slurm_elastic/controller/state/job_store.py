@@ -14,27 +14,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
-from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.allocation_segments import AllocationSegments
 from slurm_elastic.controller.state.ended_jobs import EndedJobs
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
+from slurm_elastic.controller.state.report_recording import ReportRecording
 from slurm_elastic.controller.state.reported import freezing_reports
 from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore, StoredProfile
-from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
 from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.resize_rate import ResizeRate
-from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
+from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.stored_job import StoredJob, job_record
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.state.transition_outcome import record_outcome
 from slurm_elastic.core.application import Learned
-from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.core.report import LEAST_STEPS, Report
+from slurm_elastic.core.report import Report
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.topology import Topology
 
@@ -63,6 +62,7 @@ class JobStore:
         self._ledger = ledger
         self.learning = ObservationStore(ledger, config)
         self._profiles = LayerProfileStore(ledger)
+        self._recording = ReportRecording(ledger, self.learning, self._profiles)
         self._attached = freezing_reports.FreezingReports()
         self._lock = threading.RLock()
         self._topology: Topology | None = None
@@ -114,108 +114,16 @@ class JobStore:
             if last and last[1].run > report.run:
                 return False  # of an attempt that is over
             self._reports[report.job_id] = (now, report)
-            entry = self.entry(job)
-            old_state = (entry.proven, entry.jump, len(entry.measurements), last is None)
-            entry.reported = True
-            if report.run > entry.reported_run:
-                self._record_first_report(entry, report, job)
-            entry.proven = report.proven or (
-                entry.proven and not _is_of_another_script(report, last)
+            return self._recording.record(
+                self.entry(job),
+                report,
+                job,
+                last=last[1] if last else None,
+                now=now,
+                in_force=self.in_force(job),
+                lost_node=self.lost_node(job),
+                topology=self._topology,
             )
-            rehearsed = entry.rehearsal.record(report, now=now)
-            if report.kind == "script":
-                entry.jump = report.jump
-            entry.progress = report.progress if report.progress is not None else entry.progress
-            entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
-            held = job.allocation
-            if not (
-                held
-                and job.run == report.run
-                and held.gpus == report.gpus
-                and report.steps_measured >= LEAST_STEPS
-            ):
-                held = None
-            self._record_plans(entry, report, job, held)
-            self._profiles.add_report(report, job)
-            profile = self._profiles.of(job, report.application) if report.frozen else None
-            as_own, own_held = entry.plan_trials.as_own(report, held)
-            learned = self.learning.add_report(
-                entry.observations,
-                freezing_reports.thawed(as_own, profile),
-                self.in_force(job),
-                own_held,
-            )
-            self._update_gradient_bytes(entry, report, job)
-            attempt_progress.record_report(entry.watch, report, now=now)
-            trial_ended = self._record_trial(entry, report, job, now)
-            if held and report.step_time_s and report.global_batch:
-                racks = self._racks(held)
-                key = key_of(held, racks)
-                rate = report.global_batch / report.step_time_s
-                measurement = measured(
-                    report, held, rate, racks=racks, old=entry.measurements.get(key)
-                )
-                entry.measurements[key] = measurement
-                self.learning.add_measurement(entry.observations, job, key, measurement)
-            entry.dirty = True
-            known = (entry.proven, entry.jump, len(entry.measurements), False)
-            return rehearsed or trial_ended or learned or old_state != known
-
-    def _record_first_report(self, entry: StoredJob, report: Report, job: Job) -> None:
-        """Record at once that an attempt has reported: a later controller has to know it."""
-        entry.reported_run = report.run
-        with contextlib.suppress(LedgerError):  # the next round writes it
-            self._ledger.put_job(job.key, job.job_id, entry.to_body())
-
-    def _record_plans(
-        self, entry: StoredJob, report: Report, job: Job, held: Allocation | None
-    ) -> None:
-        """Record the speed of a job's plan, for it and for its application's next jobs."""
-        directive, trials = self.directive(job), entry.plan_trials
-        chosen = directive is not None and directive.plan == "auto"
-        shared = self.learning.shared(job, entry.observations) if chosen else None
-        if shared is not None:
-            trials.begin_with(shared.plans)
-        if trials.record(report, held):
-            self.learning.add_plans(entry.observations, job, trials.results())
-
-    def _record_trial(self, entry: StoredJob, report: Report, job: Job, now: float) -> bool:
-        """Record a report's part in a trial; return whether that has ended, or failed."""
-        trials = entry.trials
-        if job.run == report.run and job.state is JobState.RUNNING and job.allocation:
-            trials.follow(job.run, job.allocation, now=now)
-            trials.regroup(report, job.allocation, now=now)
-        ended = trials.record(report, now=now)
-        failure = program_failure(report, trials)
-        if report.run != trials.run or failure is None or self.lost_node(job):
-            return ended
-        if entry.plan_trials.fail(report, now):
-            self.learning.add_plans(entry.observations, job, entry.plan_trials.results())
-            return ended
-        own = job.base_allocation
-        if report.failed_gpus is not None and own is not None:
-            return trials.fail_in_place(report, own, failure, now=now) or ended
-        failed = trials.failure is None
-        trials.fail(failure, now=now)
-        return ended or failed
-
-    def _update_gradient_bytes(self, entry: StoredJob, report: Report, job: Job) -> None:
-        """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
-        if staged(report):
-            entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
-            return
-        frozen = entry.frozen if report.frozen is None else report.frozen
-        if report.profile or frozen != entry.frozen or entry.gradient_bytes is None:
-            profile = self._profiles.of(job, entry.observations.stated)
-            entry.frozen = frozen
-            entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
-
-    def _racks(self, held: Allocation) -> int:
-        """Return the number of racks of an allocation, as far as they are known."""
-        tree = self._topology
-        if tree is None or not all(tree.has(n) for n in held.nodes):
-            return 1
-        return max(1, tree.spread(held)[1])
 
     def last_report(self, job_id: int) -> Report | None:
         """Return the newest report of a job."""
@@ -508,14 +416,3 @@ class JobStore:
             not_in_place=self.in_place_obstacle(job, now) if may_regroup else None,
             may_restart=may_regroup and self.may_restart(job, now),
         )
-
-
-def _is_of_another_script(report: Report, last: tuple[float, Report] | None) -> bool:
-    """Return whether a report is of another script of the job than the one that was proven.
-
-    A batch script may start several, one after the other; each shows itself that it resumes.
-    """
-    if report.kind != "script" or report.proven:
-        return False
-    was_proven = last is not None and last[1].run == report.run and last[1].proven
-    return was_proven or bool(report.rehearsal)

@@ -200,7 +200,7 @@ class PlanTrials:
         return True
 
     def gains(self) -> PlanGains | None:
-        """Return what each kind of plan gained where it was measured; None: none was."""
+        """Return the gain of each kind of plan that was measured; None: none was."""
         rows: dict[tuple[_Shape, PlanKind], PlanGain] = {}
         for (gpu_type, gpus, nodes, batch, text), speeds in self.speeds.items():
             own = self.speeds.get((gpu_type, gpus, nodes, batch, ""), [])

@@ -7,11 +7,7 @@ change: unless its shape is the last one that worked, it is *barred*, no decisio
 job any more, and the job goes back. A program that ends by itself on more GPUs than it has worked
 on, of the same type, does not fail because of the type: the number is barred on all types.
 
-A change that Slurm refuses for good ("BadConstraints": a topology that this program does not know
-has no such placement) bars its shape when that happens for the second time, and with it the other
-sizes that need as many nodes. One that Slurm refuses for another reason (a limit that this program
-does not know) bars its shape in the same way for `REFUSAL_S`, and with it the upper half of the
-sizes between it and the job's own: otherwise each of them would cost two requeues.
+A change that Slurm refuses for the second time bars its shape, too (`slurm_refusals`).
 
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
@@ -37,10 +33,16 @@ from typing import Any
 from slurm_elastic.controller.state.barred_shapes import (
     BarredShape,
     Shape,
+    fails_on_every_type,
     only,
     shape_of,
     unreadable,
     without,
+)
+from slurm_elastic.controller.state.slurm_refusals import (
+    REFUSAL_S,
+    is_temporary,
+    sizes_refused_with,
 )
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
@@ -55,13 +57,6 @@ _UNKNOWN_TYPE = 4.0
 _UNKNOWN_S = 7200.0
 #: Shapes that worked, and failed changes, that are kept.
 _MOST = 64
-#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
-IMPOSSIBLE = "BadConstraints"
-#: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
-#: used-up budgets are filled again (our choice).
-REFUSAL_S = 6 * 3600.0
-#: Exit codes from here on are those of signals: segmentation faults, lack of memory.
-_SIGNAL_CODE = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,20 +135,9 @@ class ShapeTrials:
     def left_out(self) -> tuple[tuple[str, int, Reason], ...]:
         """Shapes that the job is not to get, and why; type "": this number on every type."""
         return tuple(
-            ("" if self._fails_by_number(b) else b.gpu_type, b.gpus, b.reason) for b in self.barred
+            ("" if fails_on_every_type(b, self.worked) else b.gpu_type, b.gpus, b.reason)
+            for b in self.barred
         )
-
-    def _fails_by_number(self, barred: BarredShape) -> bool:
-        """Return whether a failure is one of the number of GPUs, on whatever type.
-
-        On fewer GPUs each has more to do: there it may lack memory that another type has.
-        """
-        code = barred.reason.parameters.get("exit_code")
-        by_itself = barred.reason.code == "program-ended" or (
-            barred.reason.code == "program-failed" and isinstance(code, int) and code < _SIGNAL_CODE
-        )
-        is_growth = any(t == barred.gpu_type and gpus < barred.gpus for t, gpus in self.worked)
-        return by_itself and is_growth and all(gpus != barred.gpus for _, gpus in self.worked)
 
     def begun(self, run: int, transition: int) -> None:
         """Record the transition that began an attempt."""
@@ -323,7 +307,7 @@ class ShapeTrials:
         """Bar a shape, unless it is the last that worked."""
         if shape == self.last_shape:
             return
-        if not _lapses(reason):
+        if not is_temporary(reason):
             self.worked = [s for s in self.worked if s != shape]
         others = [b for b in self.barred if b.shape != shape]
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
@@ -333,10 +317,8 @@ class ShapeTrials:
     ) -> None:
         """Record that Slurm cannot start the job in a shape as it was placed.
 
-        Another placement of the shape may be possible: the second refusal bars it. Where Slurm
-        shows that no placement can be, and it has several nodes, so are the other sizes that need
-        as many of them and have not worked; else, for `REFUSAL_S`, the upper half of the sizes
-        between the old one and this one.
+        Another placement of the shape may be possible: the second refusal bars it, and with it the
+        sizes of `sizes_refused_with` that have not worked.
 
         Args:
             planned: allocation that Slurm refused.
@@ -346,12 +328,7 @@ class ShapeTrials:
         """
         shape = planned.gpu_type, planned.gpus
         if shape in self.refused:
-            others: Iterable[int] = ()
-            nodes, most = len(planned.nodes), max(map(planned.on, planned.nodes))
-            if not _lapses(reason):
-                others = range((nodes - 1) * most + 1, nodes * most + 1) if nodes > 1 else ()
-            elif old is not None and old.gpu_type == planned.gpu_type:
-                others = range((old.gpus + planned.gpus) // 2 + 1, planned.gpus)
+            others = sizes_refused_with(planned, reason, old=old)
             for gpus in sorted({*others, planned.gpus}):
                 if gpus == planned.gpus or (planned.gpu_type, gpus) not in self.worked:
                     self._bar((planned.gpu_type, gpus), reason, now)
@@ -362,7 +339,9 @@ class ShapeTrials:
 
         One refusal bars such a shape again.
         """
-        kept = [b for b in self.barred if not (_lapses(b.reason) and now - b.time >= REFUSAL_S)]
+        kept = [
+            b for b in self.barred if not (is_temporary(b.reason) and now - b.time >= REFUSAL_S)
+        ]
         lapsed, self.barred = len(kept) < len(self.barred), kept
         return lapsed
 
@@ -482,13 +461,6 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None
-
-
-def _lapses(reason: Reason) -> bool:
-    """Return whether a bar is for a refusal of Slurm that may be over later."""
-    if reason.code == "not-started":
-        return reason.parameters.get("slurm_reason") != IMPOSSIBLE
-    return reason.code in ("slurm-refused", "runs-elsewhere")
 
 
 def _newest(*steps: int | None) -> int | None:

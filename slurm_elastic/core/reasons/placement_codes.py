@@ -63,8 +63,8 @@ PLACEMENT = (
     define("makes-room", "The job changes nodes so that other jobs get whole nodes."),
     define("waits-for-nearer-place", "The job waits for a nearer place.", BECAUSE),
     define(
-        "place-too-far", "The free place is spread too far.",
-        _UNIT, count("spread", "nodes or racks of the free place"),
+        "place-too-far", "The free GPUs are spread too far.",
+        _UNIT, count("spread", "nodes or racks of the free GPUs"),
         count("nearest", "the fewest that the GPUs need"),
         fraction("speed", "speed there, as a part of that on the nearest place"),
         seconds("waited_s", "how long the job has waited for a nearer place"),
@@ -81,11 +81,11 @@ PLACEMENT = (
     ),
     define(
         "consolidates", "The job moves to fewer nodes or racks, and that pays.",
-        _UNIT, count("spread", "nodes or racks of the new place"), GAIN, _COST,
+        _UNIT, count("spread", "nodes or racks of the new GPUs"), GAIN, _COST,
     ),
     define(
         "stays-spread", "Moving to fewer nodes or racks would not pay.",
-        _UNIT, count("spread", "nodes or racks of the present place"), GAIN,
+        _UNIT, count("spread", "nodes or racks of the present GPUs"), GAIN,
         seconds("window_s", "time to pay back; null: the gain is below min_gain", optional=True),
         _COST,
     ),

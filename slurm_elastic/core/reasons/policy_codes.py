@@ -24,15 +24,15 @@ from slurm_elastic.core.reasons.reason_definition import (
 )
 
 _TIMES = number("times", "goodput, in multiples of the smallest of the job")
-_TIER = word("tier", "how far the place is spread", "gpu", "node", "rack", "network")
+_TIER = word("tier", "how far its GPUs are spread", "gpu", "node", "rack", "network")
 _ORDER = word("order", "the order of the jobs", "remaining-time", "network-sensitivity")
 
 ALL_POLICIES = (
-    define("next-size", "The next size that finds a place."),
+    define("next-size", "The next size for which GPUs are free."),
     define("nothing-better", "Nothing else is better for the job."),
     define("no-suitable-gpus", "No GPUs of this cluster suit the job."),
     define("nothing-free", "Nothing that the job could run on is free."),
-    define("assigned-not-free", "Nothing else that the job was assigned finds a place."),
+    define("assigned-not-free", "Nothing else that the job was assigned is free."),
     define("gpus-not-free", "The GPUs that the job was assigned are not free yet.", GPUS, GPU_TYPE),
     define("more-not-faster", "More GPUs would not make the job faster."),
     define("waits-for-shapes", "The job waits for one of these sizes.", SHAPES),
@@ -54,7 +54,7 @@ FAIR = (
 )
 
 BASELINES = (
-    define("choice-no-place", "What was chosen for the job finds no place."),
+    define("choice-no-place", "No GPUs are free for what the policy chose for the job."),
     define("runs-until-end", "A running job keeps its GPUs until it ends."),
     define("its-turn", "It is the turn of the job, and there is room."),
     define("job-came-first", "Another job came first.", JOB),
@@ -136,7 +136,7 @@ GOODPUT = (
         "others-gain-more", "Other jobs gain more from all GPUs that it could use.",
         GPUS, GPU_TYPE,
     ),
-    define("largest-with-place", "The largest size of its type that finds a place."),
+    define("largest-with-place", "The largest size on its GPU type for which GPUs are free."),
     define(
         "solver-limit", "The time limit of the solver was reached: the best answer by then.",
         BECAUSE,
@@ -198,26 +198,26 @@ DALLY = (
         SHAPES, _ORDER,
     ),
     define(
-        "no-even-place", "No place has so many GPUs in even shares on its nodes.",
+        "no-even-place", "No nodes have so many GPUs in even shares.",
         GPUS, GPU_TYPE,
     ),
     define(
-        "waits-for-place", "The free place is spread too far.",
+        "waits-for-place", "The free GPUs are spread too far.",
         word("unit", "what is counted", "rack", "node", "link-domain"),
         count("nearest", "the fewest that the GPUs need"),
-        count("spread", "those of the free place"),
+        count("spread", "those of the free GPUs"),
         fraction("speed", "part of its time that it would compute there"),
         seconds("waited_s", "how long the job has waited"),
         seconds("limit_s", "how long it waits at most", optional=True),
     ),
-    define("starts-there", "The job starts on a place.", _TIER),
+    define("starts-there", "The job starts.", _TIER),
     define(
-        "starts-after", "The job starts on a place after a wait.",
+        "starts-after", "The job starts after a wait.",
         _TIER, seconds("waited_s", "the wait"),
     ),
     define("starts-anywhere", "The job starts at once: distance costs it nothing.", _TIER),
     define(
-        "starts-smaller", "No place that the job accepts has more GPUs.",
+        "starts-smaller", "The job starts on fewer GPUs than it asked for.",
         _TIER, GPUS, count("wanted", "GPUs that it asked for", "GPUs"),
     ),
     define("starts-by-shrink", "Other jobs shrink for the job.", _TIER, JOBS),
@@ -237,7 +237,7 @@ DALLY = (
     ),
     define("idle-type-faster", "Idle GPUs of another type are faster.", GPUS, GPU_TYPE, GAIN),
     define("grows-to-wanted", "Idle GPUs bring the job nearer to what it asked for.", GPUS),
-    define("comes-together", "The GPUs of the job come together.", GAIN),
-    define("keeps-until-free", "The job keeps its GPUs until its place is free."),
+    define("comes-together", "The job moves to GPUs that are nearer to each other.", GAIN),
+    define("keeps-until-free", "The job keeps its GPUs until its new ones are free."),
     define("waits-for-nodes", "The job waits until its nodes are free.", NODES, BECAUSE),
 )  # fmt: skip

@@ -93,7 +93,7 @@ class JointStep:
         return not self._parts and self._base.has_unreached_node
 
     def running(self) -> list[tuple[int | None, Step]]:
-        """Return (companion, step) of the steps whose srun runs; None in place of one: the base."""
+        """Return the steps whose srun runs, each with its companion's id; None: of the base."""
         return [(job_id, step) for job_id, step in self._by_job if not step.ends_within(0.0)]
 
     def ends_within(self, seconds: float) -> bool:

@@ -90,7 +90,7 @@ class ProgramCompanions(CompanionSet):
             self.end_attempt(failed=failed)
 
     def _wait_for_thread(self, event: Callable[[], None]) -> None:
-        """Let the thread handle an event, and what was posted before; return after that."""
+        """Wait until the thread has handled an event, and those posted before it."""
         done = threading.Event()
         self._post(event)
         self._post(done.set)

@@ -72,8 +72,8 @@ def _launcher_below(
     if is_python(base_name(process.words[0])) and kind is None and not deep:
         return None
     children = [child for child, other in processes.items() if other.parent == pid]
-    found = (_launcher_below(processes, child, run_id, deep=deep) for child in children)
-    return next((name for name in found if name), None)
+    launchers = (_launcher_below(processes, child, run_id, deep=deep) for child in children)
+    return next((name for name in launchers if name), None)
 
 
 def step_processes(mark: str, proc: Path = Path("/proc")) -> dict[int, RankProcess]:

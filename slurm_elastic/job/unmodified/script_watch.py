@@ -30,9 +30,9 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
 )
 from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_empty
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
+from slurm_elastic.job.unmodified.command_history import CommandHistory
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
-from slurm_elastic.job.unmodified.program_command import is_equal_command, repeats_command
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -74,8 +74,7 @@ class ScriptWatch:
         clock: monotonic seconds.
 
     Attributes:
-        repeats_command: whether the run of before, which has completed a checkpoint, had the same
-            command, so that it names none of the script's checkpoints.
+        command: of this run, beside those of earlier runs.
     """
 
     def __init__(
@@ -99,9 +98,7 @@ class ScriptWatch:
         self._file = resume_file
         self._resume = resume_file.load()
         self._resume.select(pattern)
-        self._command = command
-        self.repeats_command = repeats_command(command, self._resume.command)
-        self._sizes = self._sizes_of_command(world)
+        self.command = CommandHistory(command, world, self._resume)
         self._growth = FirstGrowth(self._resume, resume_file, are_alone, end_ranks, clock)
         self._world = world
         self._training = TrainingStateCheck(
@@ -137,19 +134,6 @@ class ScriptWatch:
         self._last_complete: float | None = None
         self._last_save = 0
         self._is_stopped = False
-
-    def _sizes_of_command(self, world: int) -> tuple[int, ...]:
-        """Return the ranks of the runs, this one included, that had the command of this one."""
-        sizes = self._resume.sizes if self.repeats_command else ()
-        last = sizes[-1] if sizes else world
-        if last != world and not is_equal_command(self._command, self._resume.command):
-            return (world,)
-        return (*(size for size in sizes if size != world), world)
-
-    @property
-    def has_command_of_another_size(self) -> bool:
-        """Whether a run on another number of ranks had the same command."""
-        return len(self._sizes) > 1
 
     def set_world(self, world: int, hosts: int) -> None:
         """Set the ranks and hosts of the next attempt, in the same run of the job."""
@@ -222,12 +206,7 @@ class ScriptWatch:
 
     def start(self) -> None:
         """Start the watch in the background."""
-        if self._resume.command and not self.repeats_command:
-            log_line(
-                "the program's command differs from that of the last run: it may name a checkpoint"
-                " or depend on the number of GPUs; until it is the same again the job is resized by"
-                " requeues only"
-            )
+        self.command.log_difference()
         self._state.subscribe(self.apply_orders)
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
@@ -386,9 +365,7 @@ class ScriptWatch:
         self._resume.count = max(earlier_count + 1, self._program_step or 0)
         self._resume.start_world = self._resume.start_world or self._world
         self._resume.saves += 1
-        self._resume.command = self._command
-        if self._command:
-            self._resume.sizes = self._sizes
+        self.command.record()
         self._record_resume(earlier_count)  # before the next line, which reads the checkpoint
         # What a rehearsal has lost is put back.
         if self._resume.proven or not self._resume.refuted:

@@ -83,7 +83,7 @@ class SharedSpeeds:
         self.changes = 0
 
     def record_use(self, application: str, measured: MeasuredUse, *, alone: bool) -> None:
-        """Record what an application uses; measurements alone outweigh the others."""
+        """Record the use of an application; measurements alone outweigh the others."""
         for name, use in self._use.items():
             value: float | None = getattr(measured, name)
             if value is None:
@@ -167,7 +167,7 @@ class SharedSpeeds:
         return self._speeds.of(node_type, self.load(job), self.load(other))
 
     def load(self, part: PartOfNode) -> AloneLoad:
-        """Return what an application uses of a node."""
+        """Return the use of a node by an application."""
         cpus, sent, read = (self._use[name].get(part.application) for name in _USES)
         known = cpus is not None and part.node_cpus > 0
         compute = cpus[0] * part.gpus / part.node_cpus if cpus is not None and known else 0.0
@@ -203,7 +203,7 @@ class SharedSpeeds:
 
     @classmethod
     def of_json(cls, value: Any) -> SharedSpeeds:
-        """Return what `to_json` wrote; what cannot be read is left out."""
+        """Return the value that `to_json` wrote; unreadable parts are left out."""
         speeds = cls()
         value = value if isinstance(value, dict) else {}
         for row in _rows(value.get("alone"), 3):

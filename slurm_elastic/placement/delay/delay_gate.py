@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_elastic.config.schema import PlacementSettings
+from slurm_elastic.config.placement_settings import PlacementSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import even_splits

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from slurm_elastic.config.schema import PlacementSettings
+from slurm_elastic.config.placement_settings import PlacementSettings
 from slurm_elastic.placement.delay.timers import Timers
 
 NODE, RACK = "node", "rack"

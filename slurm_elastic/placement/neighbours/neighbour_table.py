@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from slurm_elastic.config.schema import NeighbourSettings
+from slurm_elastic.config.placement_settings import NeighbourSettings
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import application_of, node_type

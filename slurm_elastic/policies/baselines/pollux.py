@@ -109,12 +109,12 @@ class Pollux:
         nodes = _virtual_nodes(question, jobs)
         reached = _reached_in_place(question, jobs)
         problem, fair = self._problem(question, jobs, nodes, reached)
-        found = search(problem, seed=question.round_seed)
+        chosen = search(problem, seed=question.round_seed)
         proposals = tuple(
             _in_place_first(
-                _proposal(job, nodes, found[row], float(fair[row])),
+                _proposal(job, nodes, chosen[row], float(fair[row])),
                 reached[row],
-                requeue_pays=_requeue_pays(problem, row, found[row]),
+                requeue_pays=_requeue_pays(problem, row, chosen[row]),
             )
             for row, job in enumerate(jobs)
         )
@@ -210,7 +210,7 @@ class Pollux:
 
 
 def type_blind(learned: Learned) -> Learned:
-    """Return what was learned, as if all GPUs were of one type; the first value of a shape counts.
+    """Return learned data as if all GPUs were of one type; the first value of a shape counts.
 
     A replica may compute what every type can.
     """

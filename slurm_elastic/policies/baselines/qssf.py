@@ -118,7 +118,7 @@ def mean_s(job: Job, record: JobRecord) -> float:
 
 
 def limit_left_s(job: Job, now: float) -> float | None:
-    """Return what is left of a job's time limit; None: it has none."""
+    """Return the rest of a job's time limit; None: it has none."""
     if job.time_limit_s is None:
         return None
     begin = now if job.start_time is None or job.allocation is None else job.start_time

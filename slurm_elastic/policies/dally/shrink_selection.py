@@ -29,7 +29,7 @@ class ShrinkCandidate:
     offered: Mapping[str, int]
 
     def without(self, taken: Mapping[str, int], per_node: int) -> Allocation | None:
-        """Return what it keeps when at least these GPUs are taken; None: impossible."""
+        """Return the allocation it keeps when at least these GPUs are taken; None: impossible."""
         legal = set(self.bidder.directive.sizes(self.allocation.gpu_type))
         shares = dict(self.allocation.shares)
         unit = self.bidder.directive.unit_for(self.allocation.gpu_type)

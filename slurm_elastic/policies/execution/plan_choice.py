@@ -84,7 +84,7 @@ def choose_plans(
     node_gpus: int,
     settings: PlanChoiceSettings | None = None,
 ) -> dict[str, PlanHolding]:
-    """Return what each job shall hold; jobs that are missing hold nothing.
+    """Return the GPUs and the plan of each job; a job that is missing holds nothing.
 
     Args:
         demands: all jobs that are not over.

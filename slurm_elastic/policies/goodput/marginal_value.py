@@ -136,7 +136,7 @@ class MarginalValue(Sia):
         left_s, weights = left.tolist(), weighed.weight.tolist()
 
         def explained(row: int, reason: Reason) -> Reason:
-            """Add what the length did, that the job was overdue, or that it measures a type."""
+            """Add the effect of the length, or that the job was overdue or measures a type."""
             if first[row]:
                 waited_s = question.snapshot.time - waits[jobs[row].job.key]
                 return Reason("waited-longest", waited_s=waited_s, reason=reason)

@@ -142,7 +142,7 @@ class LimitRoom:
     """Rest of each limit of a round while overdue jobs get their sizes."""
 
     def __init__(self, limits: Sequence[LimitRow], chosen: Ints, rows: Sequence[int]) -> None:
-        """Count what jobs take.
+        """Count the use of the limits by jobs that have a size.
 
         Args:
             limits: of the round.

@@ -99,7 +99,7 @@ def _explained(
 def _freed(
     weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]
 ) -> dict[str, object]:
-    """Return what a job gives up of the type that it holds, and the jobs that take it."""
+    """Return the GPUs that a job gives up of its type, and the jobs that take them."""
     table = weighed.table
     columns, held = table.configurations, int(table.held[row])
     if held < 0 or columns.kind[held] != columns.kind[at]:

@@ -37,7 +37,7 @@ class LimitRow:
     left: float
 
     def used(self, choice: Ints) -> float:
-        """Return what a choice takes: [J] configuration of every job of the program, -1: none."""
+        """Return the use of each limit by a choice: [J] configuration of every job, -1: none."""
         chosen = choice[self.jobs]
         (runs,) = np.nonzero(chosen >= 0)
         return float(self.use[runs, chosen[runs]].sum())
@@ -47,7 +47,7 @@ class LimitRow:
         return self.used(choice) > self.left + TOLERANCE
 
     def beside(self, fixed: Ints) -> float:
-        """Return what jobs that are fixed to a configuration leave to others, not below 0."""
+        """Return the room that jobs fixed to a configuration leave to others, not below 0."""
         return max(0.0, self.left - self.used(fixed))
 
 

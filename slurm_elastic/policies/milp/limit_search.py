@@ -59,7 +59,7 @@ class _ColumnLimit:
     left: float
 
     def used(self, picked: Bools) -> float:
-        """Return what a choice takes: [K] whether each variable is picked."""
+        """Return the use of each limit by a choice: [K] whether each variable is picked."""
         return float(self.use[picked[self.at]].sum())
 
     def exceeded(self, picked: Bools) -> bool:
@@ -134,7 +134,7 @@ def within_limits(
 
 
 def resource_uses(c: Columns, limits: Sequence[LimitRow], fixed: Ints) -> list[ResourceUse]:
-    """Return what each variable takes of the limits that can bind, beside what is fixed."""
+    """Return the use of the limits that can bind by each variable, beside fixed ones."""
     uses: list[ResourceUse] = []
     if not limits:
         return uses

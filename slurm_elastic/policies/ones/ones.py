@@ -7,7 +7,7 @@ running job that it changes has ended an epoch since its last change.
 
 The score of a schedule is the GPU seconds that its jobs still need. They follow here from the
 progress that jobs report, else from their predicted run time, else a job takes as long again as it
-has run; the published prediction from losses is `benchmarks/drivers/beta_progress.py`. Jobs here
+has run; the published prediction from losses is `benchmarks/ones/beta_progress.py`. Jobs here
 have no epochs: a training counts as `_EPOCHS` epochs, or as one a minute without progress.
 
 ONES knows one GPU type. Each type has a population of its own here; a waiting job belongs to the

@@ -99,7 +99,7 @@ class SiaReasons:
         return Reason("goodput-change", times=times, gpus=gpus, gpu_type=gpu_type)
 
     def _other_type(self, row: int) -> Reason | None:
-        """Return what the best configuration of another type would give."""
+        """Return the goodput that the best configuration of another type would give."""
         if not self._has_other[row]:
             return None
         ratio = self._other_ratio[row]
@@ -131,7 +131,7 @@ class SiaReasons:
         return Reason("more-contested", gpus=gpus, times=self._more_times[row])
 
     def _bound(self, row: int) -> Reason | None:
-        """Return what keeps it from more GPUs when no configuration has more."""
+        """Return why it gets no more GPUs when no configuration has more."""
         job, cap = self._table.candidates[row], int(self._table.cap[row])
         gpus, gpu_type = self._columns.size_and_type(self._choice[row])
         sizes = job.directive.sizes(gpu_type)

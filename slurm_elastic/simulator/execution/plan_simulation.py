@@ -87,7 +87,7 @@ class PlanPolicy(Protocol):
     def decide(
         self, now: float, runs: Sequence[PlanRun], decided: Mapping[str, PlanHolding]
     ) -> dict[str, PlanHolding]:
-        """Return what each job shall hold; a job that is missing holds nothing.
+        """Return the GPUs and the plan of each job; a job that is missing holds nothing.
 
         Args:
             now: seconds since the trace's start.

@@ -100,7 +100,7 @@ class StepTable:
         return self.seconds.get(_turned(placement), {}).get(plan)
 
     def options(self) -> tuple[PlanOption, ...]:
-        """Return what was measured, without what is never preferable."""
+        """Return the measured configurations, without those that are never preferable."""
         return useful_options(
             PlanOption(tuple(sorted(placement, reverse=True)), plan, step_s)
             for placement, by_plan in self.seconds.items()

@@ -249,7 +249,7 @@ def _table(folder: Path, gpu_type: str, constants: ApplicationConstants) -> Type
         raise ApplicationProfileError(
             f"{folder.name}/{path.name}: no row for placement {unit}; measure one replica alone"
         )
-    curves = {shape: _curve(found) for shape, found in points.items()}
+    curves = {shape: _curve(times) for shape, times in points.items()}
     sizes = {m for curve in curves.values() for m in curve.micro_batches}
     return TypeTable(
         gpu_type=gpu_type,

@@ -222,7 +222,7 @@ class JobParser:
         )
 
     def _submission(self, raw: Any) -> _Parsed:
-        """Return directive and shape, parsed once per job, and what is wrong with them, or None."""
+        """Return directive and shape, parsed once per job, and the error in them, or None."""
         admin = pyslurm_records.text(raw, "admin_comment")
         comment = pyslurm_records.text(raw, "comment")
         key = (int(raw.id), float(raw.submit_time or 0), admin + "\0" + comment)
@@ -242,7 +242,7 @@ class JobParser:
 
 
 def _companion(raw: Any) -> tuple[CompanionComment | None, bool]:
-    """Return of what a job is a companion, and whether AdminComment says so."""
+    """Return the base of a companion, and whether AdminComment names it; None: no companion."""
     recorded = parse_companion_record(pyslurm_records.text(raw, "admin_comment"))
     if recorded is not None:
         return recorded, True

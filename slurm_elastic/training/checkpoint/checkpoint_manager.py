@@ -54,7 +54,7 @@ class CheckpointState(Protocol):
     """Live state of a run, as far as one rank holds it, as tensors by name."""
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return what this rank saves; the tensors are the live ones, not copies."""
+        """Return the tensors that this rank saves, the live ones, not copies."""
 
     def fits(self, shapes: Mapping[str, Sequence[int] | None]) -> None:
         """Compare with the shapes of a whole checkpoint, None where unknown."""

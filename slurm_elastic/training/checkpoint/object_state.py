@@ -62,7 +62,7 @@ class ObjectState:
         return any(shards.is_cut(p) for m in self.modules.values() for p in m.parameters())
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return the flat dictionary of what this rank saves; the tensors are not copied.
+        """Return the tensors that this rank saves, by name; they are not copied.
 
         Raises:
             CheckpointError: a `state_dict` fails, or holds what could not be read again.

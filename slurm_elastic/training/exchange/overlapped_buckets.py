@@ -72,7 +72,7 @@ class OverlappedBuckets(ABC, Generic[B]):
 
     @property
     def bytes(self) -> int:
-        """Size of what a step sends."""
+        """Bytes that a step sends."""
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     def close(self) -> None:

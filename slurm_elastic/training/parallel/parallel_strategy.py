@@ -91,7 +91,7 @@ class ParallelStrategy(Protocol):
         """
 
     def close(self) -> None:
-        """Release what steps need; none follows."""
+        """Release the resources of steps: no step follows."""
 
     def dissolve(self) -> None:
         """Give the whole model back, with undefined values, after `close`."""

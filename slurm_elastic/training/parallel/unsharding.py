@@ -42,7 +42,7 @@ class WholeModel:
                 parameter.data = parameter.data.new_empty(0)
 
     def restore(self) -> None:
-        """Undo what was done to the model since; the values of its parameters are undefined."""
+        """Undo all changes of the model since then; the values of its parameters are undefined."""
         states = _registered_states()
         for module, kind, parameters, hooks in self._modules:
             module.__class__ = kind

@@ -342,7 +342,7 @@ class PipelineEngine:
         *,
         vertical_sync: bool,
     ) -> str:
-        """Return what is invalid in this rank's arguments, or ""."""
+        """Return an error about this rank's arguments; "": they are valid."""
         if set(modules) != set(self._held):
             return (
                 f"stage_modules: stages {sorted(modules)} is invalid: expected {[*self._held]}, as "

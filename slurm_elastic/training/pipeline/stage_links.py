@@ -89,7 +89,7 @@ class PreviousLink(Protocol):
         """Send the gradients of those parts of the input that require one, without waiting."""
 
     def settle(self, micro: int) -> None:
-        """Free what was sent back up to this micro-batch: it has arrived."""
+        """Free the gradients sent back up to this micro-batch: they have arrived."""
 
 
 class _Slices:
@@ -167,7 +167,7 @@ class _Receiver:
             self._request(micro, memory, [shape for _, shape, _ in parts])
 
     def take(self, micro: int) -> list[torch.Tensor]:
-        """Wait for what was requested and return it."""
+        """Wait for the requested parts of a micro-batch, and return them."""
         received = []
         for work, buffer, shape in self._requested.pop(micro):
             with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):

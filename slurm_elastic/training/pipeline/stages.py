@@ -35,7 +35,7 @@ class Stage(Protocol):
         """Return the gradients of the input, given those of the output; keep the parameters'."""
 
     def end(self) -> None:
-        """Free what the sequence needed: nothing is in flight."""
+        """Free the memory of the sequence: no micro-batch is in flight."""
 
 
 def cut(

@@ -78,7 +78,7 @@ class FormingGroup:
         return len(self.generation.members)
 
     def release(self) -> None:
-        """Free what the groups hold; their collectives have ended on all members."""
+        """Free the resources of the groups; their collectives have ended on all members."""
         self.give_up(wait=False)
         if self._device.type == "cpu":
             self._destroy(self.world, self.transfer)
@@ -86,7 +86,7 @@ class FormingGroup:
         self.world = self.transfer = self.control = None
 
     def give_up(self, *, wait: bool) -> None:
-        """End what the groups still do, where that would keep a GPU busy.
+        """End collectives of the groups that would keep a GPU busy.
 
         Args:
             wait: return only when it has ended.
@@ -156,7 +156,7 @@ def _form(store: Any, rank: int, size: int, device: torch.device, name: str) -> 
 
 
 def supported() -> bool:
-    """Return whether this torch has what forming a group needs."""
+    """Return whether this release of torch can form a group beside another one."""
     needed = ("_new_process_group_helper", "_update_default_pg", "_world")
     return distributed.is_available() and all(hasattr(distributed_c10d, n) for n in needed)
 

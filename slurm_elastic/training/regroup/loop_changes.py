@@ -81,7 +81,7 @@ class LoopChanges:
     def attach(
         self, training: LoopTraining, *, reporter: Reporter, save: Callable[[Cursor], bool]
     ) -> None:
-        """Set what changes, and how it is saved."""
+        """Set the training that changes, and the function that saves it."""
         self._training, self._reporter, self._save = training, reporter, save
         if self._enabled and self._regrouping is None:
             self._regrouping = RegroupLeader(

@@ -46,7 +46,7 @@ class AxisExchange:
 
     @property
     def margins(self) -> tuple[int, int]:
-        """Planes of padding before and after what this rank needs."""
+        """Planes of padding before and after the planes that this rank needs."""
         return outside(self.windows[self.place], self.bounds[-1])
 
 
@@ -97,7 +97,7 @@ class Halo:
         return StartedExchange(self._group.start(sends, receives), pieces)
 
     def fetch(self, slab: torch.Tensor) -> tuple[torch.Tensor, list[Pieces]]:
-        """Return what this rank needs, without padding, and what came from others, by dimension."""
+        """Return the planes that this rank needs, unpadded, and those of others by dimension."""
         received: list[Pieces] = []
         for exchange in self.axes:
             received.append(self.start(exchange, slab).wait())
@@ -105,7 +105,7 @@ class Halo:
         return slab, received
 
     def rebuild(self, slab: torch.Tensor, received: Sequence[Pieces]) -> torch.Tensor:
-        """Return the same again from what came from others."""
+        """Return the result of `fetch` again, from the planes of others that it received."""
         for exchange, pieces in zip(self.axes, received, strict=True):
             slab = assemble(exchange, slab, pieces)
         return slab
@@ -119,7 +119,7 @@ class Halo:
         return ReturnedGradient(self._group, self.axes, gradient)
 
     def pad(self, extended: torch.Tensor, value: float) -> torch.Tensor:
-        """Return what this rank needs with the padding at the faces of the volume."""
+        """Return the result of `fetch` with the padding at the faces of the volume."""
         pads = [0, 0] * extended.dim()
         for exchange in self.axes:
             at = 2 * (-exchange.axis - 1)
@@ -148,7 +148,7 @@ class StartedExchange:
         self._messages, self._pieces = messages, pieces
 
     def wait(self) -> Pieces:
-        """Return what came from others, in the order of their places."""
+        """Return the planes of others, in the order of their places."""
         self._messages.wait()
         return self._pieces
 
@@ -159,7 +159,7 @@ def assemble(
     pieces: Pieces,
     span: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Return consecutive planes out of a slab and what came from others.
+    """Return consecutive planes, from a slab and the planes of others.
 
     Args:
         exchange: along the dimension.

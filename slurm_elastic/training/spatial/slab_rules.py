@@ -121,7 +121,7 @@ def _len(_: Any, args: list[Any], kwargs: dict[str, Any]) -> int:
     "item",
 )
 def _of_whole(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Compute what needs the whole volume, equally on every rank."""
+    """Compute a function of the whole volume, equally on every rank."""
     return func(slab_layers.spatial_whole(args[0]), *args[1:], **kwargs)
 
 

@@ -52,7 +52,7 @@ class SlabTensor(torch.Tensor):  # type: ignore[misc] # torch is untyped here
             return rule(func, list(args), dict(kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:
-        """Return what the tensor is, without values of others."""
+        """Return the shapes of slab and volume, without values."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
             return f"SlabTensor(slab {tuple(torch.Tensor.size(self))}, volume {self.extents})"
 

@@ -78,7 +78,7 @@ def _autocast(inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor,
 def _summed(
     left: torch.Tensor, right: torch.Tensor, group: Subgroup, chunks: int
 ) -> tuple[torch.Tensor, list[StartedCollective]]:
-    """Return a product that is being summed over the group, and what is to be waited for.
+    """Return a product that is being summed over the group, and the sums to wait for.
 
     It is no view of another tensor: modules after it may change it in place.
 

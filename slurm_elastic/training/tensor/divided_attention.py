@@ -117,7 +117,7 @@ class DividedAttention:
         attn_mask: torch.Tensor | None,
         key_padding_mask: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Return what is added to the scores, of a shape that fits them; None: nothing."""
+        """Return the mask that is added to the scores, in their shape; None: there is none."""
         mask = None
         if attn_mask is not None:
             mask = _added(attn_mask, queries.dtype)

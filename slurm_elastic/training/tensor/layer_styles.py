@@ -225,7 +225,7 @@ def _divisible_attention(module: nn.Module, size: int) -> bool:
 
 
 def _own_forward(module: nn.Module) -> bool:
-    """Return whether nothing has changed what the class computes."""
+    """Return whether a module computes what its class does: nothing has replaced its forward."""
     return "forward" not in vars(module) and not nn.utils.parametrize.is_parametrized(module)
 
 

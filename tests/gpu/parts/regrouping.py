@@ -4,8 +4,8 @@ First torch alone, without the library: it answers what NCCL does. While all ran
 a thread of each forms a second group of the same ranks. Then they use it, keep the old one, and
 the last rank ends without a word; the others form a third group.
 
-Then the library (`benchmarks.regroup`): half of the ranks join and leave in turn. On GPUs that is
-off by default, and turned on here.
+Then the library (`benchmarks.resize.regroup`): half of the ranks join and leave in turn. On GPUs
+that is off by default, and turned on here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import shared_gpus
-from benchmarks.regroup import (
+from benchmarks.resize.regroup import (
     LocalRun,
     loss_difference,
     lost_steps,
@@ -29,6 +28,7 @@ from benchmarks.regroup import (
     undisturbed_losses,
     wait,
 )
+from benchmarks.support.rank_processes import shared_gpus
 from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.ranks.nccl_groups import NCCL_VARIABLE
 from tests.gpu.part_program import STOPPED, part_main, rank_device, start_ranks, synchronize

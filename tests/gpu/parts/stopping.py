@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rank_processes import ROOT
+from benchmarks.support.rank_processes import ROOT
 from tests.gpu.part_program import STOPPED, part_main, read_lines, wait_until
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.drivers.beta_progress import (
+from benchmarks.ones.beta_progress import (
     BetaProgress,
     EpochRecord,
     mean_log_likelihood,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks import helios
-from benchmarks.drivers import sleep_replay
-from benchmarks.drivers.rigid_replay import ReplayedJob, ReplayOrder, RigidReplay
+from benchmarks.helios import __main__ as helios
+from benchmarks.helios import sleep_replay
+from benchmarks.helios.rigid_replay import ReplayedJob, ReplayOrder, RigidReplay
 from tests.support import published_data
 
 

@@ -8,8 +8,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from benchmarks import colocation, helios, ones
-from benchmarks.drivers import sleep_replay
+from benchmarks.colocation import __main__ as colocation
+from benchmarks.helios import __main__ as helios
+from benchmarks.helios import sleep_replay
+from benchmarks.ones import __main__ as ones
 from tests.support import published_data
 
 FILES = {

@@ -15,14 +15,14 @@ require("python/torch")
 
 import torch  # noqa: E402
 
-from benchmarks.drivers import emulated, replay, slow_network  # noqa: E402
+from benchmarks.pipeline import emulated_layers, schedule_replay, slow_network  # noqa: E402
 from slurm_elastic.core.layers import Layer, LayerProfile  # noqa: E402
 from slurm_elastic.training.pipeline import StageLayout  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("module", [replay, slow_network])
+@pytest.mark.parametrize("module", [schedule_replay, slow_network])
 def test_examples_in_docstrings(module):
     failed, tried = doctest.testmod(module)
     assert tried
@@ -33,7 +33,7 @@ def test_examples_in_docstrings(module):
 def test_emulated_layers_have_the_gradients_of_what_they_compute(sizes):
     inputs, weights, outputs = sizes
     x = torch.randn(2, inputs, dtype=torch.float64, requires_grad=True)
-    layer = emulated.Emulated(seconds=(0.0, 0.0), outputs=outputs, weights=weights).double()
+    layer = emulated_layers.Emulated(seconds=(0.0, 0.0), outputs=outputs, weights=weights).double()
 
     def called(x, weight):
         return torch.func.functional_call(layer, {"weight": weight}, (x,))
@@ -42,8 +42,8 @@ def test_emulated_layers_have_the_gradients_of_what_they_compute(sizes):
 
 
 def test_an_emulated_layer_takes_its_time_and_carries_its_bytes():
-    profile = emulated.language_model(2)
-    layers = emulated.modules(profile, samples=4, shrink=64.0, slow=0.0)
+    profile = emulated_layers.language_model(2)
+    layers = emulated_layers.modules(profile, samples=4, shrink=64.0, slow=0.0)
     value = torch.randn(4, 8)
     for (_, module), layer in zip(layers, profile.layers, strict=True):
         value = module(value)
@@ -60,7 +60,7 @@ def test_branches_become_a_row_that_sends_what_they_send():
         for name, size in (("in", 100.0), ("left", 20.0), ("right", 3.0), ("out", 7.0))
     ]
     edges = (("in", "left"), ("in", "right"), ("left", "out"), ("right", "out"))
-    row = emulated.chained(LayerProfile(tuple(layers), edges))
+    row = emulated_layers.chained(LayerProfile(tuple(layers), edges))
     assert [layer.activation_bytes for layer in row.layers] == [100.0, 120.0, 23.0, 7.0]
     assert row.compute_s == pytest.approx(0.12)
 
@@ -69,28 +69,28 @@ def test_small_layers_join_the_one_before():
     big, small = Layer("big", 1.0, 1.0, 9.0, 5.0), Layer("small", 0.001, 0.001, 2.0, 1.0)
     last = Layer("last", 1.0, 1.0, 1.0, 3.0)
     chain = LayerProfile((big, small, last), (("big", "small"), ("small", "last")))
-    first, second = emulated.chained(chain).layers
+    first, second = emulated_layers.chained(chain).layers
     assert (first.name, first.activation_bytes, first.parameter_bytes) == ("big", 2.0, 6.0)
     assert second.name == "last"
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_even_stages_take_what_the_textbook_says(schedule):
-    times = replay.Times([1.0] * 3, [2.0] * 3, [0.0] * 2, [0.0] * 3)
-    assert replay.replay(StageLayout.of(1, 1, 1), schedule, 8, times) == 3.0 * (8 + 3 - 1)
+    times = schedule_replay.Times([1.0] * 3, [2.0] * 3, [0.0] * 2, [0.0] * 3)
+    assert schedule_replay.replay(StageLayout.of(1, 1, 1), schedule, 8, times) == 3.0 * (8 + 3 - 1)
 
 
 def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage():
-    times = replay.Times([1.0, 2.0], [2.0, 4.0], [0.0], [0.0, 0.0])
+    times = schedule_replay.Times([1.0, 2.0], [2.0, 4.0], [0.0], [0.0, 0.0])
     layout = StageLayout.of(1, 1)
-    long, short = (replay.replay(layout, "pipedream", n, times) for n in (40, 20))
+    long, short = (schedule_replay.replay(layout, "pipedream", n, times) for n in (40, 20))
     assert long - short == pytest.approx(20 * 6.0)
 
 
 def test_a_stage_with_replicas_reduces_once_a_round():
-    times = replay.Times([1.0, 0.1], [2.0, 0.1], [0.0], [0.5, 0.0])
+    times = schedule_replay.Times([1.0, 0.1], [2.0, 0.1], [0.0], [0.5, 0.0])
     layout = StageLayout.of(2, 1)
-    long, short = (replay.replay(layout, "pipedream", n, times) for n in (40, 20))
+    long, short = (schedule_replay.replay(layout, "pipedream", n, times) for n in (40, 20))
     assert long - short == pytest.approx(10 * 3.5)
 
 

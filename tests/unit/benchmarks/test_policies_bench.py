@@ -4,16 +4,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from benchmarks.drawn_workloads import draw
-from benchmarks.policies import (
-    FIGURES,
-    OTHER_ROWS,
-    ROWS,
-    WrongLengths,
-    different_jobs,
-    figures,
-    table,
-)
+from benchmarks.policies.__main__ import FIGURES, figures, table
+from benchmarks.policies.drawn_workloads import draw
+from benchmarks.policies.policy_rows import OTHER_ROWS, ROWS, WrongLengths, different_jobs
 from benchmarks.sia_tables import reference
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload

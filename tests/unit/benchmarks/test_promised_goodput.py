@@ -1,11 +1,11 @@
-"""What benchmarks.mixed_cluster computes from steps, changes and reasons."""
+"""What benchmarks.policies.mixed_cluster computes from steps, changes and reasons."""
 
 import doctest
 
 import pytest
 
-from benchmarks import promised_goodput
-from benchmarks.promised_goodput import compared, losses, median_error
+from benchmarks.policies import promised_goodput
+from benchmarks.policies.promised_goodput import compared, losses, median_error
 
 
 def promise(times, gpus, gpu_type):

@@ -1,12 +1,11 @@
-"""benchmarks.start_estimates: with backfill and elastic jobs that give way, errors are smaller."""
+"""Start estimates with backfill and elastic jobs that give way have smaller errors."""
 
 import random
 
 import pytest
 
-from benchmarks import start_estimates
-from benchmarks.drivers import planned_queue
-from benchmarks.drivers.planned_queue import PlannedQueue, QueuedJob
+from benchmarks.helios import planned_queue, start_estimates
+from benchmarks.helios.planned_queue import PlannedQueue, QueuedJob
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate import simulation_options
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 
 CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
@@ -20,7 +20,7 @@ def small(tmp_path_factory):
 
 
 def test_the_option_has_all_assumptions():
-    assert set(simulation_inputs._BELIEFS) == set(BELIEFS)
+    assert set(simulation_options._BELIEFS) == set(BELIEFS)
 
 
 def test_frozen_layers_are_shown_with_the_option_only(run, small):

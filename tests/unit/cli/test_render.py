@@ -170,6 +170,20 @@ def test_explain_shows_the_reason_why_a_script_is_not_proven_once():
     assert "Not yet: it is resized once it has written a checkpoint and read it back; no" in shown
 
 
+def test_explain_says_once_that_a_job_is_not_proven():
+    records, plan = {4711: JobRecord(job_id=4711)}, example.PLANNED.plan
+    kept = [
+        replace(d, action=Action.KEEP, target=d.current, waiting_for=Reason("not-proven"))
+        if d.job_id == 4711
+        else d
+        for d in plan.decisions
+    ]
+    view = replace(example.PLANNED, records=records, plan=replace(plan, decisions=tuple(kept)))
+    shown = explained(4711, view)
+    assert "Not yet:        it is resized once it has written a checkpoint" in shown
+    assert "Held back" not in shown
+
+
 def test_explain_does_not_deny_restarts_without_a_requeue():
     """A script is started again in the same run of its job: no more is to be said."""
     for why, is_shown in (("restarted", False), ("launcher", False), ("standard-input", True)):

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.cli.topology import topology_command
-from slurm_elastic.config import schema
+from slurm_elastic.config.placement_settings import TopologySettings
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.queries.topology_answer import network_problems
@@ -16,7 +16,7 @@ from slurm_elastic.core.plan import JobRecord, Measurement
 from tests.support.decisions import example_round as example
 from tests.support.needs import require
 
-SETTINGS = schema.TopologySettings(
+SETTINGS = TopologySettings(
     speeds={"domain": 4800.0, "rack": 200.0, "spine": 100.0},
     uplinks={"g03": 40.0},
     domains={"a100": 2},
@@ -72,7 +72,7 @@ def test_the_network_and_its_jobs():
 
 
 def test_a_site_that_configures_nothing_sees_the_tree():
-    bare = ask(settings=schema.TopologySettings(), spread={})
+    bare = ask(settings=TopologySettings(), spread={})
     assert shown(bare).startswith(
         "spine\n  rack1\n    g[01-02]  4 a100   4711: 4\n    g03       4 a100   4720: 1   3 idle\n"
     )
@@ -98,7 +98,9 @@ def test_links_without_configuration_are_shown_as_measured():
 
     def seen(*ids, **speeds):
         changed = replace(
-            example.VIEW, records=records(*ids), topology=schema.TopologySettings(speeds=speeds)
+            example.VIEW,
+            records=records(*ids),
+            topology=TopologySettings(speeds=speeds),
         )
         answer = json.loads(json.dumps(dispatch.answer("topology", changed, Viewer(), {})))
         return shown(answer).splitlines()[0], answer["measured"]
@@ -119,7 +121,7 @@ def test_slurms_own_link_speed_is_shown_where_no_other_is_known():
     switches = [
         replace(s, link_speed=4) if s.name == "rack2" else s for s in example.SNAPSHOT.switches
     ]
-    text = shown(ask(settings=schema.TopologySettings(), switches=tuple(switches)))
+    text = shown(ask(settings=TopologySettings(), switches=tuple(switches)))
     assert "  rack2   LinkSpeed 4   crossed by" in text
 
 
@@ -182,7 +184,7 @@ def test_gpus_of_a_job_are_shown_if_slurm_reports_them():
     ("changes", "line"),
     [
         (
-            {"settings": schema.TopologySettings(uplinks={"leaf7": 9.0})},
+            {"settings": TopologySettings(uplinks={"leaf7": 9.0})},
             "note: [topology] uplinks: leaf7 is neither a node nor a switch; correct or remove it",
         ),
         (
@@ -202,7 +204,7 @@ def test_faults_are_one_line_each_and_in_check(changes, line):
 
 
 def test_no_fault_before_the_first_round():
-    empty = view(nodes=(), jobs=(), settings=schema.TopologySettings(uplinks={"g01": 1.0}))
+    empty = view(nodes=(), jobs=(), settings=TopologySettings(uplinks={"g01": 1.0}))
     assert network_problems(empty) == []
     assert "no nodes with GPUs are known (yet)" in shown(
         dispatch.answer("topology", empty, Viewer(), {})

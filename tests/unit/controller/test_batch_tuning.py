@@ -462,7 +462,7 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
         account="selastic",
         log=log,
     )
-    controller._jobs = controller.reader.jobs()
+    controller.listing.jobs = controller.reader.jobs()
     told = report(gpus=4, micro_batch=16, step_time_s=0.1, micro_step_s=0.08, max_micro_batch=64,
                   layers=9, certified=2, certified_penalty=0.001)  # fmt: skip
     controller.report_handler.handle(told, of, act=controller.acts)

@@ -4,13 +4,8 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    PlacementSettings,
-    SpeedupSettings,
-    TopologySettings,
-)
+from slurm_elastic.config.placement_settings import PlacementSettings, TopologySettings
+from slurm_elastic.config.schema import Config, ControllerSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.placement.eligibility import elastic_jobs

@@ -2,7 +2,8 @@
 
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, TopologySettings
+from slurm_elastic.config.placement_settings import TopologySettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.placement.link_domains import NodeLinks, grouped
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round

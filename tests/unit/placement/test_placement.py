@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from slurm_elastic.config.placement_settings import TopologySettings as Links
 from slurm_elastic.config.schema import Config
-from slurm_elastic.config.schema import TopologySettings as Links
 from slurm_elastic.core.cluster import Allocation, Limit, Partition
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, NeighbourSettings
+from slurm_elastic.config.placement_settings import NeighbourSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.simulator.truth.neighbour_slowdown import (
     NeighbourSlowdown,
     NeighbourSlowdownError,

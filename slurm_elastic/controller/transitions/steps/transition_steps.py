@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
-from slurm_elastic.controller.state.shape_trials import IMPOSSIBLE
+from slurm_elastic.controller.state.slurm_refusals import IMPOSSIBLE
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.transitions.steps.state_steps import (

@@ -7,7 +7,6 @@ what it shows (`checkpoint_formats`, or the script's own marker) and from the ti
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import math
 import os
@@ -27,6 +26,12 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
     is_backup,
     is_temporary,
 )
+from slurm_elastic.job.unmodified.checkpoints.directory_changes import (
+    Files,
+    change_kind,
+    directory_files,
+    file_version,
+)
 from slurm_elastic.job.unmodified.checkpoints.inotify import DirectoryWatch
 from slurm_elastic.job.unmodified.checkpoints.learned_saves import SaveFiles
 from slurm_elastic.job.unmodified.checkpoints.save_tracker import (
@@ -37,8 +42,6 @@ from slurm_elastic.job.unmodified.checkpoints.save_tracker import (
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime
 from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 
-#: At most this many files of a directory are examined.
-_MAX_FILES = 20_000
 #: Directories with more files are not judged before a start: the ranks wait for that.
 _MAX_JUDGED = 500
 #: Only this many of the newest directories are examined again at each scan.
@@ -46,10 +49,6 @@ _NEWEST = 4
 #: A script never writes the last file of a known format if so many saves in a row were over
 #: without it (our choice: as many as show the files of saves with counting names).
 _LACKING_SAVES = 3
-#: An original is copied within this time, 10 minutes.
-_COPIED_NS = 600 * 10**9
-
-_Files = dict[str, FileVersion]
 
 
 class ScriptCheckpoint(NamedTuple):
@@ -84,16 +83,16 @@ class _Tracked:
     path: str
     is_directory: bool
     inode: int
-    files: _Files
+    files: Files
     changed_at: float
     is_complete: bool = False
     is_renamed: bool = False
-    base: _Files = field(default_factory=dict)
+    base: Files = field(default_factory=dict)
     whole: dict[str, tuple[FileVersion, bool | None]] = field(default_factory=dict)
     version: ScriptCheckpoint | None = None
     lacks: bool = False
 
-    def changed(self) -> _Files:
+    def changed(self) -> Files:
         """Return the files that its present save has written."""
         return {n: v for n, v in self.files.items() if self.base.get(n) != v}
 
@@ -272,12 +271,12 @@ class CheckpointScanner:
             if earlier and earlier.is_complete and is_directory and rank >= _NEWEST:
                 current[path] = earlier
                 continue
-            files = _contents(path) if is_directory else {"": _version(status)}
+            files = directory_files(path) if is_directory else {"": file_version(status)}
             if earlier is None or earlier.is_directory != is_directory:
                 earlier = _Tracked(path, is_directory, status.st_ino, files, now)
                 changes.append((earlier, ChangeKind.NEW))
             else:
-                kind = _kind(earlier.files, files)
+                kind = change_kind(earlier.files, files)
                 if kind is not None:
                     changes.append((earlier, kind))
                     if earlier.lacks:  # it was not over
@@ -422,51 +421,5 @@ class CheckpointScanner:
         return written_ns >= max(rest, default=0)
 
 
-def _version(status: os.stat_result) -> FileVersion:
-    return FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
-
-
 def _newest_ns(tracked: _Tracked) -> int:
     return max((version.changed_ns for version in tracked.files.values()), default=0)
-
-
-def _contents(path: str) -> _Files:
-    """Return the files below a directory without backups; links count as their targets."""
-    files: _Files = {}
-    pending = [""]
-    while pending and len(files) < _MAX_FILES:
-        prefix = pending.pop()
-        try:
-            with os.scandir(f"{path}/{prefix}") as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(f"{prefix}{entry.name}/")
-                    elif len(files) < _MAX_FILES and not is_backup(entry.name):
-                        with contextlib.suppress(OSError):  # a link to nothing
-                            files[prefix + entry.name] = _version(entry.stat())
-        except OSError:
-            continue
-    return files
-
-
-def _kind(old: _Files, new: _Files) -> ChangeKind | None:
-    """Return how contents have changed; None if nothing was written.
-
-    A time that goes back a little is no change: a copy gets that of its original at its end.
-    """
-    kind = None
-    for name, version in new.items():
-        earlier = old.get(name)
-        if earlier is None:
-            kind = kind or ChangeKind.GROWN
-        elif version != earlier:
-            same = (version.inode, version.size) == (earlier.inode, earlier.size)
-            if same and 0 < earlier.changed_ns - version.changed_ns < _COPIED_NS:
-                continue
-            if version.inode != earlier.inode or version.size <= earlier.size:
-                return ChangeKind.REWRITTEN
-            kind = ChangeKind.GROWN
-    removed = old.keys() - new.keys()
-    if kind is None and removed and all(is_temporary(n.rpartition("/")[2]) for n in removed):
-        return ChangeKind.GROWN
-    return kind

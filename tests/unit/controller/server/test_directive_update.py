@@ -38,7 +38,7 @@ class Site:
         self.handler = RequestHandler(self.controller, check=lambda _: {}, reconfigure=lambda: "")
 
     def see(self, known):
-        self.controller._jobs = {known.job_id: known}  # what it last read
+        self.controller.listing.jobs = {known.job_id: known}  # what it last read
 
     def update(self, **args):
         answer = self.handler.command(2001, "update", {"job_ids": (7,), "dry_run": False, **args})
@@ -196,7 +196,7 @@ def test_a_layout_that_cannot_be_read_back_is_not_told(site, tmp_path):
 
 
 def test_the_snapshot_is_enough_to_know_a_job(site):
-    site.controller._jobs = {}
+    site.controller.listing.jobs = {}
     site.controller.view = View(snapshot=Snapshot(time=1.0, nodes=(), jobs=(site.job,)))
     assert site.update(layout="2x2")[0]
 

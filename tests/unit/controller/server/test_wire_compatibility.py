@@ -58,7 +58,7 @@ class Site:
             config=settings, reader=None, scontrol=FakeScontrol(), ledger=self.ledger,
             policy=policy_protocol.load(settings), account="selastic", log=Log(),
         )  # fmt: skip
-        self.controller._jobs = dict(snapshot.job)
+        self.controller.listing.jobs = dict(snapshot.job)
         self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         handler = RequestHandler(
             self.controller, check=lambda _: dict(CHECK), reconfigure=lambda: "read again"

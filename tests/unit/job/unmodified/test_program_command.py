@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.program_command import program_command, repeats_command
-from tests.support.job.script_job import ScriptJob
+from slurm_elastic.job.unmodified.program_command import (
+    is_equal_command,
+    program_command,
+    repeats_command,
+)
 
 
 @pytest.fixture
@@ -54,37 +57,6 @@ def test_what_is_kept_of_an_older_version_is_repeated_by_none(
     assert not repeats_command(command("train.py"), earlier)
 
 
-@pytest.mark.parametrize(
-    ("commands", "repeats"),
-    [
-        (("a", "a"), True),  # the script finds its checkpoint itself
-        (("a", "a --resume last.pt", "a --resume last.pt"), True),
-        (("a", "a --resume s1.pt"), False),
-        (("a", "a --resume s1.pt", "a --resume s2.pt"), False),
-        (("a",), False),  # not known yet
-    ],
-)
-def test_a_run_repeats_the_command_of_the_run_before(
-    tmp_path: Path, commands: tuple[str, ...], repeats: bool
-) -> None:
-    for run, command in enumerate(commands):
-        job = ScriptJob(tmp_path, run=run, command=command)
-        last = job.watch.repeats_command
-        job.save()
-    assert last == repeats
-
-
-def test_a_run_without_a_checkpoint_shows_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ScriptJob(tmp_path, command="a").save()
-    chosen = ScriptJob(tmp_path, run=1, command="a --resume s1.pt")
-    chosen.watch.start()
-    chosen.watch.stop()
-    assert "command differs from that of the last run" in capsys.readouterr().err
-    assert not ScriptJob(tmp_path, run=2, command="a --resume s1.pt").watch.repeats_command
-
-
 def test_another_here_document_is_another_command():
     command, same, other = (
         program_command(["python", "-"], "none-*", {}, stdin=text) for text in (b"a", b"a", b"b")
@@ -92,3 +64,9 @@ def test_another_here_document_is_another_command():
     assert repeats_command(same, command)
     assert not repeats_command(other, command)
     assert not repeats_command(program_command(["python", "-"], "none-*", {}), command)
+
+
+def test_commands_of_an_older_version_are_not_equal(command: Callable[..., str]) -> None:
+    assert not is_equal_command("{}", "{}")
+    assert not is_equal_command("", command("a"))
+    assert is_equal_command(command("a", HOSTNAME="x"), command("a", HOSTNAME="y"))

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.drivers.spatial_networks import UNet3d, cosmoflow  # noqa: E402
+from benchmarks.spatial.networks import UNet3d, cosmoflow  # noqa: E402
 from slurm_elastic.core.slab_grid import SlabGrid  # noqa: E402
 from slurm_elastic.models.spatial.group_memory import group_memory, least_group  # noqa: E402
 from slurm_elastic.models.spatial.volume_layers import VolumeNetwork  # noqa: E402

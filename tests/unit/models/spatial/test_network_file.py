@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.drivers.spatial_networks import UNet3d, cosmoflow  # noqa: E402
+from benchmarks.spatial.networks import UNet3d, cosmoflow  # noqa: E402
 from slurm_elastic.models.spatial.network_file import network_json, read_network  # noqa: E402
 from slurm_elastic.training.spatial.network_trace import trace_network  # noqa: E402
 

@@ -2,13 +2,8 @@
 
 import pytest
 
-from slurm_elastic.config.schema import (
-    Config,
-    ControllerSettings,
-    PlacementSettings,
-    ResizeSettings,
-    SpeedupSettings,
-)
+from slurm_elastic.config.placement_settings import PlacementSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Measurement, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate

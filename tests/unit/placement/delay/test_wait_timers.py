@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from slurm_elastic.config.placement_settings import PlacementSettings
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
     ControllerSettings,
-    PlacementSettings,
     ResizeSettings,
     SpeedupSettings,
     parse,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.config.schema import Config, NeighbourSettings
+from slurm_elastic.config.placement_settings import NeighbourSettings
+from slurm_elastic.config.schema import Config
 from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.policies.fair import FairShare

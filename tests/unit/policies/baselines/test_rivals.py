@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import rivals
+from benchmarks.policies import rivals
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import (
     Application,

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import solver, solver_rounds
+from benchmarks import solver
+from benchmarks.controller import solver_rounds
 from slurm_elastic.config.schema import ConfigError, parse
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.milp import program_solver, pulp_backend

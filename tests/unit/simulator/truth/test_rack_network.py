@@ -2,7 +2,8 @@
 
 import pytest
 
-from slurm_elastic.config.schema import Config, ControllerSettings, PlacementSettings
+from slurm_elastic.config.placement_settings import PlacementSettings
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.applications import describe

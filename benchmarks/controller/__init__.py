@@ -1,0 +1,1 @@
+"""Costs of selasticd: rounds and their parts, reads, scrapes, idle time."""

@@ -1,1 +1,0 @@
-"""Programs that benchmarks run beside themselves: in containers, or as ranks."""

@@ -1,0 +1,1 @@
+"""Evolutionary search and predicted progress (ONES, SC'21), published and ours."""

@@ -1,0 +1,218 @@
+"""Exchange of gradients during the backward pass, on links of a chosen speed.
+
+    python -m benchmarks.overlap [--rounds 8] [--batch 512] [--rate 600mbit] [--json]
+
+Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
+joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
+on both ends whose rate makes the exchange alone about as long as the backward pass. Without
+namespaces the loopback is measured, and said so. Arms take turns of a few steps, in an order that
+is turned around in every round (A-B-B-A), each begun at a barrier; of each turn the slower rank
+counts, of each arm the median:
+
+    alone       forward and backward pass, nothing is exchanged
+    exchange    the flat all-reduce, nothing is computed
+    flat        both, one after the other: `overlap="none"`
+    buckets-…   `overlap="buckets"` in each size
+    ddp-…       DistributedDataParallel, by default (25 MB) and with buckets of 1 MB
+    adamw-…     with an update: buckets of 1 MiB, and `overlap="sliced"`, whose weights arrive
+                during the forward pass of the next step
+
+The exposed share of an arm is (its step - alone) / exchange. Then, on the shaped link, a training
+of `init(…, overlap="auto")`, with what it logs about its choice; and, on the loopback, the largest
+difference of the gradients of buckets from those of the flat exchange over 2, 3 and 4 ranks.
+
+Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
+ranks share, forward and backward pass of 512 tokens. The link's rate makes the two sums of a step
+about as long as its other half, so as long as the products during which they can travel. Arms: the
+passes of a rank's part alone, the sums alone, and both in 1, 2, 4 and 8 chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.overlap.exposed_share import BACKWARD, exposed
+from benchmarks.overlap.ranks import (
+    BUCKETS,
+    CHUNKS,
+    DDP,
+    GRADIENT_BYTES,
+    PRODUCT_BYTES,
+    SLICED,
+)
+from benchmarks.support.joined_namespaces import (
+    ADDRESSES,
+    LINKS,
+    NAMESPACES,
+    Link,
+    LinkSetupError,
+    joined_namespaces,
+)
+
+#: Of the sums of shared layers to their passes: three of six products can hide a sum.
+_HIDING = 1 / 2
+_PORT = 29512
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--turn", type=int, default=3, help="steps of an arm before the next one")
+    parser.add_argument("--batch", type=int, default=512, help="samples of a rank in a step")
+    parser.add_argument("--rate", help="of the link, as tc reads it; by default as above")
+    parser.add_argument("--steps", type=int, default=70, help="of the training of `init`")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    figures = measure(args)
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        _show(figures)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians by arm, with and without a limit, and what the library has chosen."""
+    figures: dict[str, Any] = {"differences": {}}
+    for ranks in (2, 3, 4):
+        results = run_ranks("differences", ranks, args, link=None)
+        figures["differences"][str(ranks)] = max(results[0]["differences"])
+    with contextlib.ExitStack() as stack:
+        try:
+            link: Link | None = stack.enter_context(joined_namespaces())
+        except LinkSetupError as error:
+            figures["no_link"], link = str(error), None
+        results = run_ranks("arms", 2, args, link=link)
+        figures["unshaped"] = medians([r["times"] for r in results])
+        figures["state"] = max(r["state"][1] / r["state"][0] for r in results)
+        if link is None:
+            return figures
+        passes_s = figures["unshaped"]["alone"] * BACKWARD
+        figures["rate"] = args.rate or f"{8 * GRADIENT_BYTES / passes_s / 1e6:.0f}mbit"
+        link.shape(figures["rate"])
+        results = run_ranks("arms", 2, args, link=link)
+        figures["shaped"] = medians([r["times"] for r in results])
+        figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
+        link.unshape()
+        results = run_ranks("products", 2, args, link=link)
+        figures["products_unshaped"] = medians([r["times"] for r in results])
+        sums_s = figures["products_unshaped"]["alone"] * _HIDING
+        figures["products_rate"] = f"{8 * PRODUCT_BYTES / sums_s / 1e6:.0f}mbit"
+        link.shape(figures["products_rate"])
+        results = run_ranks("products", 2, args, link=link)
+        figures["products"] = medians([r["times"] for r in results])
+    return figures
+
+
+def medians(results: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+    """Return the median step of each arm, of the slower rank in each round.
+
+    >>> medians([{"flat": [1.0, 2.0, 5.0]}, {"flat": [3.0, 1.0, 1.0]}])
+    {'flat': 3.0}
+    """
+    return {
+        arm: statistics.median(max(steps) for steps in zip(*(r[arm] for r in results), strict=True))
+        for arm in results[0]
+    }
+
+
+def run_ranks(
+    part: str, ranks: int, args: argparse.Namespace, *, link: Link | None
+) -> list[dict[str, Any]]:
+    """Run one part in this number of processes; return what each has written.
+
+    Raises:
+        SystemExit: a rank failed.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        given = [
+            "--rounds",
+            args.rounds,
+            "--turn",
+            args.turn,
+            "--batch",
+            args.batch,
+            "--steps",
+            args.steps,
+        ]
+        command = [sys.executable, "-m", "benchmarks.overlap.ranks", "--part", part, "--out", out]
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
+        processes = []
+        for rank in range(ranks):
+            environment = plain | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            environment |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(_PORT)}
+            environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # namespaces have no names
+            environment |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1"}
+            environment |= {"GLOO_SOCKET_IFNAME": LINKS[rank] if link else "lo"}
+            where = ["ip", "netns", "exec", NAMESPACES[rank]] if link else []
+            words = [*where, *command, *map(str, given)]
+            processes.append(subprocess.Popen(words, cwd=ROOT, env=environment))
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"{part}: ranks ended with {codes}")
+        paths = [Path(out) / f"{rank}.json" for rank in range(ranks)]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _show(figures: dict[str, Any]) -> None:
+    print("1 equality: largest difference of a gradient, of the largest of its tensor:")
+    for ranks, difference in figures["differences"].items():
+        print(f"    {ranks} ranks  {difference:.1e}")
+    if "no_link" in figures:
+        print(f"  no shaped link: {figures['no_link']}; the loopback instead of namespaces")
+    unshaped = figures["unshaped"]
+    _show_link("2 without a limit", unshaped)
+    if "shaped" not in figures:
+        return
+    shaped = figures["shaped"]
+    _show_link(f"  tbf {figures['rate']}", shaped)
+    best = min(BUCKETS, key=lambda arm: shaped[arm])
+    ddp = min(DDP, key=lambda arm: shaped[arm])
+    print(f"  best on the shaped link: {best}")
+    print(
+        f"    exposed by flat's        {exposed(shaped, best) / exposed(shaped, 'flat'):.2f} (0.5)"
+    )
+    print(f"    step by flat's           {shaped[best] / shaped['flat']:.2f} (0.85)")
+    print(f"    step by the best ddp's   {shaped[best] / shaped[ddp]:.2f} (1.00), {ddp}")
+    least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
+    print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
+    whole, sliced = SLICED
+    print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
+    print(f"    step by that of {whole} {shaped[sliced] / shaped[whole]:.2f} (1.00)")
+    for name, times in (
+        ("4 products of shared layers, without a limit", figures["products_unshaped"]),
+        (f"  tbf {figures['products_rate']}", figures["products"]),
+    ):
+        part = times["exchange"] / times["alone"]
+        print(f"{name}: sums alone / passes alone {part:.2f}")
+        for arm in CHUNKS:
+            ratio = times[arm] / times[CHUNKS[0]]
+            print(f"    {arm:<15} step by that of 1 chunk {ratio:.2f}")
+    shared = figures["products"]
+    best = min(CHUNKS, key=lambda arm: shared[arm])
+    print(f"    best {best}: {shared[best] / shared[CHUNKS[0]]:.2f} (0.90)")
+    print("5 a training of init(overlap='auto') on the shaped link:")
+    for line in figures["chosen"]:
+        print(f"    {line}")
+
+
+def _show_link(name: str, times: dict[str, float]) -> None:
+    print(f"{name}: exchange alone / passes alone {times['exchange'] / times['alone']:.2f}")
+    for arm in ("flat", *BUCKETS, *DDP):
+        share = exposed(times, arm)
+        print(f"    {arm:<15} step by flat's {times[arm] / times['flat']:.2f}, exposed {share:.0%}")
+
+
+if __name__ == "__main__":
+    main()

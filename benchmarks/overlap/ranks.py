@@ -1,0 +1,298 @@
+"""One rank of `benchmarks.overlap`: its arms, equality of gradients, products, a training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LAYERS, WIDTH = 12, 512
+GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
+BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
+DDP = ("ddp-25MB", "ddp-1MB")
+SLICED = ("adamw-buckets-1MiB", "adamw-sliced")
+ARMS = ("alone", "exchange", "flat", *BUCKETS, *DDP, *SLICED)
+#: Of the perceptron whose products are cut into chunks.
+INNER, HIDDEN, TOKENS = 1024, 3072, 512
+CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
+PRODUCT_ARMS = ("alone", "exchange", *CHUNKS)
+#: Bytes that a rank sums in a step of the perceptron: outputs, and gradients of the inputs.
+PRODUCT_BYTES = 2 * 4 * TOKENS * INNER
+#: Turns of each arm before the first that counts.
+_WARM_UP = 1
+
+
+def main() -> None:
+    """Run one part; the result goes to a file of this rank."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap.ranks")
+    parser.add_argument("--part", choices=tuple(PARTS), required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    for name in ("rounds", "turn", "batch", "steps"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    args = parser.parse_args()
+    PARTS[args.part](args)
+
+
+def _model() -> Any:
+    import torch  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    layers: list[Any] = []
+    for _ in range(LAYERS):
+        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers)
+
+
+def _world() -> Any:
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.ranks.process_group import RankGroup  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    world = RankGroup()
+    world.connect()
+    world.join()
+    return world
+
+
+def _write(args: argparse.Namespace, rank: int, result: dict[str, Any]) -> None:
+    (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def _arms(args: argparse.Namespace) -> None:
+    """Measure the arms, as one rank."""
+    import torch  # noqa: PLC0415
+
+    world = _world()
+    inputs = torch.randn(args.batch, WIDTH)
+    steps = {arm: _step(arm, world, inputs) for arm in ARMS}
+
+    def after(arm: str) -> None:
+        if arm == SLICED[1]:
+            steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
+
+    times = _in_turns(args, steps, after)
+    state = [_state_bytes(steps[arm]) for arm in SLICED]
+    _write(args, world.rank, {"times": times, "state": state})
+    world.leave()
+
+
+def _in_turns(
+    args: argparse.Namespace,
+    steps: dict[str, Callable[[], None]],
+    after: Callable[[str], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Return the seconds of a step of each arm in each round, the order turned around."""
+    import torch  # noqa: PLC0415
+
+    times: dict[str, list[float]] = {arm: [] for arm in steps}
+    signal = torch.zeros(1)
+    for turn in range(_WARM_UP + args.rounds):
+        for arm in steps if turn % 2 else reversed(steps):
+            torch.distributed.all_reduce(signal)
+            begun = time.perf_counter()
+            for _ in range(args.turn):
+                steps[arm]()
+            after(arm)
+            if turn >= _WARM_UP:
+                times[arm].append((time.perf_counter() - begun) / args.turn)
+    return times
+
+
+def _products(args: argparse.Namespace) -> None:
+    """Measure a perceptron whose layers the ranks share, as one rank."""
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.ranks.subgroup import subgroup  # noqa: PLC0415
+    from slurm_elastic.training.tensor.chunked_products import Chunking  # noqa: PLC0415
+    from slurm_elastic.training.tensor.divided_layers import DividedLayers  # noqa: PLC0415
+    from slurm_elastic.training.tensor.layer_styles import layer_styles  # noqa: PLC0415
+
+    world = _world()
+    torch.manual_seed(0)
+    inputs = torch.randn(TOKENS, INNER, requires_grad=True)
+    group = subgroup(world, [range(world.size)])
+
+    def perceptron() -> Any:
+        first, second = torch.nn.Linear(INNER, HIDDEN), torch.nn.Linear(HIDDEN, INNER)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def own_part() -> Any:  # the same products as a rank's, of layers that nobody shares
+        size = HIDDEN // world.size
+        first, second = torch.nn.Linear(INNER, size), torch.nn.Linear(size, INNER)
+        return torch.nn.Sequential(first, torch.nn.GELU(), second)
+
+    def step(arm: str) -> Callable[[], None]:
+        if arm == "exchange":
+            sums = [torch.zeros(TOKENS, INNER) for _ in range(2)]
+            return lambda: group.add_up(sums, "measuring")
+        model = own_part() if arm == "alone" else perceptron()
+        if arm != "alone":
+            chunking = Chunking(int(arm.removeprefix("chunks-")))
+            styles = layer_styles(model, world.size)
+            DividedLayers(model, styles, group, name=arm, chunking=chunking)
+
+        def passes() -> None:
+            inputs.grad = None
+            model.zero_grad(set_to_none=True)
+            model(inputs).square().mean().backward()
+
+        return passes
+
+    times = _in_turns(args, {arm: step(arm) for arm in PRODUCT_ARMS})
+    _write(args, world.rank, {"times": times})
+    world.leave()
+
+
+def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
+    """Return a function that takes one step of an arm."""
+    if arm in SLICED:
+        return _updating_step(arm, world, inputs)
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer  # noqa: PLC0415
+
+    model: Any = _model()
+    if arm.startswith("ddp"):
+        size = 25 if arm == "ddp-25MB" else 1
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=size)
+    parameters, control = list(model.parameters()), torch.zeros(CONTROL)
+    reducer: Any = None
+    if arm in BUCKETS:
+        size = next(s.bucket_bytes for s in SCHEDULES if s.name == arm)
+        reducer = GradientBuckets(list(reversed(parameters)), world, bucket_bytes=size)
+    elif arm in ("flat", "exchange"):
+        reducer = Reducer(parameters, world)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        if arm != "exchange":
+            loss = model(inputs).square().sum()
+            if arm in BUCKETS:
+                reducer.begin_last_pass()
+            loss.backward()
+        if reducer is not None:
+            reducer.reduce(control, 2 * len(inputs))
+
+    return step
+
+
+def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
+    """Return a function that takes one step of an arm with an optimizer."""
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL  # noqa: PLC0415
+    from slurm_elastic.training.exchange.sliced_exchange import (  # noqa: PLC0415
+        SlicedExchange,
+        owners,
+    )
+
+    model = _model()
+    parameters, control = list(model.parameters()), torch.zeros(CONTROL)
+    exchange: Any
+    if arm == "adamw-sliced":
+        exchange = SlicedExchange(model, world)
+        owner_of = owners(parameters, world.size)
+        own = [p for p, rank in zip(parameters, owner_of, strict=True) if rank == world.rank]
+        optimizer = torch.optim.AdamW(own)
+    else:
+        exchange = GradientBuckets(list(reversed(parameters)), world, bucket_bytes=1 << 20)
+        optimizer = torch.optim.AdamW(parameters)
+
+    def step() -> None:
+        exchange.clear()
+        loss = model(inputs).square().sum()
+        exchange.begin_last_pass()
+        loss.backward()
+        exchange.reduce(control, 2 * len(inputs))
+        optimizer.step()
+        if arm == "adamw-sliced":
+            exchange.send_weights()
+
+    step.optimizer, step.exchange = optimizer, exchange  # type: ignore[attr-defined]
+    return step
+
+
+def _state_bytes(step: Any) -> int:
+    """Return the size of an arm's optimizer state on this rank."""
+    states = step.optimizer.state.values()
+    return sum(t.numel() * t.element_size() for state in states for t in state.values())
+
+
+def _differences(args: argparse.Namespace) -> None:
+    """Compare gradients of buckets with those of the flat exchange, as one rank."""
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.training.exchange.gradient_buckets import GradientBuckets  # noqa: PLC0415
+    from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer  # noqa: PLC0415
+
+    world = _world()
+    flat_model, model = _model(), _model()
+    flat = Reducer(flat_model.parameters(), world)
+    buckets = GradientBuckets(list(reversed(list(model.parameters()))), world, bucket_bytes=1 << 20)
+    differences = []
+    for step in range(3):
+        inputs = torch.randn(
+            8, WIDTH, generator=torch.Generator().manual_seed(9 * step + world.rank)
+        )
+        flat.clear()
+        buckets.clear()
+        flat_model(inputs).square().sum().backward()
+        buckets.begin_last_pass()
+        model(inputs).square().sum().backward()
+        for reducer in (flat, buckets):
+            reducer.reduce(torch.zeros(CONTROL), 8 * world.size)
+        for one, other in zip(flat_model.parameters(), model.parameters(), strict=True):
+            largest = float((one.grad - other.grad).abs().max())
+            differences.append(largest / float(one.grad.abs().max()))
+    _write(args, world.rank, {"differences": differences})
+    world.leave()
+
+
+def _training(args: argparse.Namespace) -> None:
+    """Train by `init`, as one rank, and write what it logs about its choice."""
+    from slurm_elastic.training import init  # noqa: PLC0415, I001 - before torch
+    import torch  # noqa: PLC0415
+
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    log = args.out / f"log{rank}"
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 2)
+    points = torch.randn(2 * args.batch * 10, WIDTH)
+    model = _model()
+    job = init(
+        model,
+        torch.nn.MSELoss(),
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        torch.utils.data.TensorDataset(points, points),
+        global_batch=2 * args.batch,
+        epochs=-(-args.steps // 10),
+        checkpoint_dir=args.out / "ckpt",
+        overlap="auto",
+    )
+    for batch in job:
+        job.step(batch)
+    job.finish()
+    lines = log.read_text(encoding="utf-8").splitlines()
+    chosen = [line for line in lines if "exchange of gradients" in line]
+    _write(args, rank, {"chosen": chosen})
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "arms": _arms,
+    "differences": _differences,
+    "products": _products,
+    "training": _training,
+}
+
+
+if __name__ == "__main__":
+    main()

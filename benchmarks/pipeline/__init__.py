@@ -1,0 +1,1 @@
+"""Pipelines against data parallelism on a slow network, and the partitioner."""

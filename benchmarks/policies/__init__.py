@@ -1,0 +1,1 @@
+"""Policies beside each other, in the simulator and on the container cluster."""

@@ -1,0 +1,1 @@
+"""A large cluster with simulated users, with selasticd and without."""

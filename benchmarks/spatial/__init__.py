@@ -1,0 +1,1 @@
+"""Samples that several ranks hold in slabs: memory, messages and time."""

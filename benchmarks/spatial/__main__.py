@@ -1,0 +1,246 @@
+"""Samples cut in space: memory, bytes, reading and speed of a rank against its share.
+
+    python -m benchmarks.spatial [--width 64] [--steps 5] [--ranks 1,2,4] [--rate 400mbit]
+
+One spatial group of 1, 2 and 4 ranks of one thread each on this machine, gloo, cut along the first
+dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What is printed:
+
+    layers      the paper's CosmoFlow from 128 to 512 voxels wide, from its layers: parameters,
+                operations, activations, planes that an inner rank of four sends; and the smallest
+                group for GPUs of 16 GB
+    memory      tensors kept for the backward pass, counted by hooks, against one rank and the model
+    planes      bytes sent in both passes, against the formula
+    reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
+    speed       CPU seconds of both passes against the model, whose layers are measured without
+                messages
+    overlap     waits for planes in a forward pass, sent beside the interior and before it, over two
+                network namespaces with a limited rate; needs root
+
+CPU seconds are compared, since ranks share processors: they tell how well the model adds up work
+and surfaces, not how fast a group would be on GPUs of its own; so nothing but this benchmark uses
+the speed model (docs/spatial.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.support.joined_namespaces import (
+    ADDRESSES,
+    LINKS,
+    NAMESPACES,
+    Link,
+    LinkSetupError,
+    joined_namespaces,
+)
+from slurm_elastic.job.launch import free_port
+
+_GIB, _MIB = 2**30, 2**20
+_GPU_BYTES = 16 * 10**9
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spatial")
+    parser.add_argument("--width", type=int, default=64, help="voxels of CosmoFlow's input")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each arm")
+    parser.add_argument("--ranks", default="1,2,4", help="sizes of groups")
+    parser.add_argument("--rate", default="400mbit", help="of the limited link, as tc reads it")
+    parser.add_argument("--volume", type=int, default=128, help="voxels of samples that are read")
+    parser.add_argument("--no-overlap", action="store_true", help="leave out the limited link")
+    args = parser.parse_args()
+    sizes = [int(size) for size in args.ranks.split(",")]
+    _print_layers()
+    for network, width in (("cosmoflow", args.width), ("unet", 32)):
+        _print_network(network, width, sizes, args.steps)
+    _print_reading(args.volume, sizes, args.steps)
+    if not args.no_overlap:
+        _print_overlap(args)
+
+
+def _print_layers() -> None:
+    from benchmarks.spatial.networks import cosmoflow  # noqa: PLC0415
+    from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
+    from slurm_elastic.models.spatial.group_memory import (  # noqa: PLC0415
+        group_memory,
+        least_group,
+    )
+    from slurm_elastic.training.spatial.network_trace import trace_network  # noqa: PLC0415
+
+    print("layers: the paper's CosmoFlow, one sample, float32")
+    print("  width norm  parameters M  GFLOP  activations GiB  planes MiB  group for 16 GB")
+    alone, inner = SlabGrid((1, 1, 1)), SlabGrid((4, 1, 1), 1)
+    for width in (128, 256, 512):
+        for norm in (False, True):
+            network = trace_network(cosmoflow(width, norm=norm), 4, (width,) * 3)
+            kept = 4 * sum(volume.values(alone) for volume in network.kept)
+            group = least_group(network, _GPU_BYTES)
+            needs = group_memory(network, group).total / _GIB if group else math.nan
+            print(
+                f"  {width:5} {'yes' if norm else 'no':4}  {network.parameters / 1e6:12.1f}"
+                f" {network.operations / 1e9:6.1f} {kept / _GIB:16.2f}"
+                f" {network.sent_bytes(inner)[0] / _MIB:11.1f}"
+                f"  {group[0] if group else 'none'} ranks, {needs:.1f} GiB each"
+            )
+
+
+def _print_network(name: str, width: int, sizes: Sequence[int], steps: int) -> None:
+    import torch  # noqa: PLC0415
+
+    from benchmarks.spatial.group_speed import LinkTime, step_seconds  # noqa: PLC0415
+    from benchmarks.spatial.ranks import NETWORKS  # noqa: PLC0415
+    from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
+    from slurm_elastic.models.spatial.group_memory import group_memory  # noqa: PLC0415
+    from slurm_elastic.training.spatial.network_trace import trace_network  # noqa: PLC0415
+
+    channels, make = NETWORKS[name]
+    with torch.no_grad():
+        network = trace_network(make(width), channels, (width,) * 3)
+    print(f"{name}, {width} voxels wide, one group")
+    print("  ranks  kept MiB  of one  model  planes sent B (formula)    CPU s  model  error")
+    first = 0
+    for size in sizes:
+        figures = run_ranks("group", name, width, size, steps)
+        kept = max(f["kept"] for f in figures)
+        first = first or kept
+        memory = group_memory(network, (size, 1, 1))
+        sent = sum(sum(f["sent"]) for f in figures)
+        formula = sum(sum(network.sent_bytes(SlabGrid((size, 1, 1), i))) for i in range(size))
+        cpu_s = max(statistics.median(f["cpu_s"]) for f in figures)
+        latency_s, per_byte_s = (statistics.median(f["link"][i] for f in figures) for i in range(2))
+        link = LinkTime(latency_s, per_byte_s)
+        # As many at once as a group has, since they share caches and memory.
+        timed = run_ranks("layers", name, width, size, steps, parts=size)
+        layer_s = max((f["layers"] for f in timed), key=sum)
+        model_s = step_seconds(network, SlabGrid((size, 1, 1), size // 2), layer_s, link)
+        print(
+            f"  {size:5} {kept / _MIB:9.2f} {kept / first:7.3f}"
+            f" {(memory.activations + memory.planes) / kept:6.3f}"
+            f"  {sent:10} ({formula:10}) {cpu_s:8.3f} {model_s:6.3f} {model_s / cpu_s - 1:+6.1%}"
+        )
+
+
+def _print_reading(width: int, sizes: Sequence[int], repeated: int) -> None:
+    import numpy as np  # noqa: PLC0415
+
+    from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
+    from slurm_elastic.training.spatial.volume_files import (  # noqa: PLC0415
+        Hdf5Volumes,
+        RawVolumes,
+    )
+
+    shape = (4, width, width, width)
+    values = np.random.default_rng(0).normal(size=shape).astype("<f4")
+    with tempfile.TemporaryDirectory() as folder:
+        raw_path, hdf5_path = f"{folder}/sample.raw", f"{folder}/sample.h5"
+        values.tofile(raw_path)
+        readers: dict[str, Any] = {
+            "raw": RawVolumes([raw_path], [0.0], extents=shape[1:], channels=4)
+        }
+        if importlib.util.find_spec("h5py"):
+            h5py: Any = importlib.import_module("h5py")
+            with h5py.File(hdf5_path, "w") as file:
+                file["inputs"], file["targets"] = values, np.zeros(4, dtype="<f4")
+            readers["hdf5"] = Hdf5Volumes([hdf5_path])
+        else:
+            print("reading: hdf5 left out: h5py is not installed")
+        mib = values.nbytes / _MIB
+        print(f"reading: a sample of 4 x {width}^3, {mib:.0f} MiB, files not cached")
+        print("  format  ranks  MiB of a rank  of one  seconds  of one")
+        for kind, reader in readers.items():
+            path = raw_path if kind == "raw" else hdf5_path
+            seconds: dict[int, list[float]] = {size: [] for size in sizes}
+            counts: dict[int, int] = {}
+            for turn in range(2 * repeated):
+                for size in sizes if turn % 2 else reversed(sizes):
+                    with Path(path).open("rb") as file:
+                        os.fsync(file.fileno())
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    before, begun_at = reader.read_bytes, time.monotonic()
+                    reader.read(0, SlabGrid((size, 1, 1), size // 2).slab(reader.extents))
+                    seconds[size].append(time.monotonic() - begun_at)
+                    counts[size] = reader.read_bytes - before
+            for size in sizes:
+                median_s = statistics.median(seconds[size])
+                print(
+                    f"  {kind:6} {size:6} {counts[size] / _MIB:14.2f} "
+                    f"{counts[size] / counts[sizes[0]]:7.3f} {median_s:8.4f}"
+                    f" {median_s / statistics.median(seconds[sizes[0]]):7.3f}"
+                )
+
+
+def _print_overlap(args: argparse.Namespace) -> None:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    if any(name in listed.stdout for name in NAMESPACES):
+        print("overlap: left out: another run has its network namespaces")
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            link = stack.enter_context(joined_namespaces())
+        except LinkSetupError as error:
+            print(f"overlap: left out: {error}")
+            return
+        link.shape(args.rate)
+        figures = run_ranks("overlap", "cosmoflow", args.width, 2, args.steps, link=link)
+    print(f"overlap: forward pass of cosmoflow, two ranks, {args.rate}; medians, slower rank")
+    for arm in ("waiting", "overlapped"):
+        step_s = max(statistics.median(f["step_s"][arm]) for f in figures)
+        waited_s = max(statistics.median(f["waited_s"][arm]) for f in figures)
+        print(f"  {arm:10} {step_s:7.3f} s, of it waiting {waited_s:7.3f} s")
+
+
+def run_ranks(
+    part: str,
+    network: str,
+    width: int,
+    ranks: int,
+    steps: int,
+    *,
+    parts: int = 1,
+    link: Link | None = None,
+) -> list[dict[str, Any]]:
+    """Run one part in this number of processes; return what each has written.
+
+    Of part `layers`, `parts` is the size of the group of which one rank's layers are measured.
+
+    Raises:
+        SystemExit: a rank failed.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        port, processes = free_port(29600), []
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
+        for rank in range(ranks):
+            given: list[Any] = ["--part", part, "--network", network, "--width", width]
+            given += ["--steps", steps, "--rank", rank, "--ranks", ranks, "--out", out]
+            given += ["--parts", parts]
+            environment = plain | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(port)}
+            environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "USE_LIBUV": "0"}
+            environment |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1"}
+            environment |= {"GLOO_SOCKET_IFNAME": LINKS[rank] if link else "lo"}
+            where = ["ip", "netns", "exec", NAMESPACES[rank]] if link else []
+            words = [*where, sys.executable, "-m", "benchmarks.spatial.ranks", *map(str, given)]
+            processes.append(subprocess.Popen(words, cwd=ROOT, env=environment))
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"{part}: ranks ended with {codes}")
+        paths = [Path(out) / f"{rank}.json" for rank in range(ranks)]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+if __name__ == "__main__":
+    main()

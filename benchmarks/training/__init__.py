@@ -1,0 +1,1 @@
+"""The training library: overhead in a loop of the script's own, accuracy, rounding."""

@@ -1,0 +1,1 @@
+"""Many transitions at once on the container cluster."""

@@ -1,0 +1,167 @@
+"""Recording of a report in the record of its job."""
+
+from __future__ import annotations
+
+import contextlib
+
+from slurm_elastic.controller.state import attempt_progress
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.reported import freezing_reports
+from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore
+from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
+from slurm_elastic.controller.state.reported.observation_store import ObservationStore
+from slurm_elastic.controller.state.shape_trials import program_failure
+from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.report import LEAST_STEPS, Report
+from slurm_elastic.topology import Topology
+
+
+class ReportRecording:
+    """Recording of reports, as far as they can be true.
+
+    Args:
+        ledger: gets the record at the first report of an attempt.
+        learning: data that jobs of one application share.
+        profiles: layer profiles of applications.
+    """
+
+    def __init__(
+        self, ledger: Ledger, learning: ObservationStore, profiles: LayerProfileStore
+    ) -> None:
+        self._ledger, self._learning, self._profiles = ledger, learning, profiles
+
+    def record(
+        self,
+        entry: StoredJob,
+        report: Report,
+        job: Job,
+        *,
+        last: Report | None,
+        now: float,
+        in_force: Job,
+        lost_node: bool,
+        topology: Topology | None,
+    ) -> bool:
+        """Record a report.
+
+        Args:
+            entry: record of its job, which is changed.
+            report: the report.
+            job: of which it is.
+            last: the report before it; None: not since the start.
+            now: epoch s.
+            in_force: the job with the directive in force.
+            lost_node: whether a node of the job was down in the last snapshot.
+            topology: of the cluster; None: not known yet.
+
+        Returns:
+            Whether data of a decision has changed.
+        """
+        old_state = (entry.proven, entry.jump, len(entry.measurements), last is None)
+        entry.reported = True
+        if report.run > entry.reported_run:
+            self._record_first_report(entry, report, job)
+        entry.proven = report.proven or (entry.proven and not _is_of_another_script(report, last))
+        rehearsed = entry.rehearsal.record(report, now=now)
+        if report.kind == "script":
+            entry.jump = report.jump
+        entry.progress = report.progress if report.progress is not None else entry.progress
+        entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
+        held = job.allocation
+        if not (
+            held
+            and job.run == report.run
+            and held.gpus == report.gpus
+            and report.steps_measured >= LEAST_STEPS
+        ):
+            held = None
+        self._record_plans(entry, report, job, in_force, held)
+        self._profiles.add_report(report, job)
+        profile = self._profiles.of(job, report.application) if report.frozen else None
+        as_own, own_held = entry.plan_trials.as_own(report, held)
+        learned = self._learning.add_report(
+            entry.observations, freezing_reports.thawed(as_own, profile), in_force, own_held
+        )
+        self._update_gradient_bytes(entry, report, job)
+        attempt_progress.record_report(entry.watch, report, now=now)
+        trial_ended = self._record_trial(entry, report, job, now, lost_node=lost_node)
+        if held and report.step_time_s and report.global_batch:
+            racks = _racks(held, topology)
+            key = key_of(held, racks)
+            rate = report.global_batch / report.step_time_s
+            measurement = measured(report, held, rate, racks=racks, old=entry.measurements.get(key))
+            entry.measurements[key] = measurement
+            self._learning.add_measurement(entry.observations, job, key, measurement)
+        entry.dirty = True
+        known = (entry.proven, entry.jump, len(entry.measurements), False)
+        return rehearsed or trial_ended or learned or old_state != known
+
+    def _record_first_report(self, entry: StoredJob, report: Report, job: Job) -> None:
+        """Record at once that an attempt has reported: a later controller has to know it."""
+        entry.reported_run = report.run
+        with contextlib.suppress(LedgerError):  # the next round writes it
+            self._ledger.put_job(job.key, job.job_id, entry.to_body())
+
+    def _record_plans(
+        self, entry: StoredJob, report: Report, job: Job, in_force: Job, held: Allocation | None
+    ) -> None:
+        """Record the speed of a job's plan, for it and for its application's next jobs."""
+        directive, trials = in_force.directive, entry.plan_trials
+        chosen = directive is not None and directive.plan == "auto"
+        shared = self._learning.shared(job, entry.observations) if chosen else None
+        if shared is not None:
+            trials.begin_with(shared.plans)
+        if trials.record(report, held):
+            self._learning.add_plans(entry.observations, job, trials.results())
+
+    def _record_trial(
+        self, entry: StoredJob, report: Report, job: Job, now: float, *, lost_node: bool
+    ) -> bool:
+        """Record a report's part in a trial; return whether that has ended, or failed."""
+        trials = entry.trials
+        if job.run == report.run and job.state is JobState.RUNNING and job.allocation:
+            trials.follow(job.run, job.allocation, now=now)
+            trials.regroup(report, job.allocation, now=now)
+        ended = trials.record(report, now=now)
+        failure = program_failure(report, trials)
+        if report.run != trials.run or failure is None or lost_node:
+            return ended
+        if entry.plan_trials.fail(report, now):
+            self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
+            return ended
+        own = job.base_allocation
+        if report.failed_gpus is not None and own is not None:
+            return trials.fail_in_place(report, own, failure, now=now) or ended
+        failed = trials.failure is None
+        trials.fail(failure, now=now)
+        return ended or failed
+
+    def _update_gradient_bytes(self, entry: StoredJob, report: Report, job: Job) -> None:
+        """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
+        if staged(report):
+            entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
+            return
+        frozen = entry.frozen if report.frozen is None else report.frozen
+        if report.profile or frozen != entry.frozen or entry.gradient_bytes is None:
+            profile = self._profiles.of(job, entry.observations.stated)
+            entry.frozen = frozen
+            entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
+
+
+def _racks(held: Allocation, topology: Topology | None) -> int:
+    """Return the number of racks of an allocation, as far as they are known."""
+    if topology is None or not all(topology.has(n) for n in held.nodes):
+        return 1
+    return max(1, topology.spread(held)[1])
+
+
+def _is_of_another_script(report: Report, last: Report | None) -> bool:
+    """Return whether a report is of another script of the job than the one that was proven.
+
+    A batch script may start several, one after the other; each shows itself that it resumes.
+    """
+    if report.kind != "script" or report.proven:
+        return False
+    was_proven = last is not None and last.run == report.run and last.proven
+    return was_proven or bool(report.rehearsal)

@@ -1,0 +1,44 @@
+"""Refusals by Slurm of a change: how long its shape is barred, and the sizes that go with it. Pure.
+
+The second refusal of a shape bars it (`ShapeTrials.refuse`):
+
+- for good, where Slurm shows that no placement can be ("BadConstraints": a topology that this
+  program does not know), and with it the other sizes that need as many nodes;
+- for `REFUSAL_S`, where Slurm has another reason (a limit that this program does not know), and
+  with it the upper half of the sizes between it and the job's own: otherwise each of them would
+  cost two requeues.
+"""
+
+from __future__ import annotations
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
+
+#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
+IMPOSSIBLE = "BadConstraints"
+#: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
+#: used-up budgets are filled again (our choice).
+REFUSAL_S = 6 * 3600.0
+
+
+def is_temporary(reason: Reason) -> bool:
+    """Return whether a shape is barred for a refusal that may be over later."""
+    if reason.code == "not-started":
+        return reason.parameters.get("slurm_reason") != IMPOSSIBLE
+    return reason.code in ("slurm-refused", "runs-elsewhere")
+
+
+def sizes_refused_with(planned: Allocation, reason: Reason, *, old: Allocation | None) -> range:
+    """Return the numbers of GPUs that cannot be had either.
+
+    Args:
+        planned: allocation that Slurm refused.
+        reason: why.
+        old: allocation that the job had before; None: none.
+    """
+    if is_temporary(reason):
+        if old is None or old.gpu_type != planned.gpu_type:
+            return range(0)
+        return range((old.gpus + planned.gpus) // 2 + 1, planned.gpus)
+    nodes, most = len(planned.nodes), max(map(planned.on, planned.nodes))
+    return range((nodes - 1) * most + 1, nodes * most + 1) if nodes > 1 else range(0)
