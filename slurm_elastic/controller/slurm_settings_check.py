@@ -128,7 +128,7 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
     if names := _named(facts.site.whole_nodes):
         findings.info(
             f"OverSubscribe=EXCLUSIVE of partition {names}",
-            "gives each job all GPUs of its nodes, other sizes fail and are barred",
+            "gives each job all GPUs of its nodes, jobs are resized by whole nodes",
             "tell users to name whole nodes: --elastic=8-32,unit=8 where nodes have eight GPUs",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
