@@ -248,6 +248,9 @@ local function plan(job, part_list)
 	if managed and expedite and math.floor((job.bitflags or 0) / expedite) % 2 == 1 then
 		refuse("--requeue=expedite starts a job again before it has its new size: leave out =expedite")
 	end
+	if managed then
+		shape.check_form(job)
+	end
 	local lists, known = partition_lists(job, part_list)
 	local inventories, complete = partition_inventories(lists)
 	local sizes = partition_sizes(lists)

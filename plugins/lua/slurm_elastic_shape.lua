@@ -439,6 +439,15 @@ local function checked_shape(d, job, settings, gpus, gpu_type, nodes, each)
 	return changes, gpus, gpu_type, note
 end
 
+-- Refuse a form in which a job cannot be resized.
+function M.check_form(job)
+	local per_gpu = given(job, "ntasks_per_tres")
+	if per_gpu and per_gpu > 1 then
+		refuse("--ntasks-per-gpu=%d cannot be resized: leave it out, esrun starts one rank on each GPU",
+			per_gpu)
+	end
+end
+
 -- Return the fields to change so that the job starts within its directive, the number of GPUs that
 -- it starts with, their type, nil for any, and what its user is told of fewer nodes. The settings
 -- have the GPUs per node by type ("" for GPUs without one): .partition in the job's partitions,

@@ -14,6 +14,9 @@ from slurm_elastic.slurm.slurm_settings import options, seconds
 #: cred_expire must outlast a transition: until then Slurm leaves a requeued job alone.
 _CREDENTIAL_S = (60.0, 600.0)
 
+#: Requests that selasticd makes during changes; with one a second each took 35 s.
+_REQUESTS_A_SECOND = 10.0
+
 #: Topologies that are read, or that are none.
 _TOPOLOGIES = ("", *(f"topology/{t}" for t in ("block", "default", "flat", "none", "tree")))
 
@@ -128,7 +131,7 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
     if names := _named(facts.site.whole_nodes):
         findings.info(
             f"OverSubscribe=EXCLUSIVE of partition {names}",
-            "gives each job all GPUs of its nodes, other sizes fail and are barred",
+            "gives each job all GPUs of its nodes, jobs are resized by whole nodes",
             "tell users to name whole nodes: --elastic=8-32,unit=8 where nodes have eight GPUs",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
@@ -196,6 +199,13 @@ def check_requeueing(facts: Facts, findings: FindingList) -> None:
             "runs at every resize, which waits for it",
             "keep it short, or move it to Prolog",
         )
+    limits = options(settings.get("SlurmctldParameters", ""))
+    if "rl_enable" in limits and (rate := _requests_a_second(limits)) < _REQUESTS_A_SECOND:
+        findings.warning(
+            "rl_enable",
+            f"lets selasticd make {rate:g} requests a second, each step of a resize waits",
+            f"set rl_refill_rate={_REQUESTS_A_SECOND:g} in SlurmctldParameters",
+        )
     complete = seconds(settings.get("CompleteWait", ""))
     if complete is not None and complete > 5:
         findings.warning(
@@ -203,6 +213,13 @@ def check_requeueing(facts: Facts, findings: FindingList) -> None:
             "delays every resize by up to that long",
             "set CompleteWait=0",
         )
+
+
+def _requests_a_second(parameters: Mapping[str, str]) -> float:
+    """Return the requests of one user that slurmctld answers each second, its defaults included."""
+    rate = seconds(parameters.get("rl_refill_rate", "2"))
+    period = seconds(parameters.get("rl_refill_period", "1"))
+    return math.inf if rate is None or not period else rate / period
 
 
 def check_scheduling(facts: Facts, findings: FindingList) -> None:

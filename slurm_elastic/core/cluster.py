@@ -176,6 +176,8 @@ class Job:
         devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); nodes
             without this information are left out.
         shared_on: nodes on which the job holds a part of a GPU (shards, MPS).
+        whole_nodes: it gets all GPUs and CPUs of its nodes (--exclusive).
+        wckey: the accounting key that its user gave (--wckey); "": none, or the user's default.
     """
 
     job_id: int
@@ -224,6 +226,8 @@ class Job:
     end_state: str = ""
     devices: tuple[tuple[str, str], ...] = ()
     shared_on: tuple[str, ...] = ()
+    whole_nodes: bool = False
+    wckey: str = ""
 
     @property
     def indexes(self) -> Mapping[str, tuple[int, ...]]:
@@ -287,6 +291,7 @@ class Partition:
         max_memory_per_node_mb: of each job.
         has_cpus_per_gpu: it has a default of the CPUs of each GPU (DefCpuPerGPU).
         exclusive_user: a node has jobs of one user only.
+        whole_nodes: each job gets all GPUs and CPUs of its nodes (OverSubscribe=EXCLUSIVE).
         tier: jobs of a higher tier are scheduled first, whatever their priority.
     """
 
@@ -300,6 +305,7 @@ class Partition:
     max_memory_per_node_mb: int | None = None
     has_cpus_per_gpu: bool = False
     exclusive_user: bool = False
+    whole_nodes: bool = False
     tier: int = 0
 
 

@@ -46,6 +46,8 @@ class NodeDemand:
         group_reach: "domain" or "node": each replica is a spatial group that stays within one;
             with units of one GPU all its GPUs are one group. "": no such rule.
         most_on: GPUs that limits leave it on each node; None: there are no such limits.
+        most_racks: most racks of its nodes, by its user (--switches); None: any number.
+        whole_nodes: Slurm gives it all of its nodes: it needs idle ones, and takes all their GPUs.
         closed: nodes that it holds, by index, on which Slurm would not start it again.
         held_indexes: indexes of its `own` GPUs, by node index, as far as they are known.
     """
@@ -59,6 +61,8 @@ class NodeDemand:
     sprawl: int | None = None
     group_reach: str = ""
     most_on: Ints | None = None
+    most_racks: int | None = None
+    whole_nodes: bool = False
     closed: frozenset[int] = frozenset()
     held_indexes: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
@@ -101,14 +105,17 @@ def fit(
             continue
         if nodes > ceiling:
             break
-        picked = _pick(
-            demand, room >= share, nodes, share, resources, replica=max(1, unit // share)
-        )
-        if picked is not None:
+        enough = room >= share
+        if demand.whole_nodes:
+            enough &= frame.gpus == share
+        picked = _pick(demand, enough, nodes, share, resources, replica=max(1, unit // share))
+        if picked is not None and _near_enough(demand, picked, resources):
             chosen = dict.fromkeys(picked, share)
             break
-    if chosen is None and settled is not None and unit <= most:
+    if chosen is None and settled is not None and unit <= most and not demand.whole_nodes:
         chosen = _uneven(demand, np.where(settled, room, 0), gpus, unit, resources)
+        if chosen is not None and not _near_enough(demand, chosen, resources):
+            chosen = None
     if chosen is None:
         return None
     allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
@@ -145,7 +152,7 @@ def takes(
     if demand.max_nodes and len(shares) > demand.max_nodes:
         return False
     unchanged = dict(demand.own) == shares
-    if not unchanged and (len(shares) < demand.min_nodes or not demand.closed.isdisjoint(shares)):
+    if not unchanged and not _may_start(demand, shares, resources):
         return False
     most = frame.per_node.get(place.gpu_type, 0)
     if demand.group_reach and not unchanged:
@@ -165,6 +172,22 @@ def takes(
         if any(gpus % unit for gpus in shares.values()):
             return False
     return not resources.exceeds_limits(demand.need, place)
+
+
+def _may_start(demand: NodeDemand, shares: Mapping[int, int], resources: FreeResources) -> bool:
+    """Return whether Slurm would start the job with just these GPUs, by node index."""
+    if demand.whole_nodes:
+        idle, gpus = _idle(resources), resources.frame.gpus
+        if not all(idle[i] and gpus[i] == share for i, share in shares.items()):
+            return False
+    enough = len(shares) >= demand.min_nodes and demand.closed.isdisjoint(shares)
+    return enough and _near_enough(demand, shares, resources)
+
+
+def _idle(resources: FreeResources) -> Mask:
+    """Return the mask of nodes of which no job holds anything."""
+    frame = resources.frame
+    return np.asarray((resources.gpus >= frame.gpus) & (resources.cpus >= frame.cpus))
 
 
 def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
@@ -201,11 +224,20 @@ def _room(
     room *= resources.frame.of_type(gpu_type)
     if demand.most_on is not None:
         room = np.minimum(room, demand.most_on)
+    if demand.whole_nodes:
+        room = np.where(_idle(resources), room, 0)
     for i in demand.closed:
         room[i] = 0
     for i, cap in caps.items():
         room[i] = min(int(room[i]), cap)
     return room
+
+
+def _near_enough(demand: NodeDemand, nodes: Iterable[int], resources: FreeResources) -> bool:
+    """Return whether nodes, by index, are in as few racks as the job asks for."""
+    if demand.most_racks is None:
+        return True
+    return len({int(resources.frame.rack[i]) for i in nodes}) <= demand.most_racks
 
 
 def _grouped(demand: NodeDemand, room: Ints, group: int, resources: FreeResources) -> Ints:

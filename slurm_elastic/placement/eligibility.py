@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.limit_rivals import limit_rivals, rival_reason
 from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
@@ -83,6 +84,8 @@ class RoundJob:
             min_nodes=partition.min_nodes if partition else 1,
             max_nodes=partition.max_nodes if partition else None,
             most_on=frame.most_on_nodes(self.job, own),
+            most_racks=most_racks(self.job),
+            whole_nodes=frame.takes_whole_nodes(self.job),
             closed=frame.closed(self.job, own),
             sprawl=SPRAWL if self.current else None,
             group_reach=self.group_reach,
@@ -152,6 +155,7 @@ def elastic_jobs(
     """
     jobs = {}
     link_estimates = links_seen(frame.snapshot, records, config.topology.speeds)
+    rivals = limit_rivals(frame.snapshot)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
         directive = job.directive
@@ -162,6 +166,9 @@ def elastic_jobs(
         if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and partition and not partition.up:
             eligibility = Eligibility.FIXED
             reason = Reason("partition-down", partition=partition.name)
+        changeable = eligibility in (Eligibility.FREE, Eligibility.YIELDS)
+        if changeable and not record.by_companions and (limit := rival_reason(job, rivals)):
+            eligibility, reason = Eligibility.FIXED, Reason("limit-awaited", slurm_reason=limit)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
         jobs[job.job_id] = RoundJob(
@@ -184,6 +191,15 @@ def elastic_jobs(
             group_reach=_group_reach(directive, config),
         )
     return jobs
+
+
+def most_racks(job: Job) -> int | None:
+    """Return over how many racks an elastic job may be spread, by its user; None: any number.
+
+    With --switches Slurm lets a job wait that is to start on more of them.
+    """
+    count = job.submission.shape.get("req_switch") if job.submission else None
+    return int(count) if count else None
 
 
 def _group_reach(directive: Directive, config: Config) -> str:

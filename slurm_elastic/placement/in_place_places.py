@@ -61,7 +61,7 @@ def larger(
     )  # fmt: skip
     resources.take(round_job.need, current)
     more = fit(added, gpu_type, gpus - current.gpus, resources, unit=unit)
-    if more is None and unit == 1:
+    if more is None and unit == 1 and not demand.whole_nodes:
         more = _fill(added, gpu_type, gpus - current.gpus, resources)
     resources.give(round_job.need, current)
     if more is None:
@@ -76,6 +76,9 @@ def larger(
     if demand.max_nodes is not None:
         nodes = min(nodes, demand.max_nodes)
     if len(place.shares) > max(nodes, len(current.shares)):
+        return None
+    racks = resources.frame.topology.spread(place.nodes)[1]
+    if demand.most_racks is not None and racks > demand.most_racks:
         return None
     return None if resources.exceeds_limits(round_job.need, place) else place
 

@@ -93,6 +93,11 @@ class NodeArrays:
         partitions = map(self._partitions.get, job.partition.split(","))
         return max((p.tier for p in partitions if p), default=0)
 
+    def takes_whole_nodes(self, job: Job) -> bool:
+        """Return whether Slurm gives a job whole nodes, at its own request or a partition's."""
+        partitions = map(self._partitions.get, job.partition.split(","))
+        return job.whole_nodes or any(p.whole_nodes for p in partitions if p)
+
     def of_type(self, gpu_type: str) -> Mask:
         """Return the mask of nodes with GPUs of this type; "" is any type."""
         mask = self._of_type.get(gpu_type)

@@ -24,7 +24,7 @@ from slurm_elastic.core.plan import Claim
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import Eligibility, RoundJob
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob, most_racks
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.victim_selection import (
@@ -190,16 +190,31 @@ def _start_shapes(
     With `asleep`, also on nodes that have to boot.
 
     A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed,
-    of one type if possible. Slurm gives a request without a type nodes of several, too.
+    of one type if possible. Slurm gives a request without a type nodes of several, too. Of several
+    partitions each has limits of its own.
     """
+    shapes: list[StartShape] = []
+    for name in job.partition.split(","):
+        alone = job if name == job.partition else dataclasses.replace(job, partition=name)
+        shapes += _shapes_in_partition(frame, alone, round_job, asleep=asleep)
+    return shapes
+
+
+def _shapes_in_partition(
+    frame: NodeArrays, job: Job, round_job: RoundJob | None, *, asleep: bool
+) -> list[StartShape]:
+    """Return the shapes in which a pending job may start in its one partition."""
     required, *_ = frame.own_constraints(job)
     partition = frame.partition(job.partition)
     demand = NodeDemand(
         need=ResourceNeed.of(job),
         allowed=frame.allowed(job, planned=True, asleep=asleep),
         required=tuple(frame.index[n] for n in required if n in frame.index),
+        min_nodes=partition.min_nodes if partition else 1,
         max_nodes=partition.max_nodes if partition else None,
         most_on=frame.most_on_nodes(job, {}),
+        most_racks=most_racks(job),
+        whole_nodes=frame.takes_whole_nodes(job),
     )
     types = (round_job.directive.types if round_job else ()) or frame.types
     if round_job is not None and round_job.eligibility is Eligibility.OURS:
@@ -209,15 +224,18 @@ def _start_shapes(
     shapes = []
     most = dict(frame.per_node)
     names = [job.gpu_type] if job.gpu_type else [*types]
-    if round_job is None and len(names) > 1 and _ANY_TYPE not in names:
+    mixes = round_job is None and not demand.whole_nodes
+    if mixes and len(names) > 1 and _ANY_TYPE not in names:
         names.append(_ANY_TYPE)
         most[_ANY_TYPE] = max(most.values())
+    least = max(job.min_nodes, demand.min_nodes)
     for name in names:
         splits = even_splits(job.gpus, most.get(name, 0))
-        nodes = next((n for n, _ in splits if n >= job.min_nodes), None)
+        nodes = next((n for n, _ in splits if n >= least), None)
         if nodes is not None and nodes <= (demand.max_nodes or nodes):
             exact = dataclasses.replace(demand, min_nodes=nodes, max_nodes=nodes)
-            shapes.append(StartShape(exact, name, job.gpus))
+            gpus = nodes * most[name] if demand.whole_nodes else job.gpus
+            shapes.append(StartShape(exact, name, gpus))
     return shapes
 
 

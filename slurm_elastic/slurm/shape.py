@@ -39,6 +39,7 @@ def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
         "TresPerNode": f"{kind}:{per_node}" if equal_shares else "",
         "TresPerJob": "" if equal_shares else f"{kind}:{target.gpus}",
         "TresPerTask": "",
+        **_without_sockets(job),
     }
     return fields | _cpus_and_memory(job, per_node) | time_fields(job, time_limit_s)
 
@@ -56,7 +57,8 @@ def pinned(target: Allocation, *, reservation: str) -> Fields:
 def placed_companion(base: Job, place: Allocation, *, reservation: str, now: float) -> Fields:
     """Return the fields that put a held companion on its node; it starts once it is released.
 
-    Its time limit is what its base has left, in whole minutes, rounded up.
+    Its time limit is what its base has left, in whole minutes, rounded up. It has the
+    wckey of its base.
 
     Args:
         base: running.
@@ -68,13 +70,16 @@ def placed_companion(base: Job, place: Allocation, *, reservation: str, now: flo
     kind = f"gres/gpu:{place.gpu_type}" if place.gpu_type else "gres/gpu"
     left_s = remaining_s(base, now)
     limit = {} if left_s is None else {"TimeLimit": _duration(math.ceil(left_s / 60))}
+    wckey = {"WCKey": base.wckey} if base.wckey else {}
     return {
         "NumNodes": "1-1",
         "ReqNodeList": node,
         "TresPerNode": f"{kind}:{gpus}",
         "StartTime": "now",
         "ReservationName": reservation,
-    } | limit
+        **limit,
+        **wckey,
+    }
 
 
 def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) -> Fields:
@@ -107,7 +112,13 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
         "TresPerTask": "",
         "ReqNodeList": str(shape.get("req_nodes", "")),
         "ReservationName": str(shape.get("reservation", "")),
+        **_without_sockets(job),
     } | _cpus_and_memory(job, gpus // nodes)
+
+
+def _without_sockets(job: Job) -> Fields:
+    """Return the field that clears a request for GPUs of each socket, if the job has one."""
+    return {"TresPerSocket": ""} if _shape(job).get("tres_per_socket") else {}
 
 
 def _smallest(
@@ -210,7 +221,9 @@ def submitted_gpus(job: Job) -> int:
     shape = _shape(job)
     nodes = int(shape.get("min_nodes", 1))
     tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
-    for field, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
+    sockets = nodes * int(shape.get("sockets_per_node", 1))
+    fields = (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks))
+    for field, times in (*fields, ("tres_per_socket", sockets)):
         count = _gpus_in(str(shape.get(field, "")))[0]
         if count:
             return count * times

@@ -181,6 +181,8 @@ SENTENCES: Mapping[str, Sentence] = {
     "change-under-way": "a change is under way",
     "not-managed": "not managed",
     "partition-not-managed": "partition {partition} is not managed",
+    "limit-awaited": "another job waits for the same limit ({slurm_reason}) and would start in its"
+    " place if it were requeued",
     "partition-down": "partition {partition} is not up, a requeued job would wait there",
     "slurm-starts": "Slurm starts it",
     "job-ending": "it is ending",

@@ -313,7 +313,13 @@ class ShapeTrials:
         self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
 
     def refuse(
-        self, planned: Allocation, reason: Reason, *, now: float, old: Allocation | None = None
+        self,
+        planned: Allocation,
+        reason: Reason,
+        *,
+        now: float,
+        old: Allocation | None = None,
+        directive: Directive | None = None,
     ) -> None:
         """Record that Slurm cannot start the job in a shape as it was placed.
 
@@ -325,12 +331,16 @@ class ShapeTrials:
             reason: why.
             now: epoch seconds.
             old: allocation that the job had before; None: none.
+            directive: sizes that it does not allow need no bar; None: it is not known.
         """
         shape = planned.gpu_type, planned.gpus
         if shape in self.refused:
             others = sizes_refused_with(planned, reason, old=old)
             for gpus in sorted({*others, planned.gpus}):
-                if gpus == planned.gpus or (planned.gpu_type, gpus) not in self.worked:
+                is_other = gpus != planned.gpus
+                if is_other and directive and not directive.allows(gpus, planned.gpu_type):
+                    continue
+                if not (is_other and (planned.gpu_type, gpus) in self.worked):
                     self._bar((planned.gpu_type, gpus), reason, now)
         self.refused = [*(s for s in self.refused if s != shape), shape][-_MOST:]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.shape import rounded_off_s
@@ -13,7 +14,9 @@ from slurm_elastic.slurm.shape import rounded_off_s
 _PINS = 6
 #: Slurm's reasons, by their beginning, that say nothing about the shape of a job.
 _NOT_THE_SHAPE = (
+    *("AssocGrpJobsLimit", "AssocMaxJobsLimit", "QOSGrpJobsLimit", "QOSMaxJobsPer"),
     *("BeginTime", "Dependency", "JobHeld", "Licenses", "Nodes_required", "Nodes required"),
+    *("JobArrayTaskLimit", "QOSUsageThreshold"),
     *("PartitionDown", "PartitionInactive", "ReqNodeNotAvail", "Reservation"),
 )
 #: A job that did not save in time is not asked again for so long at least.
@@ -58,7 +61,9 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     planned, problem = transition.planned, transition.problem
     by_requeue = not transition.by_companions
     if by_requeue and planned and problem and _refuses_shape(planned, problem):
-        entry.trials.refuse(planned, problem, now=now, old=transition.old)
+        entry.trials.refuse(
+            planned, problem, now=now, old=transition.old, directive=_allowed(entry, job)
+        )
     entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
     entry.resizes += 1
     if not transition.by_companions:
@@ -66,6 +71,13 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
         if transition.nice and TransitionState.CLEAR.value in transition.entered:
             entry.nice = (transition.nice, now, 1)
     return True
+
+
+def _allowed(entry: StoredJob, job: Job) -> Directive | None:
+    """Return the directive in force, what is barred included; None without one."""
+    if entry.override:
+        return Directive.parse(entry.override)
+    return job.submission.directive if job.submission else None
 
 
 def _refuses_shape(planned: Allocation, problem: Reason) -> bool:

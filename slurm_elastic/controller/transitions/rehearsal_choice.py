@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.limit_rivals import limit_rivals, rival_reason
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
@@ -53,6 +54,7 @@ def due(
     room = min(most, config.resize.max_in_flight - len(live))
     limits, decisions = config.limits, list[Decision]()
     used = {user: len(times) for user, times in spent.items()}
+    rivals = limit_rivals(snapshot)
     waiting = sorted(snapshot.jobs, key=lambda job: job.start_time or 0.0)
     for job in waiting:
         if len(decisions) >= room or sum(used.values()) >= limits.resizes:
@@ -67,6 +69,7 @@ def due(
             and snapshot.time - rehearsal.saved <= _FRESH_S
             and _has_saved(job, report)
             and _permitted(job, record, config, snapshot.time)
+            and not rival_reason(job, rivals)
         ):
             used[job.user] = used.get(job.user, 0) + 1
             decisions.append(

@@ -172,6 +172,11 @@ ELIGIBILITY = (
         "partition-down", "The partition is not up: a job that is requeued would wait.",
         Parameter("partition", ParameterKind.NAME, "name of the partition"),
     ),
+    define(
+        "limit-awaited",
+        "Another job waits for a limit under which this one is, and would start in its place.",
+        text("slurm_reason", "Slurm's reason of the pending job"),
+    ),
     define("slurm-starts", "Slurm starts the job."),
     define("job-ending", "The job is ending."),
     define("job-suspended", "The job is suspended."),

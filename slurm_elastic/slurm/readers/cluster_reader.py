@@ -6,6 +6,7 @@ error.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 from slurm_elastic.core.cluster import (
     Job,
     Limit,
+    Node,
     Partition,
     Reservation,
     Snapshot,
@@ -35,6 +37,8 @@ from slurm_elastic.slurm.switches import read_switches
 LEASE = "active_"
 #: The switch tree and link domains change when an administrator edits them.
 _TOPOLOGY_S = 600.0
+#: The first snapshot follows the first reading of jobs at once.
+_JUST_NOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ class ClusterReader:
         self._lost_nodes = LostNodes()
         self._knows_defaults = False
         self._has_cpus_per_gpu: bool | None = None
+        #: Records of the partitions that the first reading of jobs needed, for the next snapshot,
+        #: and when they were read (monotonic s).
+        self._first_partitions: tuple[float, tuple[Any, ...]] = (-math.inf, ())
         self._parser = JobParser(
             mark=source.mark,
             keeps_licenses=choice is None or choice.release.keeps_licenses,
@@ -100,7 +107,9 @@ class ClusterReader:
         """Return all jobs of slurmctld, by raw id."""
         records = self.source.jobs()
         if not self._knows_defaults:
-            self._learn_defaults(map(pyslurm_records.partition, self.source.partitions()))
+            partitions = tuple(self.source.partitions())
+            self._first_partitions = time.monotonic(), partitions
+            self._learn_defaults(map(pyslurm_records.partition, partitions))
         return self._parser.jobs(records)
 
     def some_jobs(self, job_ids: Collection[int]) -> dict[int, Job]:
@@ -136,7 +145,7 @@ class ClusterReader:
             )
             for n in records
         )
-        records_of_partitions = tuple(self.source.partitions())
+        records_of_partitions = self._partitions()
         partitions = tuple(map(pyslurm_records.partition, records_of_partitions))
         self._learn_defaults(partitions)
         return Snapshot(
@@ -145,9 +154,19 @@ class ClusterReader:
             jobs=tuple(jobs.values()),
             switches=switches,
             partitions=partitions,
-            limits=self._caps(jobs, {str(p.name): str(p.qos or "") for p in records_of_partitions}),
+            limits=self._caps(
+                jobs, {str(p.name): str(p.qos or "") for p in records_of_partitions}, nodes
+            ),
             reservations=reservations,
         )
+
+    def _partitions(self) -> tuple[Any, ...]:
+        """Return the records of all partitions: those that were read just now, or read anew."""
+        read_at, records = self._first_partitions
+        self._first_partitions = (-math.inf, ())
+        if time.monotonic() - read_at < _JUST_NOW_S:
+            return records
+        return tuple(self.source.partitions())
 
     def _learn_defaults(self, partitions: Iterable[Partition]) -> None:
         """Note in which partitions, or whether in all, there is a default of the CPUs of a GPU."""
@@ -159,11 +178,13 @@ class ClusterReader:
             p.name for p in partitions if p.has_cpus_per_gpu or self._has_cpus_per_gpu
         )
 
-    def _caps(self, jobs: Mapping[int, Job], partition_qos: Mapping[str, str]) -> tuple[Limit, ...]:
+    def _caps(
+        self, jobs: Mapping[int, Job], partition_qos: Mapping[str, str], nodes: Iterable[Node]
+    ) -> tuple[Limit, ...]:
         if self._limits is None:
             return ()
         self._limits.cluster = self._limits.cluster or self.settings()["cluster_name"]
-        return self._limits.limits(jobs.values(), partition_qos)
+        return self._limits.limits(jobs.values(), partition_qos, nodes)
 
     def unusable(self) -> UnusableNodes:
         """Return the nodes on which no job may start now."""

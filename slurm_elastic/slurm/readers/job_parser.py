@@ -191,6 +191,8 @@ class JobParser:
             extra=pyslurm_records.text(raw, "extra"),
             requeueable=bool(raw.is_requeueable),
             exit_code=pyslurm_records.exit_code(raw),
+            whole_nodes=pyslurm_records.whole_nodes(raw),
+            wckey=pyslurm_records.wckey(raw),
         )
 
     def _cpus_follow_gpus(self, raw: Any, submission: Submission | None) -> bool:

@@ -81,6 +81,7 @@ class _Job(msgspec.Struct):
     requeue: Any = None
     restart_cnt: Any = None
     resv_name: Any = None
+    shared: Any = None
     start_time: Any = None
     state_description: Any = None
     state_reason: Any = None
@@ -90,6 +91,7 @@ class _Job(msgspec.Struct):
     tres_req_str: Any = None
     user_id: Any = None
     user_name: Any = None
+    wckey: Any = None
 
 
 _decode_job = msgspec.json.Decoder(_Job).decode
@@ -175,6 +177,11 @@ class JobJson:
         return [f for f in text_of(self._job.features).split(",") if f]
 
     @property
+    def resource_sharing(self) -> str:
+        """`NO` for a job that shares its nodes with no other (--exclusive)."""
+        return "NO" if "none" in _words(self._job.shared) else ""
+
+    @property
     def exit_code(self) -> int:
         """Exit code of the last attempt."""
         return number_of(_field(self._job.exit_code, "return_code")) or 0
@@ -239,6 +246,7 @@ _TEXTS = {
     "allocated_nodes": "nodes",
     "dependencies": "dependency",
     "reservation": "resv_name",
+    "wckey": "wckey",
 }
 #: Those that are numbers, None if unset or unlimited.
 _NUMBERS = {

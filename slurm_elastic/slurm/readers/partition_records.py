@@ -49,6 +49,7 @@ def partitions_of(output: bytes) -> Iterator[Any]:
             max_memory_per_node=_count(texts.get("MaxMemPerNode", "")),
             default_cpus_per_gpu=_count(defaults.get("DefCpuPerGPU", "")),
             is_user_exclusive=texts.get("ExclusiveUser") == "YES",
+            oversubscribe=texts.get("OverSubscribe", "").partition(":")[0],
             priority_tier=_count(texts.get("PriorityTier", "")),
         )
 

@@ -47,7 +47,8 @@ COMPARED = (
     *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
     *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
     *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
-    *("array_id", "array_task_id", "array_tasks_waiting", "licenses"),
+    *("array_id", "array_task_id", "array_tasks_waiting", "licenses", "wckey"),
+    "resource_sharing",
 )
 _compared = attrgetter(*COMPARED)
 #: States in which the requested resources of a job cannot change any more.
@@ -195,6 +196,7 @@ def partition(raw: Any) -> Partition:
         max_memory_per_node_mb=number(getattr(raw, "max_memory_per_node", None)) or None,
         has_cpus_per_gpu=bool(number(getattr(raw, "default_cpus_per_gpu", None))),
         exclusive_user=bool(getattr(raw, "is_user_exclusive", False)),
+        whole_nodes=getattr(raw, "oversubscribe", None) == "EXCLUSIVE",
         tier=number(getattr(raw, "priority_tier", None)) or 0,
     )
 
@@ -324,6 +326,17 @@ def text(raw: Any, name: str) -> str:
     except UnicodeError:
         return ""
     return value
+
+
+def whole_nodes(raw: Any) -> bool:
+    """Return whether a job gets whole nodes (--exclusive)."""
+    return str(raw.resource_sharing or "") == "NO"
+
+
+def wckey(raw: Any) -> str:
+    """Return the wckey that a job's user gave; "" for none and for the default, which has a *."""
+    key = text(raw, "wckey")
+    return "" if key.startswith("*") else key
 
 
 def named_nodes(raw: Any, name: str) -> tuple[str, ...]:

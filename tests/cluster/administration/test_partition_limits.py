@@ -17,12 +17,16 @@ scontrol create PartitionName=aside Nodes=g01 State=UP
 sacctmgr -iQ add qos pernode set MaxTRESPerNode=gres/gpu=2
 sacctmgr -iQ add qos jobminutes set MaxTRESMinsPerJob=gres/gpu=60
 sacctmgr -iQ add qos unknown set MaxTRESRunMinsPerUser=gres/gpu=60
-sacctmgr -iQ modify user alice set qos+=pernode,jobminutes,unknown
+sacctmgr -iQ add qos onejob set MaxJobsPerUser=1
+sacctmgr -iQ add qos over set MaxTRES=gres/gpu=3
+sacctmgr -iQ modify user alice set qos+=pernode,jobminutes,unknown,onejob
+sacctmgr -iQ modify user bob set qos+=over MaxTRES=gres/gpu=1
 """
 NO_SITE = """
 for name in cpus8 mem4 oneuser cpusgpu aside; do scontrol delete PartitionName=$name; done
-sacctmgr -iQ modify user alice set qos-=pernode,jobminutes,unknown
-sacctmgr -iQ delete qos pernode jobminutes unknown
+sacctmgr -iQ modify user alice set qos-=pernode,jobminutes,unknown,onejob
+sacctmgr -iQ modify user bob set qos-=over MaxTRES=gres/gpu=-1
+sacctmgr -iQ delete qos pernode jobminutes unknown onejob over
 """
 
 
@@ -65,6 +69,43 @@ def test_growth_keeps_to_limits_of_partitions_and_qos(
     time.sleep(4)
     assert {j: gpus(cluster, j) for j in sizes} == sizes
     assert "Problem=" not in daemon.log()[begun:]
+
+
+def test_jobs_are_not_requeued_where_that_would_harm_them_or_help_nobody(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    """Others would start in their place; whole nodes cannot be divided; racks were limited."""
+    whole = elastic(cluster, "--exclusive", "--gres=gpu:1", "-wg03", directive="1-3")
+    array = elastic(cluster, "--array=0-1%1", "-wg04", "-Jraw")
+    one = elastic(cluster, "--qos=onejob", "-wg05", "-Jraw")
+    cluster.wait(one, "RUNNING")
+    cluster.sbatch("exec sleep 600", "--qos=onejob", "-wg05", "--gres=gpu:1", "-o/dev/null")
+    near = elastic(cluster, "--switches=1", "-wg01", directive="1-12,types=a100,sizes=1:8:12")
+    sockets = ("--gpus-per-socket=1", "--sockets-per-node=1", "--qos=over", "-wg06")
+    over = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", *sockets, user="bob")
+    waiting = "squeue -h -t PD -o %r | sort -u | tr '\\n' ' '"
+    limits = "JobArrayTaskLimit QOSMaxJobsPerUserLimit "
+    until(lambda: cluster.exec(waiting).stdout == limits, what=lambda: cluster.exec(waiting).stdout)
+    for job in (one, f"{array}_0"):
+        cluster.exec(["scontrol", "update", f"jobid={job}", "JobName=now"])  # proven from now on
+    sizes = {near: 8, over: 3}
+    until(
+        lambda: {j: gpus(cluster, j) for j in sizes} == sizes,
+        what=lambda: [held(cluster, j) for j in sizes],
+    )
+    cluster.sbatch("exec sleep 600", "--exclusive", "--gres=gpu:1", "-wg06", "-o/dev/null")
+    until(
+        lambda: (
+            "(QOSMaxJobsPerUserLimit) and would start in its place"
+            in " ".join(daemon.selastic("explain", str(one)).split())
+        )
+    )
+    time.sleep(4)
+    for job, held_gpus, runs in (
+        *((whole, 4, 0), (f"{array}_0", 1, 0), (one, 1, 0)),
+        *((near, 8, 1), (over, 3, 1)),
+    ):
+        assert (gpus(cluster, job), shown(cluster, job)["restart_cnt"]) == (held_gpus, runs), job
 
 
 def test_a_limit_that_is_not_known_costs_two_changes_and_no_more(

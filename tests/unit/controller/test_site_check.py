@@ -65,6 +65,11 @@ def test_a_good_site_has_nothing_to_mend():
         ({"OverTimeLimit": "UNLIMITED"}, "warning", "OverTimeLimit=UNLIMITED lets jobs run past"),
         ({"PrivateData": "jobs,usage"}, "info", "PrivateData=jobs is obeyed"),
         ({"PrologSlurmctld": "/x"}, "warning", "runs at every resize"),
+        (
+            {"SlurmctldParameters": "rl_enable,rl_refill_rate=4,rl_refill_period=2"},
+            "warning",
+            "rl_enable lets selasticd make 2 requests a second",
+        ),
         ({"CompleteWait": "32 sec"}, "warning", "CompleteWait=32 delays every resize"),
     ],
 )  # fmt: skip

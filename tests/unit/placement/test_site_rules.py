@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Allocation, Limit, Partition, Reservation
 from slurm_elastic.core.reason import Reason
@@ -11,7 +13,7 @@ from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
-from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 
 def cluster(count=4, **limits):
@@ -137,3 +139,87 @@ def test_jobs_of_a_higher_tier_come_first_whatever_their_priority():
         c.snapshot(), c.records, config=config, policy=FairShare(config), state={}
     )
     assert [claim.job_id for claim in plan.claims] == [3]
+
+
+def plan_of(where):
+    config = Config()
+    plan, _ = decide_round(
+        where.snapshot(), where.records, config=config, policy=FairShare(config), state={}
+    )
+    return plan
+
+
+def claims(where):
+    return {claim.job_id: dict(claim.shares) for claim in plan_of(where).claims}
+
+
+def targets(where):
+    return {d.job_id: dict(d.target.shares) for d in plan_of(where).decisions if d.target}
+
+
+def test_gpus_are_kept_on_as_many_nodes_as_the_partition_asks_for():
+    c = cluster(3, min_nodes=2)
+    c.add(1, gpus=2)
+    assert claims(c) == {1: {"g1": 1, "g2": 1}}
+
+
+def test_of_several_partitions_each_has_its_own_limits():
+    both = [Partition(name="one", max_nodes=1), Partition(name="many", max_cpus_per_node=4)]
+    nodes = [node("g1", partitions=frozenset({"one"}))]
+    nodes += [node(f"g{i}", partitions=frozenset({"many"})) for i in (2, 3, 4)]
+    c = Cluster(nodes, partitions=tuple(both))
+    c.add(1, on={"g1": 1}, partition="one")
+    c.add(2, gpus=6, min_nodes=3, partition="one,many")  # two CPUs for each GPU
+    assert claims(c) == {2: {"g2": 2, "g3": 2, "g4": 2}}
+    c.add(3, gpus=3, partition="one,many")
+    assert claims(c)[3] == {"g1": 3}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("by_partition", [False, True])
+def test_a_job_that_gets_whole_nodes_has_sizes_of_whole_idle_nodes(by_partition, in_place):
+    c = cluster(4, whole_nodes=by_partition)
+    more = {"whole_nodes": not by_partition, "record": {"in_place": in_place}}
+    c.add(1, elastic="1-16", on={"g1": 4}, cpus_per_gpu=8.0, **more)
+    c.add(2, on={"g2": 1})
+    assert place(c, 1, 4) == {"g1": 4}
+    assert place(c, 1, 6) is None
+    assert place(c, 1, 8) == {"g1": 4, "g3": 4}
+    demand, resources = demand_of(c, 1)
+    assert takes(demand, Allocation.of("a100", {"g1": 4, "g4": 4}), resources)
+    for shares in ({"g1": 4, "g2": 3}, {"g1": 2}, {"g1": 4, "g3": 2}):
+        assert not takes(demand, Allocation.of("a100", shares), resources)
+    assert targets(c)[1] == {"g1": 4, "g3": 4, "g4": 4}
+
+
+def test_a_job_that_got_more_than_max_with_whole_nodes_stays_as_it_is():
+    c = cluster(2)
+    c.add(1, elastic="1-3", on={"g1": 4}, whole_nodes=True)
+    assert targets(c)[1] == {"g1": 4}
+
+
+def test_for_a_job_that_needs_whole_nodes_others_leave_one_or_stay():
+    """One GPU less on a node does not let it start."""
+    c = cluster(2)
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(2, elastic="4-4", on={"g2": 4})
+    c.add(3, gpus=1, whole_nodes=True)
+    assert (claims(c), targets(c)[1]) == ({}, {"g1": 4})
+    c = cluster(2)
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(2, elastic="1-4", on={"g2": 2})
+    c.add(3, gpus=1, whole_nodes=True)
+    assert claims(c) == {3: {"g1": 4}}
+    assert targets(c) == {1: {"g2": 2}, 2: {"g2": 2}}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_job_with_switches_is_not_spread_over_more_racks(in_place):
+    names = ("g1", "g2", "g3", "g4")
+    c = Cluster([node(n) for n in names], switches=racks(names, 2))
+    c.add(1, elastic="1-16", on={"g1": 4}, shape={"req_switch": 1}, record={"in_place": in_place})
+    assert place(c, 1, 8) == {"g1": 4, "g2": 4}
+    assert place(c, 1, 12) is None
+    demand, resources = demand_of(c, 1)
+    assert not takes(demand, Allocation.of("a100", {"g1": 4, "g3": 4}), resources)
+    assert targets(c)[1] == {"g1": 4, "g2": 4}

@@ -322,6 +322,11 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"tres_per_job": "license/x:1"}, "license/x:1 cannot be resized"),
         ("2-16", {"min_nodes": 4}, "4 nodes need as many GPUs at least"),
         ("2-16", {"requeue": 0}, "leave out --no-requeue"),
+        (
+            "2-16",
+            {"ntasks_per_tres": 2, "num_tasks": 4},
+            "--ntasks-per-gpu=2 cannot be resized: leave it out, esrun starts one rank on each GPU",
+        ),
         ("2-16", {"bitflags": 2**45 + 1}, "leave out =expedite"),
         ("2-16", {"het_job_offset": 0}, "heterogeneous jobs cannot be resized"),
         ("2-16", {"dependency": '"' * 20000}, "more than the 65536 that can be recorded"),

@@ -99,3 +99,21 @@ def test_a_companion_gets_its_node_and_what_its_base_has_left():
     assert fields["TimeLimit"] == "00:59:00"
     assert (fields["ReqNodeList"], fields["TresPerNode"]) == ("n2", "gres/gpu:a100:3")
     assert fields["ReservationName"] == "selastic_1"
+    assert "WCKey" not in fields
+    base = dataclasses.replace(base, wckey="paper")
+    fields = shape.placed_companion(base, place, reservation="", now=1090.0)
+    assert fields["WCKey"] == "paper"
+
+
+def test_a_request_for_gpus_of_each_socket_is_replaced():
+    """Slurm refuses one of a type beside one without a type."""
+    sockets = {"tres_per_socket": "gres/gpu:1", "sockets_per_node": 2, "cpus_per_task": 4}
+    own = job("1-8", **sockets)
+    assert shape.submitted_gpus(own) == 2
+    fields = shape.sized(own, Allocation.of("a100", {"n1": 4}), time_limit_s=None)
+    assert (fields["TresPerNode"], fields["TresPerSocket"]) == ("gres/gpu:a100:4", "")
+    assert fields["MinCPUsNode"] == "8"
+    assert shape.queued(own, own.directive, gpus_per_node=TYPES)["TresPerSocket"] == ""
+    assert "TresPerSocket" not in shape.sized(
+        job("1-8"), Allocation.of("a100", {"n1": 4}), time_limit_s=None
+    )

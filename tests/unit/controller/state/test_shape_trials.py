@@ -83,6 +83,17 @@ def test_a_shape_beyond_an_unknown_limit_is_barred_for_some_hours():
     assert ("a100", 8) in trials.excluded
 
 
+def test_sizes_that_the_directive_does_not_allow_are_not_barred():
+    """`selastic explain` would show them, and they would displace others that it allows."""
+    trials, directive = trained(), Directive.parse("1-256,sizes=1:2:130:200:256")
+    for _ in range(2):
+        trials.refuse(
+            Allocation.of("a100", {f"n{i}": 8 for i in range(32)}), LIMIT, now=200.0, old=ONE,
+            directive=directive,
+        )  # fmt: skip
+    assert trials.excluded == {("a100", 130), ("a100", 200), ("a100", 256)}
+
+
 def test_a_shape_that_worked_before_an_unknown_limit_has_still_worked():
     trials = trained()
     trials.worked.append(("a100", 4))

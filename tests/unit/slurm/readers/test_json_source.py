@@ -264,3 +264,16 @@ def test_memory_that_is_kept_for_the_system_is_not_for_jobs(reader, site):
     site.write("nodes", json.dumps({"nodes": [NODE | {"specialized_memory": 3000}]}))
     (node,) = reader.snapshot().nodes
     assert node.memory_mb == 5000
+
+
+def test_the_wckey_of_a_job_but_not_the_default(reader, site):
+    site.jobs([job(wckey="paper"), job(job_id=8, wckey="*thesis"), job(job_id=9)])
+    jobs = reader.jobs()
+    assert [jobs[i].wckey for i in (7, 8, 9)] == ["paper", "", ""]
+
+
+def test_partitions_are_read_once_at_the_start_and_anew_later(reader, site):
+    jobs = reader.jobs()
+    site.write("partitions", PARTITION.replace("State=UP", "State=DOWN"))
+    assert [p.up for p in reader.snapshot(jobs).partitions] == [True]
+    assert [p.up for p in reader.snapshot(jobs).partitions] == [False]
