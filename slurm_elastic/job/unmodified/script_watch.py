@@ -32,6 +32,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
+from slurm_elastic.job.unmodified.node_disks import refusal_line
 from slurm_elastic.job.unmodified.program_command import is_equal_command, repeats_command
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
@@ -76,6 +77,8 @@ class ScriptWatch:
     Attributes:
         repeats_command: whether the run of before, which has completed a checkpoint, had the same
             command, so that it names none of the script's checkpoints.
+        has_lost_checkpoints: whether a script that resumes has not ended, and all its checkpoints
+            are missing at the start of the attempt.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class ScriptWatch:
         self._written = 0
         self._last_complete: float | None = None
         self._last_save = 0
-        self._is_stopped = False
+        self._is_stopped = self.has_lost_checkpoints = False
 
     def _sizes_of_command(self, world: int) -> tuple[int, ...]:
         """Return the ranks of the runs, this one included, that had the command of this one."""
@@ -182,8 +185,11 @@ class ScriptWatch:
             self._reads.close()
             existing = self._scanner.complete
             self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
-            if restarted and existing and self._resume.count:
+            is_gone = not self._scanner.has_found_any
+            if restarted and self._resume.count and (existing or (originals and is_gone)):
                 self._reads.begin(existing, originals)
+            is_unfinished = self._resume.proven and not self._resume.has_ended
+            self.has_lost_checkpoints = restarted and is_gone and is_unfinished
         self._state.update(
             {
                 "kind": "script",
@@ -286,6 +292,10 @@ class ScriptWatch:
         if self._send_signal and self._can_signal() and not self._notice.is_signalled:
             self._notice.signalled = self._notice.orders.notice
             self._send_signal()
+
+    def refusal_line(self) -> str:
+        """Return why it is not started without its checkpoints."""
+        return refusal_line(self._pattern, written=self._resume.count, state=self._file.path)
 
     def count_last(self) -> None:
         """Count, if it is the first one, a checkpoint that the program wrote before it ended."""
