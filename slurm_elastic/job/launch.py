@@ -221,8 +221,12 @@ class RankLaunch:
 
         return JointShape.of(self.allocation, self.tasks, self.parts)
 
-    def start(self) -> SrunProcess:
-        """Start the step, on a port that no earlier attempt used."""
+    def start(self, instead: Sequence[str] = ()) -> SrunProcess:
+        """Start the step, on a port that no earlier attempt used.
+
+        Args:
+            instead: command to run on this host in place of the step's srun.
+        """
         job = self.allocation
         if job.run == 0 and self.attempt == 0 and job.start_time is not None:
             forget_older(state_directories(self._env), job.run_id, job.start_time)
@@ -249,7 +253,7 @@ class RankLaunch:
         joint = self._joint()
         if joint:
             env |= joint.variables(job.job_id, 0) | {"MASTER_ADDR": self.nodes[0]}
-        command = self.command()
+        command = list(instead) or self.command()
         if any("$ESRUN_RENDEZVOUS" in word for word in command if word != srun.LAUNCHER_SCRIPT):
             env["ESRUN_STATE"] = writable(state_directories(self._env)) or ""
         self.environment, self.mark = env, mark

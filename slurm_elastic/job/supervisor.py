@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_elastic.core.report import Report
@@ -48,6 +48,8 @@ _FINAL_REPORT_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _UNREACHED_S = 2.0, 30.0, 1800.0
 #: Exit code of a program that starts a launcher in each rank: wrong usage.
 _REFUSED_CODE = 2
+#: Command in place of the step of a script that must not begin anew: it fails as on trial.
+_FAILING = ("sh", "-c", f"exit {_REFUSED_CODE}")
 
 
 class Supervisor:
@@ -205,12 +207,16 @@ class Supervisor:
     def _start(self) -> JointStep:
         if self._companions:
             self._launch.parts = self._companions.begin_start()
+        instead: Sequence[str] = ()
         if self._script and not self._uses_library:
             self._script.set_world(self._launch.ranks, _host_count(self._launch))
             restarted = self._launch.allocation.run > 0 or self._launch.attempt > 0
             self._script.begin_attempt(restarted=restarted)
+            if self._script.has_lost_checkpoints and not self._launch.parts:
+                log_line(self._script.refusal_line())
+                instead = _FAILING
         self._trial.begin()
-        step = self._supervise(self._launch.start())
+        step = self._supervise(self._launch.start(instead))
         if self._companions:
             self._companions.started()
         return step

@@ -39,6 +39,8 @@ def _refused(p: Parameters) -> str:
         " the script replace its checkpoint by a rename",
         "not-writable": f"a copy of its checkpoint cannot be written: make {place} writable",
         "changes": "it saves faster than its checkpoint can be copied: save less often",
+        "node-local": f"its checkpoints are in {place}, which each node has for itself: write them"
+        " to a file system that all nodes share",
         "no-watch": "reads cannot be seen on its node: raise fs.inotify.max_user_instances or"
         " fs.inotify.max_user_watches; the job's log names the one that is too small",
     }

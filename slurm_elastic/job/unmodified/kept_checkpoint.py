@@ -39,8 +39,8 @@ class KeepError(SlurmElasticError):
     """A checkpoint cannot be kept.
 
     Attributes:
-        problem: `no-room`, `not-writable`, `no-watch` (reads cannot be detected), or `changes`: it
-            changed while it was copied.
+        problem: `no-room`, `not-writable`, `no-watch` (reads cannot be detected), `node-local` (in
+            a temporary directory of the node), or `changes`: it changed while it was copied.
         directory: concerned.
         needed_bytes: to be freed there, if it is known.
         remedy: for `no-watch`.

@@ -20,6 +20,7 @@ from slurm_elastic.job.unmodified import kept_checkpoint
 from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import ScriptCheckpoint
 from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 from slurm_elastic.job.unmodified.kept_checkpoint import KeepError, KeptCheckpoint, size_text
+from slurm_elastic.job.unmodified.node_disks import temporary_directory
 from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
 
 #: Seconds after a refusal before the job offers to be rehearsed again (our choice).
@@ -270,6 +271,8 @@ class Rehearsal:
             f" in {where}",
             "not-writable": f"no directory to keep the checkpoint in: make {where} writable",
             "changes": "the script writes checkpoints faster than one can be kept: save less often",
+            "node-local": f"the checkpoints are in {where}, which each node has for itself: write"
+            " them to a file system that all nodes share",
             "no-watch": f"reads of the checkpoints cannot be detected: {error.remedy}",
         }
         log_line(f"rehearsal: {texts[error.problem]}; until then the job is not resized")
@@ -293,6 +296,9 @@ class Rehearsal:
             return {"rehearsal": "refuted", "kept_in": _printable(place)}
         if not paths or (resume.kept is not None and self._kept is None):
             return {}  # another step has kept one
+        place = temporary_directory(paths[0], self._file.directories)
+        if place:
+            return {} if self._problem else self.decline(KeepError("node-local", place))
         if self._problem and self._clock() < self._declined_at + _AGAIN_S:
             return {}
         if self._problem == "no-room" and not self.replaces(paths):

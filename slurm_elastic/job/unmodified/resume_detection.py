@@ -17,16 +17,20 @@ class ResumeDetection:
 
     def __init__(self) -> None:
         self._watch: ReadWatch | None = None
+        self._is_active = False
         self._candidates: frozenset[str] = frozenset()
 
     def begin(self, existing: Sequence[ScriptCheckpoint], originals: Iterable[str]) -> None:
         """Begin to watch, before a restarted attempt.
 
         Args:
-            existing: complete checkpoints, newest first.
+            existing: complete checkpoints, newest first; without any it cannot resume.
             originals: paths of the checkpoint that is kept for a rehearsal.
         """
         self.close()
+        self._is_active = True
+        if not existing:
+            return
         newest = existing[0].written
         candidates = {c.path for c in existing if c.written >= newest - _SAME_READ_S}
         self._candidates = frozenset(candidates.union(originals))
@@ -34,6 +38,7 @@ class ResumeDetection:
         if watch.is_active:
             self._watch = watch
         else:
+            self.close()
             watch.close()
             log_line(
                 "inotify: no watch on the checkpoints: a resume cannot be detected; " + watch.remedy
@@ -42,7 +47,7 @@ class ResumeDetection:
     @property
     def is_active(self) -> bool:
         """Whether it is still to be decided."""
-        return self._watch is not None
+        return self._is_active
 
     def has_resumed(self) -> bool:
         """Return whether the attempt has read a checkpoint."""
@@ -55,6 +60,7 @@ class ResumeDetection:
 
     def close(self) -> None:
         """Stop watching."""
+        self._is_active = False
         if self._watch is not None:
             self._watch.close()
             self._watch = None

@@ -27,8 +27,10 @@ from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
 _OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "has_ended")
+#: Of one that has ended, only these are kept: a batch script may run hundreds in a loop.
+_OF_ENDED_SCRIPT = ("proven", "refuted", "has_ended")
 #: Other scripts that are kept.
-_MOST_OTHERS = 16
+_MOST_OTHERS = 1000
 
 
 @dataclass(kw_only=True)
@@ -76,7 +78,8 @@ class ResumeState:
     def select(self, pattern: str) -> None:
         """Begin with the script that writes these checkpoints; keep what is known of the last."""
         if self.pattern not in ("", pattern):
-            self.others[self.pattern] = {name: getattr(self, name) for name in _OF_SCRIPT}
+            names = _OF_ENDED_SCRIPT if self.has_ended else _OF_SCRIPT
+            self.others[self.pattern] = {name: getattr(self, name) for name in names}
             known = self.others.pop(pattern, {})
             self.others = dict(list(self.others.items())[-_MOST_OTHERS:])
             for name in _OF_SCRIPT:
@@ -130,6 +133,11 @@ class ResumeStateFile:
         self._name = f"{run_id}.json"
         self._revision = 0
         self._complained = False
+
+    @property
+    def path(self) -> str:
+        """Path of the file, in the preferred directory."""
+        return f"{self.directories[0]}/{self._name}"
 
     def load(self) -> ResumeState:
         """Read the newest valid state; return a new one if there is none."""

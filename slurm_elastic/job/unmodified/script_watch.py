@@ -33,6 +33,7 @@ from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, lea
 from slurm_elastic.job.unmodified.command_history import CommandHistory
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
+from slurm_elastic.job.unmodified.node_disks import refusal_line
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -75,6 +76,8 @@ class ScriptWatch:
 
     Attributes:
         command: of this run, beside those of earlier runs.
+        has_lost_checkpoints: whether a script that resumes has not ended, and all its checkpoints
+            are missing at the start of the attempt.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class ScriptWatch:
         self._written = 0
         self._last_complete: float | None = None
         self._last_save = 0
-        self._is_stopped = False
+        self._is_stopped = self.has_lost_checkpoints = False
 
     def set_world(self, world: int, hosts: int) -> None:
         """Set the ranks and hosts of the next attempt, in the same run of the job."""
@@ -166,8 +169,11 @@ class ScriptWatch:
             self._reads.close()
             existing = self._scanner.complete
             self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
-            if restarted and existing and self._resume.count:
+            is_gone = not self._scanner.has_found_any
+            if restarted and self._resume.count and (existing or (originals and is_gone)):
                 self._reads.begin(existing, originals)
+            is_unfinished = self._resume.proven and not self._resume.has_ended
+            self.has_lost_checkpoints = restarted and is_gone and is_unfinished
         self._state.update(
             {
                 "kind": "script",
@@ -265,6 +271,10 @@ class ScriptWatch:
         if self._send_signal and self._can_signal() and not self._notice.is_signalled:
             self._notice.signalled = self._notice.orders.notice
             self._send_signal()
+
+    def refusal_line(self) -> str:
+        """Return why it is not started without its checkpoints."""
+        return refusal_line(self._pattern, written=self._resume.count, state=self._file.path)
 
     def count_last(self) -> None:
         """Count, if it is the first one, a checkpoint that the program wrote before it ended."""

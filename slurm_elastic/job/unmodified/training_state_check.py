@@ -1,9 +1,9 @@
 """Check that a training goes on as before in another world, as far as its checkpoints tell.
 
-Read are Hugging Face's `trainer_state.json` and numbers in names (`step=500`, `checkpoint-500`,
-`global_step500`, `epoch=3`). Nothing is unpickled. Compared is only what a change of the world must
-not change, with room for rounding; docs/esrun-global-batch.md lists the rules and what
-they take for a jump by mistake.
+Read are Hugging Face's `trainer_state.json`, numbers in names (`step=500`, `checkpoint-500`,
+`global_step500`, `epoch=3`), and the learning rate of a saved scheduler. Nothing is unpickled.
+Compared is only what a change of the world must not change, with room for rounding;
+docs/esrun-global-batch.md lists the rules and what they take for a jump by mistake.
 
 >>> before = TrainingPoint(step=535, epoch=(66.7, 66.9), max_steps=800, epochs=100.0)
 >>> find_jump(before, TrainingPoint(step=545, epoch=(236.4, 236.6), max_steps=800, epochs=100.0))
@@ -51,9 +51,10 @@ class TrainingPoint:
         epoch: least and most epochs that are done; None: not known.
         max_steps: steps of the whole training; None: not known.
         epochs: of the whole training; None: not known.
-        rates: learning rates that were logged, oldest first, as (step, rate).
+        rates: learning rates that were logged or saved, oldest first, as (step, rate).
         world: ranks that wrote it; 0: not known.
-        is_counter: False: numbers in names have fallen within an attempt, and do not count steps.
+        is_counter: False: numbers in names have fallen within an attempt, or are epochs, and do not
+            count steps.
     """
 
     step: int
@@ -98,11 +99,22 @@ def read_point(path: str) -> TrainingPoint | None:
             return point
     name = own.name.lower()
     step, epoch = _STEP_NAME.search(name), _EPOCH_NAME.search(name)
-    if not step:
+    number = step or epoch
+    if not number:
         return None
+    rate = None
+    if own.is_dir():
+        from slurm_elastic.job.unmodified.scheduler_rate import (  # noqa: PLC0415 - slow to load
+            read_rate,
+        )
+
+        rate = read_rate(path)
+    rates = () if rate is None else ((int(number[1]), rate),)
+    if not step:  # epochs may be counted anew at each start
+        return TrainingPoint(step=int(number[1]), rates=rates, is_counter=False) if rates else None
     # "epoch=3" is written in or after the fourth epoch.
     done = (float(epoch[1]), float(epoch[1]) + 1) if epoch else None
-    return TrainingPoint(step=int(step[1]), epoch=done)
+    return TrainingPoint(step=int(step[1]), epoch=done, rates=rates)
 
 
 def _hugging_face(file: Path) -> TrainingPoint | None:
@@ -240,7 +252,12 @@ class TrainingStateCheck:
         earlier = TrainingPoint.from_json(self._state.training)
         rotates = point.step < self._last_step or not (earlier is None or earlier.is_counter)
         self._last_step = point.step
-        point = dataclasses.replace(point, world=self.world, is_counter=not rotates)
+        point = dataclasses.replace(
+            point,
+            world=self.world,
+            is_counter=point.is_counter and not rotates,
+            rates=_rates_so_far(earlier, point),
+        )
         self._state.training = point.to_json()
 
     def _compare(self, before: TrainingPoint, point: TrainingPoint) -> None:
@@ -259,6 +276,15 @@ class TrainingStateCheck:
             f"the training has jumped, {self._state.jump}; the job is not resized any more. Keep"
             " the global batch (docs/esrun-global-batch.md) and submit it again"
         )
+
+
+def _rates_so_far(
+    earlier: TrainingPoint | None, point: TrainingPoint
+) -> tuple[tuple[int, float], ...]:
+    """Return the learning rates of a checkpoint and of those before it, the newest ones."""
+    before = earlier.rates if earlier else ()
+    rates = {step: rate for step, rate in before if step < point.step} | dict(point.rates)
+    return tuple(sorted(rates.items()))[-_KEPT_RATES:]
 
 
 def _count(value: object) -> int | None:

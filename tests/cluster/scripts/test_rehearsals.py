@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.container_cluster.selasticd import PYTHON, Daemon, running, shown
+from tests.support.container_cluster.selasticd import PYTHON, Daemon, gpus, running, shown
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
 SCRATCH = "/shared/scratch/rehearsal"
+#: A directory on a disk of each node.
+LOCAL, NODES = "/srv/local", tuple(f"g0{number}" for number in range(1, 7))
 FULL_DISK = Path(__file__).parents[1] / "drivers" / "full_disk.py"
 
 #: Trains without the library: counts, and saves each second in its own manner. Options: `resume`,
@@ -161,3 +163,22 @@ def test_a_script_that_fails_when_restarted_keeps_its_checkpoint_and_is_held(
     cluster.exec(f"sed -i 's/fussy/resume/' {SCRATCH}/fussy/script.py", user="alice")
     explained = daemon.selastic("explain", str(job))
     assert "exit code 1" in explained
+
+
+def test_a_script_does_not_begin_anew_on_a_node_without_its_checkpoints(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    """They are on a disk of the node that another job takes."""
+    for node in NODES:
+        cluster.exec(f"install -d -m 1777 {LOCAL}", node=node)
+    link = f"mkdir -p {LOCAL}/$SLURM_JOB_ID; ln -sfn {LOCAL}/$SLURM_JOB_ID out"
+    job = submit(cluster, "local", f"{link}\n{BATCH_IF} rename until=400")
+    daemon.wait_for(f"JobId={job} .*Action=rehearsal Result=proven", timeout=90)
+    until(lambda: gpus(cluster, job) == 2, what="it does not grow")
+    node = shown(cluster, job)["nodes"]
+    cluster.sbatch("exec sleep 600", f"--nodelist={node}", "--gres=gpu:4", "-o/dev/null")
+    daemon.wait_for(f"JobId={job} Action=hold Reason=trials-failed", timeout=90)
+    log = text(cluster, "local")
+    assert "out/ckpt.json: nothing matches on this node, though the job has completed" in log
+    assert log.splitlines().count("saved 4") == 1, "it never started anew"
+    assert "exit code 2" in daemon.selastic("explain", str(job))

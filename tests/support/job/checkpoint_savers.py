@@ -34,6 +34,12 @@ def halves(name: str, data: bytes) -> list[Write]:
     return [(name, data[: len(data) // 2]), (name, data)]
 
 
+def in_full_length(name: str, data: bytes) -> list[Write]:
+    """Return two writes of a file whose length is set before its contents are written."""
+    half = len(data) // 2
+    return [(name, data[:half] + bytes(len(data) - half)), (name, data)]
+
+
 def _state(step: int) -> bytes:
     return json.dumps({"global_step": step, "log": [{"a": 1}]}, indent=2).encode() + b"\n"
 
@@ -97,6 +103,14 @@ def deepspeed(step: int, ranks: int, *, zipfiles: bool = True) -> Phases:
     return [parts]
 
 
+def safetensors(text: str, size: int = 40) -> bytes:
+    """Return a small file like those of the library safetensors."""
+    values = text.encode() + b"x" * size
+    entry = {"dtype": "U8", "shape": [len(values)], "data_offsets": [0, len(values)]}
+    header = json.dumps({"weight": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + values
+
+
 def accelerate(step: int, ranks: int) -> Phases:
     """Accelerator.save_state with a registered object."""
     folder = f"checkpoint_{step}"
@@ -105,13 +119,28 @@ def accelerate(step: int, ranks: int) -> Phases:
         return halves(f"{folder}/random_states_{rank}.pkl", zipped(f"{step} {rank}"))
 
     first = [
-        *halves(f"{folder}/pytorch_model.bin", zipped(f"model {step}")),
+        *in_full_length(f"{folder}/model.safetensors", safetensors(f"model {step}")),
         *halves(f"{folder}/optimizer.bin", zipped(f"optimizer {step}")),
         *halves(f"{folder}/scheduler.bin", zipped(f"scheduler {step}")),
         *random_states(0),
         *halves(f"{folder}/custom_checkpoint_0.pkl", zipped(f"custom {step}")),
     ]
     return [[first, *[random_states(rank) for rank in range(1, ranks)]]]
+
+
+def accelerate_fsdp(step: int, ranks: int) -> Phases:
+    """Accelerator.save_state of a training with FSDP and sharded state."""
+    folder = f"checkpoint_{step}"
+
+    def random_states(rank: int) -> list[Write]:
+        return halves(f"{folder}/random_states_{rank}.pkl", zipped(f"{step} {rank}"))
+
+    first = [*halves(f"{folder}/scheduler.bin", zipped(f"scheduler {step}")), *random_states(0)]
+    return [
+        *dcp(step, ranks, folder=f"{folder}/pytorch_model_fsdp_0"),
+        *dcp(step, ranks, folder=f"{folder}/optimizer_0"),
+        [first, *[random_states(rank) for rank in range(1, ranks)]],
+    ]
 
 
 def accelerate_alone(step: int, ranks: int) -> Phases:

@@ -95,6 +95,23 @@ def test_the_exit_code_is_the_first_failing_ranks(job: dict[str, str]) -> None:
     assert "esrun: the program ended with exit code 85" in process.stderr
 
 
+def test_a_script_that_resumes_does_not_begin_anew_where_its_checkpoints_are_not(
+    job: dict[str, str],
+) -> None:
+    state = Path(job["HOME"], ".slurm-elastic", "slurm-7.json")
+    state.parent.mkdir()
+    pattern = f"{job['HOME']}/local/*.pt"
+    state.write_text(json.dumps({"count": 3, "proven": True, "pattern": pattern}))
+    env = job | {"SLURM_RESTART_COUNT": "1"}
+    process = run(env, "--checkpoint", pattern, "sh", "-c", "echo trains")
+    assert (process.stdout, process.returncode) == ("", 2)
+    line = f"esrun: --checkpoint {pattern}: nothing matches on this node, though the job has"
+    assert line in process.stderr
+    Path(job["HOME"], "local").mkdir()
+    Path(job["HOME"], "local", "1.pt").write_text("1")
+    assert run(env, "--checkpoint", pattern, "sh", "-c", "echo trains").stdout == "trains\n"
+
+
 #: Of an srun whose request slurmctld has not answered.
 UNREACHED = (
     "srun: error: Unable to confirm allocation for job 7: Socket timed out on send/recv operation"

@@ -23,6 +23,8 @@ _HF_RANK = re.compile(r"rng_state_(\d+)\.pth")
 _HF_RESUMABLE = re.compile(r"(optimizer|scheduler|scaler|rng_state)[^/]*$|(global_step|optimizer_)")
 _ACCELERATE_RANK = re.compile(r"random_states_(\d+)\.pkl")
 _ACCELERATE_EARLY = ("optimizer.bin", "scheduler.bin")
+#: The first rank writes this after the weights (`.safetensors`), and all else by which it resumes.
+_ACCELERATE_FIRST_RANK, _WEIGHTS_SUFFIX = "random_states_0.pkl", ".safetensors"
 _DEEPSPEED = re.compile(
     r"(?P<tag>(?:[^/]+/)?)(?:(?P<zero>(?:bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_\w+)"
     r"|(?:zero_pp_rank_\d+_)?mp_rank_\d+_model_states|layer_\d+\S*-model_\S*states)\.pt"
@@ -97,6 +99,25 @@ def directory_evidence(
     ):
         return Evidence.UNKNOWN
     return evidence
+
+
+def is_followed(name: str, files: Mapping[str, FileVersion], whole: Whole) -> bool:
+    """Return whether a file that shows no end itself is whole, as its writer has gone on.
+
+    accelerate's first rank writes weights, then its random states. The index of torch's distributed
+    checkpoint is renamed into place after all shards.
+
+    Args:
+        name: of the file: path below the directory.
+        files: contents of the directory.
+        whole: result of `whole_files.is_whole`.
+    """
+    if name.endswith((_DCP_SUFFIX, _DCP_INDEX)):
+        index = files.get(name.rpartition("/")[0] + "/" * ("/" in name) + _DCP_INDEX)
+        return index is not None and files[name].changed_ns <= index.changed_ns
+    last = files.get(_ACCELERATE_FIRST_RANK)
+    is_later = last is not None and files[name].changed_ns <= last.changed_ns
+    return is_later and name.endswith(_WEIGHTS_SUFFIX) and whole(_ACCELERATE_FIRST_RANK) is True
 
 
 def _by_format(

@@ -24,6 +24,7 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
     FileVersion,
     directory_evidence,
     is_backup,
+    is_followed,
     is_temporary,
 )
 from slurm_elastic.job.unmodified.checkpoints.directory_changes import (
@@ -369,10 +370,15 @@ class CheckpointScanner:
         names = tracked.names()
         if not usual.always <= names:
             return Evidence.LACKING
-        is_same = names == usual.ever == usual.always
-        if is_same and all(self._is_whole(tracked, name) for name in tracked.changed()):
-            return Evidence.WHOLE
-        return Evidence.UNKNOWN
+        if names != usual.ever or names != usual.always:
+            return Evidence.UNKNOWN
+        files = tracked.changed()
+
+        def whole(name: str) -> bool | None:
+            return self._is_whole(tracked, name)
+
+        is_over = all(whole(name) or is_followed(name, files, whole) for name in files)
+        return Evidence.WHOLE if is_over else Evidence.UNKNOWN
 
     def _learn_files(self, tracked: _Tracked, *, lacks: bool) -> None:
         """Remember the names of the files of a directory that is over.

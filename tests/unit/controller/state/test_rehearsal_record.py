@@ -46,6 +46,10 @@ def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
         ({"rehearsal": "not-writable", "kept_in": "/data"}, "make /data writable"),
         ({"rehearsal": "changes"}, "save less often"),
         ({"rehearsal": "no-watch"}, "max_user_instances"),
+        (
+            {"rehearsal": "node-local", "kept_in": "/tmp"},
+            "checkpoints are in /tmp, which each node",
+        ),
     ],
 )
 def test_why_a_job_is_not_proven_is_said_with_the_remedy(fields, why):

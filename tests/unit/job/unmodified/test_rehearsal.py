@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.core.report import Report
-from slurm_elastic.job.unmodified import kept_checkpoint
+from slurm_elastic.job.unmodified import kept_checkpoint, rehearsal
 from slurm_elastic.job.unmodified.resume_state import ResumeState
 from tests.support.job.script_job import ScriptJob
 
@@ -110,6 +110,29 @@ def test_a_script_that_starts_anew_loses_nothing(
     assert len(lines) == 1
     assert str(tmp_path / KEPT) in lines[0]
     assert "option to resume" in lines[0]
+
+
+def test_a_batch_script_that_deletes_its_checkpoints_first_starts_anew(tmp_path: Path) -> None:
+    rehearsed(tmp_path, by_rename)
+    (tmp_path / "ckpt.pt").unlink()
+    second = ScriptJob(tmp_path, run=1)
+    assert not second.watch.has_lost_checkpoints, "it was never shown to resume"
+    report = save(second, by_rename, "anew")
+    assert (report.proven, report.rehearsal) == (False, "refuted")
+    assert content(tmp_path / KEPT / "ckpt.pt") == "old"
+
+
+def test_checkpoints_in_a_temporary_directory_of_the_node_are_not_rehearsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearsal, "temporary_directory", lambda *_: "/tmp")
+    job = ScriptJob(tmp_path)
+    for text in ("old", "new"):
+        report = save(job, by_rename, text)
+        assert (report.rehearsal, report.kept_in) == ("node-local", "/tmp")
+    lines = [x for x in capfd.readouterr().err.splitlines() if "which each node has" in x]
+    assert len(lines) == 1
+    assert "write them to a file system that all nodes share" in lines[0]
 
 
 def test_an_answer_that_the_controller_does_not_use_is_given_again_for_the_next_save(

@@ -377,6 +377,49 @@ def test_a_script_that_had_ended_may_have_nothing_left_to_do(tmp_path: Path) -> 
     assert not newer.watch.has_nothing_left
 
 
+def test_a_batch_script_that_loops_over_many_seeds(tmp_path: Path) -> None:
+    """At a restart each one that has ended has nothing left to do, the first one, too."""
+    for seed in range(60):
+        one = Job(tmp_path, pattern=f"{seed}-*.pt")
+        one.save(f"{seed}-last.pt")
+        one.watch.record_end()
+        Job.close_all()
+    for seed in (0, 59):
+        again = Job(tmp_path, run=1, pattern=f"{seed}-*.pt")
+        (tmp_path / f"{seed}-last.pt").read_text()
+        assert again.watch.has_nothing_left
+
+
+def test_a_script_that_resumes_is_not_started_without_its_checkpoints(tmp_path: Path) -> None:
+    Job(tmp_path).save("s1.pt")
+    second = Job(tmp_path, run=1)
+    newest(tmp_path).read_text()
+    assert second.save("s2.pt").proven
+    for path in tmp_path.glob("*.pt"):
+        path.rename(path.with_suffix(".away"))
+    lost = Job(tmp_path, run=2)
+    assert lost.watch.has_lost_checkpoints
+    line = lost.watch.refusal_line()
+    assert "nothing matches on this node, though the job has completed 2 checkpoints" in line
+    assert f"delete {tmp_path}/memory/r-7.json" in line
+    other = Job(tmp_path, run=2, pattern="fine-*.pt")
+    assert not other.watch.has_lost_checkpoints, "another script, which has none yet"
+    for path in tmp_path.glob("*.away"):
+        path.rename(path.with_suffix(".pt"))
+    assert not Job(tmp_path, run=3).watch.has_lost_checkpoints
+
+
+def test_a_script_that_has_ended_may_delete_its_checkpoints(tmp_path: Path) -> None:
+    Job(tmp_path).save("s1.pt")
+    second = Job(tmp_path, run=1)
+    newest(tmp_path).read_text()
+    assert second.save("s2.pt").proven
+    second.watch.record_end()
+    for path in tmp_path.glob("*.pt"):
+        path.unlink()
+    assert not Job(tmp_path, run=2).watch.has_lost_checkpoints
+
+
 def test_a_script_that_never_ended_has_something_left(tmp_path: Path) -> None:
     Job(tmp_path).save("s1.pt")
     second = Job(tmp_path, run=1)

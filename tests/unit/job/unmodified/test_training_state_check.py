@@ -2,6 +2,8 @@
 
 import json
 import math
+import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,36 @@ def test_a_state_that_is_something_else_does_no_harm(tmp_path: Path, text: str) 
     point = read_point(str(folder))
     assert point is None or (point.step, point.epoch, point.rates) == (5, None, ())
     assert attempt(ResumeState(training={"step": "x"}), 2, str(folder)) == ""
+
+
+def accelerate(folder: Path, name: str, rate: float) -> str:
+    """Write the scheduler of a directory of accelerate's `save_state`."""
+    path = folder / name
+    path.mkdir(parents=True)
+    with zipfile.ZipFile(path / "scheduler.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"_last_lr": [rate]}, protocol=2))
+    return str(path)
+
+
+@pytest.mark.parametrize(("name", "last"), [("step_{}0", "step 40"), ("epoch_{}", "step 4")])
+@pytest.mark.parametrize(("rate", "jumps"), [(0.5, False), (0.85, True)])
+def test_a_prepared_scheduler_of_accelerate_that_begins_again_jumps(
+    tmp_path: Path, name: str, last: str, rate: float, jumps: bool
+) -> None:
+    state = ResumeState()
+    before = [accelerate(tmp_path, name.format(i), 1 - i / 10) for i in (1, 2, 3)]
+    assert attempt(state, 1, *before) == ""
+    jump = attempt(state, 2, accelerate(tmp_path, name.format(4), rate))
+    assert jump == (
+        f"1 → 2 ranks: the learning rate had fallen to 0.7 and is 0.85 at {last}" if jumps else ""
+    )
+
+
+def test_epochs_that_are_counted_anew_are_no_jump(tmp_path: Path) -> None:
+    """A script that trains what is left of its epochs, and counts these from 0."""
+    state = ResumeState()
+    first = [accelerate(tmp_path / "a", f"epoch_{i}", 1 - i / 10) for i in range(4)]
+    assert attempt(state, 1, *first) == ""
+    second = [accelerate(tmp_path / "b", f"epoch_{i}", 0.6 - i / 10) for i in range(4)]
+    assert attempt(state, 1, *second) == ""
+    assert attempt(state, 2, accelerate(tmp_path / "c", "epoch_0", 0.2)) == ""

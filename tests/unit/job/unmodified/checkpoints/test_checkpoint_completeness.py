@@ -35,12 +35,16 @@ SAVERS: dict[str, tuple[Callable[[int, int], Phases], str]] = {
         "global_step*",
     ),
     "accelerate": (savers.accelerate, "checkpoint_*"),
+    "accelerate-fsdp": (savers.accelerate_fsdp, "checkpoint_*"),
     "generic": (savers.generic, "step_*"),
     "two-files": (savers.two_files, "*.pt"),
     "one-file": (savers.one_file, "*.pt"),
 }
 #: Complete at the last byte, once one save has settled.
-AT_ONCE = {"hf", "hf-old", "dcp", "lightning", "lightning-sharded", "deepspeed", "one-file"}
+AT_ONCE = {
+    *("hf", "hf-old", "dcp", "lightning", "lightning-sharded", "deepspeed", "one-file"),
+    *("accelerate", "accelerate-fsdp"),
+}
 
 
 class Trial:
@@ -179,7 +183,9 @@ def test_two_files_are_complete_with_the_second(tmp_path: Path) -> None:
     assert len(trial.scanner.scan()) == 2
 
 
-@pytest.mark.parametrize("name", ["lightning", "one-file", "two-files"])
+@pytest.mark.parametrize(
+    "name", ["lightning", "one-file", "two-files", "accelerate", "accelerate-fsdp"]
+)
 def test_a_script_that_saves_all_the_time(tmp_path: Path, name: str) -> None:
     """No pause is long enough: after some saves a save is over with its last byte."""
     saver, pattern = SAVERS[name]
