@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training import init_arguments
 from slurm_elastic.training.checkpoint import training_state as states
@@ -28,6 +29,7 @@ from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, layers_of
+from slurm_elastic.training.measure.memory_sizes import gpu_bytes, weight_bytes
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.data_parallel import DataParallel
@@ -123,6 +125,7 @@ class TrainingBuilder:
         self._profile, self._reporter, self._rank_group = profile, reporter, rank_group
         self._signals, self._regrouping = signals, regrouping
         self._shapes = {name: tuple(t.shape) for name, t in full_model.state_dict().items()}
+        self._weight_bytes = weight_bytes(full_model)
         self._undivided = ""
         if freezing is not None:
             self._undivided = "layers that may be frozen are not divided"
@@ -311,6 +314,7 @@ class TrainingBuilder:
             plan=str(choice.used_plan(sharded=sharded) or ""),
             layout_agreement=layout_agreement,
             full_model=full_model,
+            weight_bytes=self._weight_bytes,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
             sampler=self._sampler,
@@ -353,8 +357,20 @@ class TrainingBuilder:
             or bool(self._extra),
             undivided=self._undivided,
             styles=self._tensor_styles,
+            own_sharding=self._own_sharding(),
+            own_tensor=1 if self._undivided else self._settings.tensor,
         )
-        self._reporter.set_fields(supported_options=str(supported))
+        self._reporter.announce(
+            supported_options=str(supported),
+            weight_bytes=self._weight_bytes,
+            gpu_bytes=gpu_bytes(self._rank_group.device),
+        )
+
+    def _own_sharding(self) -> Sharding:
+        """Return what replicas divide by the script's own choice."""
+        if self._settings.shard:
+            return Sharding.NONE if unsupported() else Sharding.FULL
+        return Sharding.OPTIMIZER if self._settings.overlap == SLICED else Sharding.NONE
 
     def _make_optimizer(self) -> None:
         """Call functions that make optimizer and scheduler, when the job is built first."""
