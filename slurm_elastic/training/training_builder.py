@@ -235,8 +235,10 @@ class TrainingBuilder:
         if sharded and (reason := unsupported()):
             sharded = False
             self._log(f"{reason}; every {'replica' if divided else 'rank'} holds the whole model")
-        sliced = settings.overlap == SLICED and not (staged or sharded or slabs or divided)
-        sliced = sliced and rank_group.size > 1
+        sliced = settings.overlap == SLICED and not (staged or sharded or slabs)
+        sliced = sliced and rank_group.size > choice.tensor
+        sharding = Sharding.OPTIMIZER if sliced else Sharding.NONE
+        sharding = Sharding.FULL if sharded else sharding
         if not staged:
             full_model.to(rank_group.device)
         self._make_optimizer()
@@ -311,7 +313,7 @@ class TrainingBuilder:
         return TrainingParts(
             checkpoint=checkpoint,
             strategy=strategy,
-            plan=str(choice.used_plan(sharded=sharded) or ""),
+            plan=str(choice.used_plan(sharding) or ""),
             layout_agreement=layout_agreement,
             full_model=full_model,
             weight_bytes=self._weight_bytes,
@@ -433,7 +435,7 @@ class TrainingBuilder:
                 log=self._log,
                 **settings,
             )
-        if sliced:
+        if sliced and choice.tensor == 1:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
         overlap = overlap_on(self._rank_group.device.type, overlap)
@@ -456,6 +458,7 @@ class TrainingBuilder:
                 size=choice.tensor,
                 styles=self._tensor_styles,
                 overlap=overlap,
+                sliced=sliced,
                 log=self._log,
                 **settings,
             )

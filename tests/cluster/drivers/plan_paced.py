@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs train_gpt.py at a speed that depends on the execution plan: devices that do not exist here.
 
-`PACE` is a JSON object of seconds per step by plan; in a plan with 0 seconds the program fails, in one with
-"memory" it runs out of memory.
+`PACE` is a JSON object of seconds per step by plan; in a plan with 0 seconds the program fails, in
+one with "memory" it runs out of memory.
 """
 
 import json
