@@ -227,6 +227,28 @@ def test_it_survives_the_ledger_and_unreadable_rows():
         assert PlanTrials.from_body(wrong) == PlanTrials()
 
 
+def test_plans_that_those_measured_show_to_be_slower_are_not_tried():
+    able = SupportedOptions(tensor=True, shard=True, mesh=True)
+    speeds = {
+        "8x1": 100.0, "8x1+shard=full": 96.0, "4x1+tensor=2": 60.0, "4x1+tensor=2+shard=full": 58.0,
+        "2x1+tensor=4": 30.0, "2x1+tensor=4+shard=full": 30.0, "1x1+tensor=8": 15.0,
+    }  # fmt: skip
+    job = Job(speeds, gpus=8)
+    job.trials.supported = able
+    job.report("starting", supported_options=str(able))
+    job.choose()
+    tried = set()
+    for _ in range(200):
+        job.now += 10
+        job.report(supported_options=str(able))
+        if job.choose():
+            tried.add(job.trials.ordered)
+            job.text = job.trials.ordered or "8x1"
+            job.report("starting", supported_options=str(able))
+    assert tried == {"", "8x1+shard=full", "4x1+tensor=2", "4x1+tensor=2+shard=full"}
+    assert job.trials.ordered == ""
+
+
 class SmallGpus(Job):
     """A job that has trained on 4 GPUs, with 8 of 12 GB for its samples there."""
 
