@@ -6,8 +6,9 @@ tensor degree t, m = batch/d samples of a replica, and v = 1.5 with shard=full, 
 
     T = c1 + c2 m (t-1)/t + c3 m s/t + c4 v (d-1)/d / (s t) + c5 / (s t z)
 
-z is d where replicas divide the state of the optimizer, else 1; c3 is 0 for s = 1. The coefficients, none below 0, are
-those of least squared relative errors, drawn towards 0 but for c1: fewer plans than coefficients do.
+z is d where replicas divide the state of the optimizer, else 1; c3 is 0 for s = 1. The
+coefficients, none below 0, are those of least squared relative errors. All but c1 are drawn towards
+0, so that fewer plans than coefficients do.
 
 >>> parse = ExecutionPlan.parse
 >>> measured = {parse("8x1"): 1.0, parse("4x1+tensor=2"): 0.8, parse("4x2"): 1.3}
