@@ -35,7 +35,7 @@ from slurm_elastic.core.execution.execution_plan import (
     Sharding,
 )
 from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind, PlanSpeed
-from slurm_elastic.core.execution.possible_plans import PlanCandidates
+from slurm_elastic.core.execution.possible_plans import PlanCandidates, more_micro_batches
 from slurm_elastic.core.execution.supported_options import SupportedOptions, SupportedOptionsError
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.core.report import Report
@@ -174,7 +174,7 @@ class PlanTrials:
         shape = _shape_of(held)
         # "", or what stands in for the job's own choice; if nothing fits, its failures decide.
         own_text = self.memory.stand_in(shape, candidates) or ""
-        texts = {PlanKind.of(p): str(p) for p in candidates.faster if self._may_try(p, shape)}
+        texts = self._possible(candidates, shape, divided=own_text != "")
         gains = self.gains()
         known: dict[str, float] = {}
         for kind, text in texts.items():
@@ -233,11 +233,32 @@ class PlanTrials:
             self._ranked = shape, len(plans), [text for _, text in worth]
         return [text for text in self._ranked[2] if text in unknown]
 
-    def _may_try(self, plan: ExecutionPlan, shape: AllocationShape) -> bool:
-        """Return whether nothing that is known speaks against a plan in an allocation."""
-        if PlanKind.of(plan) in self.failed or self.memory.failed(shape, str(plan)):
+    def _possible(
+        self, candidates: PlanCandidates, shape: AllocationShape, *, divided: bool
+    ) -> dict[PlanKind, str]:
+        """Return the text of each faster plan that nothing known speaks against.
+
+        Args:
+            candidates: plans for the allocation.
+            shape: the allocation.
+            divided: a plan that does not fit is taken with as few more micro-batches as it needs.
+        """
+        texts: dict[PlanKind, str] = {}
+        for plan in candidates.faster:
+            kind = PlanKind.of(plan)
+            if kind in self.failed:
+                continue
+            variants = (plan, *(more_micro_batches(plan, self.memory.batch) if divided else ()))
+            fitting = (v for v in variants if self._fits(v, shape))
+            if (chosen := next(fitting, None)) is not None:
+                texts[kind] = str(chosen)
+        return texts
+
+    def _fits(self, plan: ExecutionPlan, shape: AllocationShape) -> bool:
+        text = str(plan)
+        if self.memory.failed(shape, text):
             return False
-        return self._measured(shape, str(plan)) or self.memory.fits(shape, str(plan), plan)
+        return self._measured(shape, text) or self.memory.fits(shape, text, plan)
 
     def _order(self, text: str, now: float) -> bool:
         """Order a plan; return whether it is another one."""

@@ -131,14 +131,25 @@ class PlanCandidates:
         """
         own = self.own
         for base in (own, *self.faster):
-            share = -(-batch // base.replicas)
-            counts = [None, *(count for count in _ACCUMULATIONS if count < share)]
             for recompute in {base.recompute, base.recompute or self.supported.recomputable}:
-                for count in counts:
-                    plan = replace(base, recompute=recompute, accumulation=count)
+                whole = replace(base, recompute=recompute)
+                for plan in (whole, *more_micro_batches(whole, batch)):
                     impossible = plan.obstacle_to_training() or misfit(plan, self.directive)
                     if plan != own and not impossible:
                         yield plan
+
+
+def more_micro_batches(plan: ExecutionPlan, batch: int) -> Iterator[ExecutionPlan]:
+    """Return a plan with 2, 4, … micro-batches of a replica, at most as many as it has samples.
+
+    Args:
+        plan: its own accumulation does not count.
+        batch: samples of a step.
+    """
+    share = -(-batch // plan.replicas)
+    for count in _ACCUMULATIONS:
+        if count < share:
+            yield replace(plan, accumulation=count)
 
 
 def misfit(plan: ExecutionPlan, directive: Directive) -> str:

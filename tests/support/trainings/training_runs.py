@@ -177,7 +177,7 @@ class Spread(torch.nn.Module):
     """Each value of a sample, repeated."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.repeat(1, 1 << 16)
+        return x.repeat(1, 1 << 17)
 
 
 class Gathered(torch.nn.Module):
@@ -188,9 +188,9 @@ class Gathered(torch.nn.Module):
 
 
 def voluminous(generator: torch.Generator, options: dict[str, Any]) -> Parts:
-    """Return a model of few weights, which keeps 12 MB of activations for each sample."""
+    """Return a model of few weights, which keeps 28 MB of activations for each sample."""
     layers, dataset = plain(generator, options)
-    wide = [("spread", Spread())]
+    wide = [("lift", torch.nn.Linear(WIDTH, WIDTH)), ("spread", Spread())]
     wide += [(f"wide{i}", torch.nn.Tanh()) for i in range(8)]
     return [*wide, ("gathered", Gathered()), *layers], dataset
 

@@ -136,6 +136,7 @@ def shrunk(site, **fields):
     large = job({"n1": 4}, directive=AUTO)
     train(site, large, checkpoint_step=50, **SIZE)
     small = job({"n1": 2}, directive=AUTO, run=1)
+    site.report_handler.orders(7, 1, job=small)
     report_lack(site, small, **fields)
     return small
 
@@ -183,7 +184,7 @@ def test_a_first_start_that_lacks_memory_is_repeated_in_a_plan_that_needs_less(s
     first = job({"n1": 2}, directive=AUTO)
     report_lack(site, first, checkpoint_step=None)
     orders = site.report_handler.orders(7, 0, job=first)
-    assert (orders.on_failure, orders.plan) == ("restart", "2x1+accumulation=1")
+    assert (orders.on_failure, orders.plan) == ("restart", "2x1+accumulation=3")
     other = job({"n1": 2}, directive="1-8")
     site.store.entry(other).plan_trials.withdraw(site.now)
     report_lack(site, other, 2, checkpoint_step=None)

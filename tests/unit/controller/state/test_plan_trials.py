@@ -262,30 +262,34 @@ class SmallGpus(Job):
 
 
 def test_a_size_at_which_memory_lacks_goes_on_in_a_plan_that_needs_less():
-    job = SmallGpus({"2x1+accumulation=1": 45.0, "2x1+shard=full": 20.0, "1x1+tensor=2": 20.0})
+    job = SmallGpus(
+        {"2x1+accumulation=1": 45.0, "2x1+shard=full": 20.0, "1x1+tensor=2+accumulation=1": 20.0}
+    )
     assert not job.choose()
     assert job.run_out_of_memory(1)
     assert job.run_out_of_memory(1), "the report comes again until it is answered"
     assert job.trials.ordered == "2x1+accumulation=1"
     job.report("starting")
-    assert job.go(60) == []
+    assert job.go(30) == []
     # Its times are those of this size for models, as those of the own choice elsewhere.
     own, held = job.trials.as_own(job.report(), job.held)
     assert (own.step_time_s, own.plan, held) == (BATCH / 45.0, "", job.held)
     # Others are compared with it; the own choice is not tried again.
-    assert {text for _, text in job.go(3000)} == {"1x1+tensor=2", "2x1+accumulation=1"}
+    assert {text for _, text in job.go(3000)} == job.speeds.keys() - {"4x1"}
     assert job.trials.ordered == "2x1+accumulation=1"
     gains = {row.kind.tensor: row.gain for row in job.trials.gains().rows}
     assert gains[2] == round(20.0 / 45.0, 2)
 
 
 def test_a_faster_plan_that_fits_replaces_the_one_that_stood_in():
-    job = SmallGpus({"2x1+accumulation=1": 45.0, "1x1+tensor=2": 60.0, "2x1+shard=full": 20.0})
+    job = SmallGpus(
+        {"2x1+accumulation=1": 45.0, "1x1+tensor=2+accumulation=1": 60.0, "2x1+shard=full": 20.0}
+    )
     job.choose()
     assert job.run_out_of_memory(1)
     job.report("starting")
     job.go(2000)
-    assert job.trials.ordered == "1x1+tensor=2"
+    assert job.trials.ordered == "1x1+tensor=2+accumulation=1"
 
 
 def test_the_size_below_begins_with_a_plan_that_fits():

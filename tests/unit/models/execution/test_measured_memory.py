@@ -53,7 +53,9 @@ def test_plans_have_the_order_that_their_sizes_predict(model):
     wrong = [
         (str(a), str(b))
         for a, b in itertools.permutations(PLANS, 2)
-        if by_size(a) < 0.6 * by_size(b)
+        # What recomputation saves is assumed: less than transformers save.
+        if not (a.recompute or b.recompute)
+        and by_size(a) < 0.6 * by_size(b)
         and memory.gpu_bytes(a, batch=BATCH) >= memory.gpu_bytes(b, batch=BATCH)
     ]
     assert wrong == []
