@@ -92,4 +92,4 @@ def slowdown(plan: ExecutionPlan) -> float:
     factor = _RECOMPUTED if plan.recompute else 1.0
     factor *= _SHARDED if plan.sharding is Sharding.FULL else 1.0
     factor *= _SHARED ** math.log2(plan.tensor) * _STAGED ** math.log2(plan.stages)
-    return factor * _ACCUMULATED ** math.log2((plan.accumulation or 0) + 1)
+    return float(factor * _ACCUMULATED ** math.log2((plan.accumulation or 0) + 1))

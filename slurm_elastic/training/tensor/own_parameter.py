@@ -38,7 +38,7 @@ class OwnParameter:
 
     def element_size(self) -> int:
         """Return the bytes of an element."""
-        return self.tensor.element_size()
+        return int(self.tensor.element_size())
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> Any:
         """Call a function whenever the gradient is complete; return a handle to remove it."""

@@ -177,7 +177,7 @@ class Spread(torch.nn.Module):
     """Each value of a sample, repeated."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.repeat(1, 1 << 17)
+        return x.repeat(1, 1 << 18)
 
 
 class Gathered(torch.nn.Module):
@@ -188,10 +188,10 @@ class Gathered(torch.nn.Module):
 
 
 def voluminous(generator: torch.Generator, options: dict[str, Any]) -> Parts:
-    """Return a model of few weights, which keeps 28 MB of activations for each sample."""
+    """Return a model of few weights, which keeps 57 MB of activations for each sample."""
     layers, dataset = plain(generator, options)
     wide = [("lift", torch.nn.Linear(WIDTH, WIDTH)), ("spread", Spread())]
-    wide += [(f"wide{i}", torch.nn.Tanh()) for i in range(8)]
+    wide += [(f"wide{i}", torch.nn.ReLU()) for i in range(8)]
     return [*wide, ("gathered", Gathered()), *layers], dataset
 
 
