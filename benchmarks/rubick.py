@@ -2,22 +2,28 @@
 
 Prints, on the published tables and traces (docs/data.md): look-ups of step times; errors of the
 step-time model, with the published coefficients and with ours; what the memory model says of every
-plan that was measured; and each trace under the published policy, plain rules, and our policy.
+plan that was measured; how many plans a running job would try; and each trace under the published
+policy, plain rules, and our policy.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_elastic.controller.state.plan_trials import FITTED, MARGIN
+from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.models.execution.plan_fitting import fit, relative_error
 from slurm_elastic.models.execution.plan_memory import least_accumulation
+from slurm_elastic.models.execution.plan_ranking import predicted_times
 from slurm_elastic.models.execution.plan_times import PlanCoefficients
+from slurm_elastic.policies.execution.plan_options import Placement
 from slurm_elastic.simulator.execution.own_plan_policy import OwnPlanPolicy, requested_step_s
 from slurm_elastic.simulator.execution.plan_jobs import PlanJob, read_plan_jobs, read_step_tables
 from slurm_elastic.simulator.execution.plan_profiles import PublishedProfile, read_profiles
@@ -67,6 +73,7 @@ def main() -> None:
     if profiles is not None:
         print_errors(read_profiles(profiles / "profiles"))
     print_memory(tables)
+    print_trials(tables)
     print_simulations(folder, tables)
 
 
@@ -139,6 +146,63 @@ def print_memory(tables: Mapping[str, StepTable]) -> None:
         needs = ", ".join(f"{plan} in {n}" for plan, n in accumulated.items())
         print(f"{model:9}{fitting:4} of {rows:3}{'  ' + needs if needs else ''}")
     print()
+
+
+def print_trials(tables: Mapping[str, StepTable]) -> None:
+    """Print how many plans with stages or tensor=N are tried, and what those that are not cost."""
+    print("plans that plan=auto tries of those measured in an allocation, and its best one's time")
+    print("by that of the best of all; random: the mean of 20 orders, and the worst of them")
+    print(f"{'model':9}{'placement':>10}{'measured':>10}{'tried':>7}{'time':>7}{'random':>16}")
+    for model, placement, by_plan in plan_groups(tables):
+        batch = SCHEDULED_MODELS[model].work.batch
+        order = sorted(by_plan, key=lambda plan: (plan.stages * plan.tensor, plan.tensor))
+        tried = tried_plans(order, by_plan, batch=batch)
+        generator, counts, losses = random.Random(1), [], []
+        for _ in range(20):
+            shuffled = tried_plans(generator.sample(order, len(order)), by_plan, batch=batch)
+            counts.append(len(shuffled))
+            losses.append(_loss(shuffled, by_plan))
+        shown = f"{statistics.fmean(counts):.1f} / {max(losses):.2f}"
+        print(
+            f"{model:9}{''.join(map(str, placement)):>10}{len(by_plan):10}{len(tried):7}"
+            f"{_loss(tried, by_plan):7.2f}{shown:>16}"
+        )
+    print()
+
+
+def plan_groups(
+    tables: Mapping[str, StepTable],
+) -> Iterator[tuple[str, Placement, dict[ExecutionPlan, float]]]:
+    """Yield the plans of each placement in which more plans were measured than a fit needs."""
+    for model, table in tables.items():
+        for placement, seconds in table.seconds.items():
+            by_plan = {p: s for p, s in seconds.items() if p.stages * p.tensor > 1}
+            if len(by_plan) > FITTED:
+                yield model, placement, by_plan
+
+
+def tried_plans(
+    order: Sequence[ExecutionPlan], times: Mapping[ExecutionPlan, float], *, batch: int
+) -> list[ExecutionPlan]:
+    """Return the plans that `plan=auto` tries, the first of which stands for the job's own choice.
+
+    Args:
+        order: in which they are tried until a fit is possible.
+        times: of each.
+        batch: samples of a step.
+    """
+    tried = list(order[:FITTED])
+    while rest := [plan for plan in order if plan not in tried]:
+        predicted = predicted_times({plan: times[plan] for plan in tried}, rest, batch=batch)
+        best = min(rest, key=lambda plan: predicted[plan])
+        if predicted[best] * MARGIN > min(times[plan] for plan in tried):
+            break
+        tried.append(best)
+    return tried
+
+
+def _loss(tried: Sequence[ExecutionPlan], times: Mapping[ExecutionPlan, float]) -> float:
+    return min(times[plan] for plan in tried) / min(times.values())
 
 
 def print_simulations(folder: Path, tables: Mapping[str, StepTable]) -> None:

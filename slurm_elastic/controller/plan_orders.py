@@ -1,7 +1,9 @@
 """Orders of execution plans: those of users, and for jobs with `plan=auto` the controller's choice.
 
 A job is only made to change its plan while nothing else is done to it: it is proven that it resumes
-from its checkpoints, no transition is under way, and no user has ordered a layout.
+from its checkpoints, no transition is under way, and no user has ordered a layout. A program that
+has run out of memory is started again in a plan that needs less, whatever is under way: it has
+ended.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.execution.possible_plans import possible_plans
+from slurm_elastic.core.execution.possible_plans import PlanCandidates
+from slurm_elastic.core.execution.supported_options import SupportedOptions
 from slurm_elastic.core.report import Report
 
 
@@ -42,6 +45,35 @@ class PlanOrders:
             return
         if entry.proven and not entry.held and job.job_id not in self._live:
             self._choose(job, directive, held, _restart_s(report))
+
+    def answer_lack_of_memory(self, report: Report, job: Job) -> None:
+        """Order a plan that needs less memory for a program that has run out of it.
+
+        It is to be called before the report is recorded as the failure of a size.
+        """
+        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
+        if not (report.out_of_memory and report.failed_start and report.phase == "ended"):
+            return
+        if directive is None or not held or report.run != job.run or report.kind != "library":
+            return
+        if not self.acts or not self._chooses(job, directive) or self._store.lost_node(job):
+            return
+        if (report.failed_gpus or report.gpus) != held.gpus:
+            return  # its GPUs have changed since
+        trials, now = entry.plan_trials, time.time()
+        known = trials.has_answered(report)
+        trials.record(report, None)
+        candidates = _candidates(directive, trials.supported, held)
+        is_answered = trials.lack_memory(report, candidates, held, now)
+        if not known:
+            self._store.touch(job)
+            self._store.learning.add_plans(entry.observations, job, trials.results())
+            plan = (trials.ordered or "own") if is_answered else "none"
+            self._log.warning(f"JobId={job.job_id} OutOfMemory=yes Plan={plan} GPUs={held.gpus}")
+        base = job.base_allocation
+        if is_answered and report.failed_gpus is not None and base and base != held:
+            # Its companions have ended: it is started again on its own GPUs.
+            self._choose(job, directive, base, None, new_only=True)
 
     def ordered(self, job: Job) -> str:
         """Return the plan that is ordered of a job; "": its own choice."""
@@ -80,9 +112,8 @@ class PlanOrders:
         trials = self._store.entry(job).plan_trials
         if not self.acts or (new_only and not trials.is_new(held)):
             return
-        plans = possible_plans(directive, trials.supported, [held.on(n) for n in held.nodes])
         changed = trials.choose(
-            plans,
+            _candidates(directive, trials.supported, held),
             held,
             now=time.time(),
             restart_s=restart_s,
@@ -91,6 +122,12 @@ class PlanOrders:
         if changed:
             self._store.touch(job)
             self._log.info(f"JobId={job.job_id} Plan={trials.ordered or 'own'} GPUs={held.gpus}")
+
+
+def _candidates(
+    directive: Directive, supported: SupportedOptions, held: Allocation
+) -> PlanCandidates:
+    return PlanCandidates(directive, supported, tuple(held.on(node) for node in held.nodes))
 
 
 def _restart_s(report: Report) -> float | None:

@@ -78,6 +78,8 @@ class ReportHandler:
         if job is not None:
             now = time.time()
             self._note_change(report, job)
+            self._plans.acts = act
+            self._plans.answer_lack_of_memory(report, job)
             news = self._store.record_report(report, job, now)
             if self._neighbours is not None:
                 self._neighbours.report(report, job, now)
@@ -98,7 +100,6 @@ class ReportHandler:
                 self._tuner.answer_report(
                     job, report, directive=self._store.directive(job), learned=learned
                 )
-            self._plans.acts = act
             self._plans.consider(job, report)
         if report.phase == "saving" and report.notice is not None:
             self._engine.note_saving(report.job_id, report.run, report.notice)

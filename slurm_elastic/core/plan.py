@@ -13,7 +13,7 @@ from functools import cached_property
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation, Job
-from slurm_elastic.core.execution.plan_gains import PlanSpeed
+from slurm_elastic.core.execution.plan_gains import OversizedPlan, PlanSpeed
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import (
@@ -243,6 +243,7 @@ class JobRecord:
         jump: what jumped in its training over a change; "": nothing that is known.
         ordered_plan: execution plan that the controller has chosen for it; "": its own choice.
         plan_speeds: speeds of its plans, where they were tried.
+        oversized_plans: plans that ran out of memory, and where.
         length: run time predicted at its submission, for the size that it asked for; None: there
             is no prediction.
     """
@@ -280,6 +281,7 @@ class JobRecord:
     length: DurationEstimate | None = None
     ordered_plan: str = ""
     plan_speeds: tuple[PlanSpeed, ...] = ()
+    oversized_plans: tuple[OversizedPlan, ...] = ()
 
     def change_s(self, assumed_s: float) -> float:
         """Return the seconds without training of a requeue: a save and a restart.

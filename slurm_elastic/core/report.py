@@ -111,6 +111,7 @@ class Report:
         failed_gpus: on how many GPUs that start failed, if its members had changed since its
             newest checkpoint; those of the job itself where the new size did not cause it. None:
             its members had not changed.
+        out_of_memory: whether a rank of that start has shown that it ran out of memory.
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
         plan: execution plan of this attempt, if one with options was ordered; else "".
@@ -127,6 +128,9 @@ class Report:
         exposed: the part of the exchange that lengthens a step, above 1 where ranks also wait for
             slower ones; None: not measured.
         peak_memory_bytes: largest memory use of a rank.
+        weight_bytes: of all parameters of the model, divided or not.
+        optimizer_bytes: of the whole state of its optimizer.
+        gpu_bytes: memory of a GPU; None: the ranks have none.
         profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
             order of the model; () if not measured. Sent once per attempt.
         profile_batch: samples computed at once when `profile` was measured.
@@ -183,6 +187,7 @@ class Report:
     exit_code: int | None = None
     failed_start: int | None = None
     failed_gpus: int | None = None
+    out_of_memory: bool = False
     layout: str = ""
     plan: str = ""
     supported_options: str = ""
@@ -199,6 +204,9 @@ class Report:
     exchange: str = ""
     exposed: float | None = None
     peak_memory_bytes: int | None = None
+    weight_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    gpu_bytes: int | None = None
     profile: tuple[ProfileRow, ...] = ()
     profile_batch: int | None = None
     jump: str = ""
@@ -338,6 +346,9 @@ _REPORT_BOUNDS = {
     "optimizer_s": 1e6,
     "exposed": 1e6,
     "peak_memory_bytes": 2**50,
+    "weight_bytes": 2**50,
+    "optimizer_bytes": 2**50,
+    "gpu_bytes": 2**50,
     "profile_batch": 2**31,
     "change": 2**62,
     "generation": 2**31,

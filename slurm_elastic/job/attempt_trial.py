@@ -8,6 +8,9 @@ Without a controller the program is started again in place, after longer and lon
 A start whose members have changed is on trial, too, until it has completed a checkpoint after that.
 Its companions have ended with it, so the program is started again on the job's own GPUs.
 
+A training that runs out of memory is reported and waits, too, wherever the library has told how
+large its model is: the controller may know an execution plan that needs less.
+
 Whether earlier attempts had a checkpoint is kept in an empty file beside that of
 `unmodified.resume_state`. Where it could not be written the controller is asked, and decides.
 """
@@ -131,7 +134,12 @@ class AttemptTrial:
         self._stopped.set()
 
     def goes_on(
-        self, code: int, *, unmodified: bool, is_due: Callable[[], bool] = lambda: False
+        self,
+        code: int,
+        *,
+        unmodified: bool,
+        out_of_memory: bool = False,
+        is_due: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Wait, after the end of a program on trial, for the controller.
 
@@ -141,6 +149,7 @@ class AttemptTrial:
             code: exit code of the program.
             unmodified: whether its checkpoints are watched. Exit code 0 of others is their end: the
                 training library has saved the complete training.
+            out_of_memory: whether a rank has shown that it ran out of memory.
             is_due: returns whether the program is to be started again with other companions.
 
         Returns:
@@ -150,12 +159,16 @@ class AttemptTrial:
         failed_gpus = self.failed_gpus
         certain = self.on or failed_gpus is not None
         asks = self._run > 0 and not self.has_checkpoint and code != 0
+        out_of_memory = out_of_memory and code != 0
+        asks = asks or (out_of_memory and self._state.report().weight_bytes is not None)
         if not self._has_controller or not (certain or asks) or (code == 0 and not unmodified):
             return False
         if self._stopped.wait(_GRACE_S):
             return False
-        self._state.set_own({"failed_gpus": failed_gpus})
+        self._state.set_own({"failed_gpus": failed_gpus, "out_of_memory": out_of_memory})
         self._state.update({"phase": "ended", "exit_code": code, "failed_start": self._start})
+        if out_of_memory:
+            log_line("the program ran out of memory: asking the controller for another plan")
         if failed_gpus is not None:
             log_line(
                 f"the program ended with exit code {code} on {failed_gpus} GPUs before it completed"
@@ -192,7 +205,8 @@ class AttemptTrial:
             orders = self._state.orders()
             answer = orders.on_failure if orders.failed_start == self._start else None
             if answer == "restart" or (answer is None and in_place and now > begun + _ASK_S):
-                log_line("the program is started again on the GPUs of the job itself")
+                where = " on the GPUs of the job itself" if in_place else ""
+                log_line(f"the program is started again{where}")
                 return True
             if answer == "end":
                 if certain:

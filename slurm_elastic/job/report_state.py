@@ -25,7 +25,7 @@ _URGENT = frozenset({
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
-    "busy_cpus", "read_bytes_s",
+    "out_of_memory", "busy_cpus", "read_bytes_s",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -42,8 +42,9 @@ _KEPT_IN_PLACE = frozenset({
     *_OWN, "kind", "gpu_type", "step", "progress", "global_batch", "micro_batch", "accumulation",
     "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
-    "certified_penalty", "supported_options", "jump",
-}) - {"failed_gpus", "busy_cpus", "read_bytes_s"}  # fmt: skip
+    "certified_penalty", "supported_options", "weight_bytes", "optimizer_bytes", "gpu_bytes",
+    "jump",
+}) - {"failed_gpus", "out_of_memory", "busy_cpus", "read_bytes_s"}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

@@ -255,7 +255,12 @@ class Supervisor:
         if code == 0 and script and script.has_nothing_left:
             return False  # the batch script goes on to its next line, as it did before
         unmodified = script is not None
-        goes_on = self._trial.goes_on(code, unmodified=unmodified, is_due=self._restart_is_due)
+        goes_on = self._trial.goes_on(
+            code,
+            unmodified=unmodified,
+            out_of_memory=self._step.lacked_memory,
+            is_due=self._restart_is_due,
+        )
         return goes_on and self._may_start_again()
 
     def _may_start_again(self) -> bool:

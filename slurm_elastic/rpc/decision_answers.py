@@ -185,11 +185,21 @@ class PlanSpeedRow(TypedDict):
     samples_per_s: float
 
 
+class OversizedPlanRow(TypedDict):
+    """A plan that ran out of memory in one allocation; `plan` "": the job's own choice."""
+
+    gpu_type: str
+    gpus: int
+    nodes: int
+    plan: str
+
+
 class PlansRow(TypedDict):
     """Plans that the controller tries for a job; `ordered` "": the job's own choice."""
 
     ordered: str
     measured: list[PlanSpeedRow]
+    out_of_memory: list[OversizedPlanRow]
 
 
 class ExplainAnswer(TypedDict):

@@ -18,7 +18,8 @@ from slurm_elastic.core.report_fields import ReportError, profile_rows
 from slurm_elastic.job.rank_socket import RankSocket
 from slurm_elastic.training.measure.gradient_noise import GradientNoise
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
-from slurm_elastic.training.measure.step_times import StepTimer, peak_memory
+from slurm_elastic.training.measure.memory_sizes import peak_memory
+from slurm_elastic.training.measure.step_times import StepTimer
 
 #: How long a job waits at its checkpoint to be ended or resumed. With a controller that is a last
 #: resort: esrun itself resumes the job when the controller does not answer any more.
@@ -101,6 +102,11 @@ class Reporter:
             "restore_s": restore_s,
             "resumed_from": step,
         }
+        self._send("starting")
+
+    def announce(self, **fields: Any) -> None:
+        """Add fields to every report, and send them at once: the program may end before a step."""
+        self.set_fields(**fields)
         self._send("starting")
 
     def set_fields(self, **fields: Any) -> None:

@@ -114,7 +114,8 @@ def init(
             along the first dimension (docs/spatial.md).
         keep_slabs: with spatial groups: keep what a rank has read of samples in memory.
         tensor: without stages: so many ranks share the weights of linear layers and attention, and
-            with `shard` each divides its part with the other replicas; every rank is a replica
+            with `shard` each divides its part with the other replicas, with overlap="sliced" the
+            state of its optimizer; every rank is a replica
             where the number of ranks is no multiple, or layers may be frozen
             (docs/training-memory.md).
         tensor_styles: how they share layers, by name or pattern of names, such as

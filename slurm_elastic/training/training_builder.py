@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training import init_arguments
 from slurm_elastic.training.checkpoint import training_state as states
@@ -28,6 +29,7 @@ from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, layers_of
+from slurm_elastic.training.measure.memory_sizes import gpu_bytes, weight_bytes
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel import unsharding
 from slurm_elastic.training.parallel.data_parallel import DataParallel
@@ -123,6 +125,7 @@ class TrainingBuilder:
         self._profile, self._reporter, self._rank_group = profile, reporter, rank_group
         self._signals, self._regrouping = signals, regrouping
         self._shapes = {name: tuple(t.shape) for name, t in full_model.state_dict().items()}
+        self._weight_bytes = weight_bytes(full_model)
         self._undivided = ""
         if freezing is not None:
             self._undivided = "layers that may be frozen are not divided"
@@ -232,8 +235,10 @@ class TrainingBuilder:
         if sharded and (reason := unsupported()):
             sharded = False
             self._log(f"{reason}; every {'replica' if divided else 'rank'} holds the whole model")
-        sliced = settings.overlap == SLICED and not (staged or sharded or slabs or divided)
-        sliced = sliced and rank_group.size > 1
+        sliced = settings.overlap == SLICED and not (staged or sharded or slabs)
+        sliced = sliced and rank_group.size > choice.tensor
+        sharding = Sharding.OPTIMIZER if sliced else Sharding.NONE
+        sharding = Sharding.FULL if sharded else sharding
         if not staged:
             full_model.to(rank_group.device)
         self._make_optimizer()
@@ -308,9 +313,10 @@ class TrainingBuilder:
         return TrainingParts(
             checkpoint=checkpoint,
             strategy=strategy,
-            plan=str(choice.used_plan(sharded=sharded) or ""),
+            plan=str(choice.used_plan(sharding) or ""),
             layout_agreement=layout_agreement,
             full_model=full_model,
+            weight_bytes=self._weight_bytes,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
             sampler=self._sampler,
@@ -353,8 +359,20 @@ class TrainingBuilder:
             or bool(self._extra),
             undivided=self._undivided,
             styles=self._tensor_styles,
+            own_sharding=self._own_sharding(),
+            own_tensor=1 if self._undivided else self._settings.tensor,
         )
-        self._reporter.set_fields(supported_options=str(supported))
+        self._reporter.announce(
+            supported_options=str(supported),
+            weight_bytes=self._weight_bytes,
+            gpu_bytes=gpu_bytes(self._rank_group.device),
+        )
+
+    def _own_sharding(self) -> Sharding:
+        """Return what replicas divide by the script's own choice."""
+        if self._settings.shard:
+            return Sharding.NONE if unsupported() else Sharding.FULL
+        return Sharding.OPTIMIZER if self._settings.overlap == SLICED else Sharding.NONE
 
     def _make_optimizer(self) -> None:
         """Call functions that make optimizer and scheduler, when the job is built first."""
@@ -417,7 +435,7 @@ class TrainingBuilder:
                 log=self._log,
                 **settings,
             )
-        if sliced:
+        if sliced and choice.tensor == 1:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
         overlap = overlap_on(self._rank_group.device.type, overlap)
@@ -440,6 +458,7 @@ class TrainingBuilder:
                 size=choice.tensor,
                 styles=self._tensor_styles,
                 overlap=overlap,
+                sliced=sliced,
                 log=self._log,
                 **settings,
             )

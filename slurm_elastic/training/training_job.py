@@ -29,6 +29,7 @@ from slurm_elastic.training.job_log import log_line
 from slurm_elastic.training.job_requests import JobRequests
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
+from slurm_elastic.training.measure.memory_sizes import optimizer_bytes
 from slurm_elastic.training.measure.profiling_run import ProfilingRun
 from slurm_elastic.training.measure.step_times import process_age
 from slurm_elastic.training.parallel.data_parallel import DataParallel
@@ -80,7 +81,7 @@ class TrainingJob:
         self._reporter, self._signals = reporter, parts.signals
         self._batch_size, self._micro_batch = parts.batch_size, parts.micro_batch
         self._step_profiler = parts.step_profiler
-        self._clip_norm = parts.clip_norm
+        self._clip_norm, self._weight_bytes = parts.clip_norm, parts.weight_bytes
         self._profile_run = parts.profiled
         self._rank_group, self._regrouping = rank_group, parts.regrouping
         self._rebuilding = parts.rebuilding
@@ -449,6 +450,9 @@ class TrainingJob:
             if self._rebuilding is not None and self._regrouping.generation is not None:
                 self._rebuilding.loss_restart.watch()
         finally:
+            self._reporter.set_fields(
+                optimizer_bytes=optimizer_bytes(self.optimizer, self._weight_bytes)
+            )
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
             )

@@ -50,6 +50,7 @@ class TrainingParts:
         checkpoint: from which the training goes on; None: it begins.
         plan: text of the execution plan; "": the layout says it all.
         full_model: not divided.
+        weight_bytes: of all its parameters.
         obstacle: code of the reason why the ranks cannot change in place, or "".
         rebuilding: None: no change divides the model anew.
         freezing: None: no layers are frozen.
@@ -61,6 +62,7 @@ class TrainingParts:
     plan: str
     layout_agreement: LayoutAgreement
     full_model: torch.nn.Module
+    weight_bytes: int
     optimizer: torch.optim.Optimizer
     scheduler: Any
     sampler: Sampler

@@ -190,7 +190,13 @@ def _plans(answer: ExplainAnswer) -> str:
         if (speed["gpus"], speed["gpu_type"]) == held
     )
     text = f"{row['ordered']} is ordered" if row["ordered"] else "the job's own choice"
-    return f"{text}; samples measured here: {speeds}" if speeds else text
+    too_large = ", ".join(
+        oversized["plan"] or "own choice"
+        for oversized in row.get("out_of_memory", [])  # likewise
+        if (oversized["gpus"], oversized["gpu_type"]) == held
+    )
+    text += f"; samples measured here: {speeds}" if speeds else ""
+    return f"{text}; out of memory here: {too_large}" if too_large else text
 
 
 def _not_yet(answer: ExplainAnswer) -> str:

@@ -96,7 +96,14 @@ def plans_row(job: Job, record: JobRecord) -> PlansRow | None:
         }
         for speed in record.plan_speeds
     ]
-    return {"ordered": record.ordered_plan, "measured": measured}
+    return {
+        "ordered": record.ordered_plan,
+        "measured": measured,
+        "out_of_memory": [
+            {"gpu_type": row.gpu_type, "gpus": row.gpus, "nodes": row.nodes, "plan": row.plan}
+            for row in record.oversized_plans
+        ],
+    }
 
 
 def _next_shapes(snapshot: Snapshot, job: Job) -> list[tuple[int, int]]:

@@ -10,8 +10,13 @@ What a plan gains in an allocation where it was not measured is taken from a sim
 - As soon as `REPORTS` reports tell the speed of the present plan, a plan that is known to be faster
   by `MARGIN` replaces it. So a slow plan is left at once.
 - When the restarts would cost at most a stated share of the time, the next unknown plan is tried;
-  the job's own choice first, with which the others are compared.
+  the job's own choice first, with which the others are compared. Once `FITTED` plans are measured
+  in an allocation, the times of the others are predicted (`models.execution.plan_ranking`): the one
+  that is predicted to be fastest is next, and none that would not replace the best.
 - A plan in which the program fails before it has reported a step is not tried again.
+- Where the job's own choice does not fit into memory, a plan that needs less stands in for it
+  (`plan_memory_record`): it is ordered where the own choice would be, others are compared with it,
+  and its times are those of this allocation for models.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from slurm_elastic.controller.state.plan_memory_record import AllocationShape, PlanMemoryRecord
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.execution.execution_plan import (
     ExecutionPlan,
@@ -29,20 +35,24 @@ from slurm_elastic.core.execution.execution_plan import (
     Sharding,
 )
 from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind, PlanSpeed
+from slurm_elastic.core.execution.possible_plans import PlanCandidates, more_micro_batches
 from slurm_elastic.core.execution.supported_options import SupportedOptions, SupportedOptionsError
+from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.core.report import Report
+from slurm_elastic.models.execution.plan_ranking import predicted_times
 
 #: Reports that tell the speed of a plan, and the most of which the median counts (our choice).
 REPORTS, _RECENT = 3, 5
 #: By which a plan must be faster to replace another.
 MARGIN = 1.05
+#: Plans, the job's own choice among them, from which others are predicted (our choice: with 3 a
+#: plan that is 5 % faster is missed on Rubick's tables, with 4 none is; ADR 24).
+FITTED = 4
 #: Pairs of an allocation and a plan that are kept.
 _MOST = 128
 #: Seconds of a restart that has not been measured.
 _RESTART_S = 30.0
 
-#: GPU type, GPUs, nodes.
-_Shape: TypeAlias = tuple[str, int, int]
 #: Shape, samples of a step, text of the plan.
 _Key: TypeAlias = tuple[str, int, int, int, str]
 
@@ -60,18 +70,24 @@ class PlanTrials:
         supported: what the training can carry out.
         speeds: samples/s by allocation, batch and plan, the latest last.
         failed: kinds of plans in which the program failed.
+        memory: of plans, and those that did not fit.
         failed_start: restart count of the attempt, and number of its start, that failed last.
     """
 
     ordered: str = ""
-    shape: _Shape | None = None
+    shape: AllocationShape | None = None
     since: float = 0.0
     running: bool = False
     before: str = ""
     supported: SupportedOptions = field(default_factory=SupportedOptions)
     speeds: dict[_Key, list[float]] = field(default_factory=dict)
     failed: set[PlanKind] = field(default_factory=set)
+    memory: PlanMemoryRecord = field(default_factory=PlanMemoryRecord)
     failed_start: tuple[int, int] = (-1, 0)
+    #: Allocation, number of its measured plans, and those that are worth a trial then.
+    _ranked: tuple[AllocationShape | None, int, list[str]] = field(
+        default=(None, 0, []), compare=False, repr=False
+    )
 
     def record(self, report: Report, held: Allocation | None) -> bool:
         """Record a report; return whether it makes the speed of a plan known.
@@ -86,6 +102,8 @@ class PlanTrials:
         begins = report.phase == "starting"
         if not self.running:
             self.running = text == self.ordered if self.ordered else begins or text != self.before
+        gpu_type = held.gpu_type if held else report.gpu_type
+        self.memory.record(report, self._plan_of(report), gpu_type)
         if not (self.running and held and report.step_time_s and report.global_batch):
             return False
         if _shape_of(held) != self.shape:
@@ -94,6 +112,20 @@ class PlanTrials:
         names = {self.ordered} if self.ordered else {"", text if not report.plan else ""}
         counts = [self._add((*self.shape, report.global_batch, name), speed) for name in names]
         return REPORTS in counts
+
+    def _plan_of(self, report: Report) -> ExecutionPlan | None:
+        """Return the plan in which a program trains; None: it has not said."""
+        if not report.layout:
+            return None
+        if report.plan:
+            return ExecutionPlan.parse(report.plan)
+        layout, supported = LayoutText.parse(report.layout), self.supported
+        divides = layout.stages == 1 and layout.world > 1
+        return ExecutionPlan(
+            layout,
+            sharding=supported.own_sharding if divides else Sharding.NONE,
+            recompute=supported.recompute,
+        )
 
     def _add(self, key: _Key, speed: float) -> int:
         """Add a measured speed; return how many are kept of its plan."""
@@ -109,19 +141,20 @@ class PlanTrials:
         Args:
             results: of that job, perhaps as an older release wrote them, or unreadable.
         """
-        if not self.speeds and not self.failed:
+        if not self.speeds and not self.failed and not self.memory.failures:
             other = PlanTrials.from_body(results)
             self.speeds, self.failed = other.speeds, other.failed
+            self.memory = other.memory if other.memory.weights else self.memory
 
     def results(self) -> dict[str, Any]:
         """Return JSON of what the next jobs of the application begin with."""
         body = self.to_body()
         speeds = [row for row in body["speeds"] if len(row[5]) >= REPORTS]
-        return {"speeds": speeds, "failed": body["failed"]}
+        return {"speeds": speeds, "failed": body["failed"], "memory": body["memory"]}
 
     def choose(
         self,
-        plans: Sequence[ExecutionPlan],
+        candidates: PlanCandidates,
         held: Allocation,
         *,
         now: float,
@@ -131,40 +164,101 @@ class PlanTrials:
         """Choose the plan for an allocation; return whether another is ordered now.
 
         Args:
-            plans: that are possible there, in the order in which they are tried.
+            candidates: plans that are possible there, the faster ones in the order in which they
+                are tried.
             held: the allocation.
             now: epoch s.
             restart_s: seconds that a change of the plan costs; None: not known.
             share: of the time that these restarts may take, 0 to 1; 0: nothing is tried.
         """
         shape = _shape_of(held)
-        texts = {PlanKind.of(p): str(p) for p in plans if PlanKind.of(p) not in self.failed}
+        # "", or what stands in for the job's own choice; if nothing fits, its failures decide.
+        own_text = self.memory.stand_in(shape, candidates) or ""
+        texts = self._possible(candidates, shape, divided=own_text != "")
         gains = self.gains()
         known: dict[str, float] = {}
         for kind, text in texts.items():
             gain = gains.of(kind, shape[0], gpus=shape[1], nodes=shape[2]) if gains else None
-            if gain is not None:
+            if gain is not None and text != own_text:
                 known[text] = gain
-        own = self._measured(shape, "")
+        own = self._measured(shape, own_text)
         best = max(known, key=lambda text: known[text], default="")
         # Faster than the job's own choice.
-        faster = best if known.get(best, 0.0) >= MARGIN else ""
-        if shape != self.shape or (self.ordered and self.ordered not in texts.values()):
+        faster = best if known.get(best, 0.0) >= MARGIN else own_text
+        if shape != self.shape or self.ordered not in (own_text, *texts.values()):
             self.shape = shape
             return self._order(faster, now)
         if not (self.running and self._measured(shape, self.ordered)):
             return False
         present = known.get(self.ordered, 1.0)
-        if self.ordered and own and present * MARGIN <= 1.0:
+        if self.ordered != own_text and own and present * MARGIN <= 1.0:
             return self._order(faster, now)
         if known.get(best, 0.0) >= MARGIN * present:
             return self._order(best, now)
         if not share or now - self.since < (restart_s or _RESTART_S) / share:
             return False
         if not own:
-            return self._order("", now)
-        unknown = [text for text in texts.values() if text not in known]
+            return self._order(own_text, now)
+        unknown = [text for text in texts.values() if text not in known and text != own_text]
+        unknown = self._worth_trying(unknown, shape, candidates)
         return self._order(unknown[0], now) if unknown else False
+
+    def _worth_trying(
+        self, unknown: list[str], shape: AllocationShape, candidates: PlanCandidates
+    ) -> list[str]:
+        """Return the plans to try, the next one first, without those that are hopeless.
+
+        Args:
+            unknown: plans that were not measured in the allocation, in the order of the candidates.
+            shape: the allocation.
+            candidates: plans that are possible there.
+        """
+        batch = self.memory.batch
+        speeds = {
+            key[4]: statistics.median(values)
+            for key, values in self.speeds.items()
+            if (key[:3], key[3]) == (shape, batch) and len(values) >= REPORTS
+        }
+        plans = {ExecutionPlan.parse(t) if t else candidates.own: s for t, s in speeds.items()}
+        if len(plans) < FITTED or not unknown:
+            return unknown
+        if self._ranked[:2] != (shape, len(plans)):
+            times = predicted_times(
+                {plan: batch / speed for plan, speed in plans.items()},
+                [ExecutionPlan.parse(text) for text in unknown],
+                batch=batch,
+            )
+            most = batch / (MARGIN * max(plans.values()))
+            worth = sorted((s, str(plan)) for plan, s in times.items() if s <= most)
+            self._ranked = shape, len(plans), [text for _, text in worth]
+        return [text for text in self._ranked[2] if text in unknown]
+
+    def _possible(
+        self, candidates: PlanCandidates, shape: AllocationShape, *, divided: bool
+    ) -> dict[PlanKind, str]:
+        """Return the text of each faster plan that nothing known speaks against.
+
+        Args:
+            candidates: plans for the allocation.
+            shape: the allocation.
+            divided: a plan that does not fit is taken with as few more micro-batches as it needs.
+        """
+        texts: dict[PlanKind, str] = {}
+        for plan in candidates.faster:
+            kind = PlanKind.of(plan)
+            if kind in self.failed:
+                continue
+            variants = (plan, *(more_micro_batches(plan, self.memory.batch) if divided else ()))
+            fitting = (v for v in variants if self._fits(v, shape))
+            if (chosen := next(fitting, None)) is not None:
+                texts[kind] = str(chosen)
+        return texts
+
+    def _fits(self, plan: ExecutionPlan, shape: AllocationShape) -> bool:
+        text = str(plan)
+        if self.memory.failed(shape, text):
+            return False
+        return self._measured(shape, text) or self.memory.fits(shape, text, plan)
 
     def _order(self, text: str, now: float) -> bool:
         """Order a plan; return whether it is another one."""
@@ -189,22 +283,74 @@ class PlanTrials:
         Returns:
             Whether the program is to be started again, in the plan before.
         """
-        start = report.run, report.failed_start or 0
-        if start == self.failed_start:
+        if self.has_answered(report):
             return True
-        if not self.ordered or self.shape is None or self._reports(self.shape, self.ordered):
+        shape, ordered = self.shape, self.ordered
+        if not ordered or shape is None or self._reports(shape, ordered):
             return False
-        self.failed.add(PlanKind.of(ExecutionPlan.parse(self.ordered)))
-        self.failed_start = start
-        self._order(self.before if self._reports(self.shape, self.before) else "", now)
+        plan = ExecutionPlan.parse(ordered)
+        if ordered == self.memory.stand_ins.get(shape):
+            self.memory.fail(shape, ordered, plan)
+            return False
+        self.failed.add(PlanKind.of(plan))
+        own_text = self.memory.stand_ins.get(shape, "")
+        self._restart(report, self.before if self._reports(shape, self.before) else own_text, now)
         return True
+
+    def has_answered(self, report: Report) -> bool:
+        """Return whether a failed start is repeated in another plan."""
+        return (report.run, report.failed_start or 0) == self.failed_start
+
+    def lack_memory(
+        self, report: Report, candidates: PlanCandidates, held: Allocation, now: float
+    ) -> bool:
+        """Record that a start has run out of memory, and order a plan that needs less.
+
+        Args:
+            report: of the failed start.
+            candidates: plans for the allocation in which it failed.
+            held: that allocation.
+            now: epoch s.
+
+        Returns:
+            Whether the program is to be started again in the ordered plan.
+        """
+        if self.has_answered(report):
+            return True
+        shape, old = _shape_of(held), self.ordered if _shape_of(held) == self.shape else ""
+        if report.layout and not report.plan and old != report.layout:
+            old = ""  # it ran in its own choice still, and failed before it followed the order
+        plan = ExecutionPlan.parse(old) if old else candidates.own
+        self.memory.record(report, None, held.gpu_type)
+        if not self.memory.fail(shape, old, plan):
+            return False
+        own_text = self.memory.stand_in(shape, candidates)
+        if own_text is None:
+            return False
+        self.shape = shape
+        worked = old != self.before and self._reports(shape, self.before)
+        back = worked and self._may_return(shape, candidates)
+        self._restart(report, self.before if back else own_text, now)
+        return True
+
+    def _may_return(self, shape: AllocationShape, candidates: PlanCandidates) -> bool:
+        """Return whether the plan before the present one fits."""
+        if not self.before:
+            return self.memory.fits(shape, "", candidates.own)
+        return not self.memory.failed(shape, self.before)
+
+    def _restart(self, report: Report, text: str, now: float) -> None:
+        """Order a plan for another start of the program, even if it is the same."""
+        self.failed_start = report.run, report.failed_start or 0
+        self._order(text, now)
 
     def gains(self) -> PlanGains | None:
         """Return the gain of each kind of plan that was measured; None: none was."""
-        rows: dict[tuple[_Shape, PlanKind], PlanGain] = {}
+        rows: dict[tuple[AllocationShape, PlanKind], PlanGain] = {}
         for (gpu_type, gpus, nodes, batch, text), speeds in self.speeds.items():
-            own = self.speeds.get((gpu_type, gpus, nodes, batch, ""), [])
-            if text and min(len(speeds), len(own)) >= REPORTS:
+            own_text = self.memory.stand_ins.get((gpu_type, gpus, nodes), "")
+            own = self.speeds.get((gpu_type, gpus, nodes, batch, own_text), [])
+            if text not in ("", own_text) and min(len(speeds), len(own)) >= REPORTS:
                 kind = PlanKind.of(ExecutionPlan.parse(text))
                 gain = round(statistics.median(speeds) / statistics.median(own), 2)
                 rows[(gpu_type, gpus, nodes), kind] = PlanGain(gpu_type, gpus, nodes, kind, gain)
@@ -215,10 +361,13 @@ class PlanTrials:
 
         Returns:
             The report, and the allocation in which its times count; None where the gain of its plan
-            is not known.
+            is not known. A plan that stands in for the own choice counts as that.
         """
         if held is None or not self.ordered:
             return report, held if self.running or self.shape is None else None
+        if self.ordered == self.memory.stand_ins.get(_shape_of(held)):
+            as_replicas = dataclasses.replace(report, plan="", layout="", micro_batches=None)
+            return as_replicas, held if self.running else None
         kind = PlanKind.of(ExecutionPlan.parse(self.ordered))
         gains, (gpu_type, gpus, nodes) = self.gains(), _shape_of(held)
         gain = gains.of(kind, gpu_type, gpus=gpus, nodes=nodes) if gains else None
@@ -242,10 +391,10 @@ class PlanTrials:
             if len(speeds) >= REPORTS
         )
 
-    def _measured(self, shape: _Shape, text: str) -> bool:
+    def _measured(self, shape: AllocationShape, text: str) -> bool:
         return self._reports(shape, text) >= REPORTS
 
-    def _reports(self, shape: _Shape, text: str) -> int:
+    def _reports(self, shape: AllocationShape, text: str) -> int:
         """Return how many reports tell the speed of a plan, for the batch that has most."""
         return max(
             (len(v) for k, v in self.speeds.items() if (k[:3], k[4]) == (shape, text)), default=0
@@ -262,6 +411,7 @@ class PlanTrials:
             "supported": str(self.supported),
             "speeds": [[*key, speeds] for key, speeds in self.speeds.items()],
             "failed": [[k.stages, k.tensor, k.sharding.value] for k in self.failed],
+            "memory": self.memory.to_body(),
             "failed_start": list(self.failed_start),
         }
 
@@ -286,6 +436,7 @@ class PlanTrials:
                 failed={
                     PlanKind(int(s), int(t), Sharding(v)) for s, t, v in values.get("failed", ())
                 },
+                memory=PlanMemoryRecord.from_body(values.get("memory")),
                 failed_start=(int(run), int(start)),
             )
         except (
@@ -295,7 +446,7 @@ class PlanTrials:
             return cls()
 
 
-def _shape_of(held: Allocation) -> _Shape:
+def _shape_of(held: Allocation) -> AllocationShape:
     """Return GPU type, GPUs and nodes of an allocation."""
     return held.gpu_type, held.gpus, len(held.nodes)
 

@@ -127,10 +127,13 @@ class ReportRecording:
         failure = program_failure(report, trials)
         if report.run != trials.run or failure is None or lost_node:
             return ended
+        own, lacked_memory = job.base_allocation, entry.plan_trials.has_answered(report)
+        if lacked_memory and report.failed_gpus is not None and trials.held != own:
+            trials.lose_companions(own, failure, now=now)
+            return ended
         if entry.plan_trials.fail(report, now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
-        own = job.base_allocation
         if report.failed_gpus is not None and own is not None:
             return trials.fail_in_place(report, own, failure, now=now) or ended
         failed = trials.failure is None

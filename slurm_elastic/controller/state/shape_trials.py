@@ -210,6 +210,20 @@ class ShapeTrials:
         self.since = self.moved = now
         return True
 
+    def lose_companions(self, own: Allocation | None, reason: Reason, *, now: float) -> None:
+        """Follow a program that is started again on the job's own GPUs, in another plan.
+
+        The size in which it failed is not barred: that plan may do there, too.
+
+        Args:
+            own: what the job itself holds.
+            reason: how it failed.
+            now: epoch s.
+        """
+        if self.changed_run == self.run and self.transition:
+            self.failed[self.transition] = reason
+        self.go_back(own, now=now)
+
     def go_back(self, held: Allocation | None, *, now: float) -> None:
         """Follow the program, which has failed, on other GPUs in the same attempt."""
         self.held, self.since, self.moved = held, now, now

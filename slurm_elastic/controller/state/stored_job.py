@@ -185,6 +185,7 @@ def job_record(
         barred=entry.trials.left_out,
         ordered_plan=entry.plan_trials.ordered,
         plan_speeds=entry.plan_trials.measured(),
+        oversized_plans=entry.plan_trials.memory.oversized(),
     )
 
 

@@ -173,8 +173,6 @@ class ExecutionPlan:
             return "shard=optimizer needs one stage; leave one of both out"
         if self.space > 1 and not self.plain:
             return "spatial groups have no options; leave them out"
-        if self.tensor > 1 and self.sharding is Sharding.OPTIMIZER:
-            return "shard=optimizer cannot be trained with together with tensor=N; use shard=full"
         return ""
 
 

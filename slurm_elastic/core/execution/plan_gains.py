@@ -58,6 +58,16 @@ class PlanSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class OversizedPlan:
+    """A plan that ran out of memory in one allocation; `plan` as in `PlanSpeed`."""
+
+    gpu_type: str
+    gpus: int
+    nodes: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanGain:
     """Measured gain of one kind of plan in one allocation; see the module."""
 

@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
@@ -23,6 +23,8 @@ from slurm_elastic.core.layout import LayoutText
 
 #: Most stages of plans that are tried (our choice).
 _MOST_STAGES = 8
+#: Micro-batches beyond the first of plans that need less memory (our choice).
+_ACCUMULATIONS = (1, 3, 7, 15, 31, 63)
 
 
 def possible_plans(
@@ -64,6 +66,90 @@ def possible_plans(
         sharded = ExecutionPlan(layout, sharding=Sharding.FULL, recompute=supported.recompute)
         plans.insert(1, sharded)
     return tuple(p for p in plans if not p.obstacle_to_training() and not misfit(p, directive))
+
+
+def own_plan(directive: Directive, supported: SupportedOptions, gpus: int) -> ExecutionPlan:
+    """Return the plan that the training chooses itself, as far as that is known.
+
+    Stages that its partitioner chooses are not: it counts as one of whole replicas, which need most
+    memory.
+
+    Args:
+        directive: in force.
+        supported: what the training can carry out, and chooses.
+        gpus: of the allocation.
+    """
+    stages = 1
+    if directive.parallel == "pipeline":
+        stages = gpus
+    elif directive.parallel == "hybrid":
+        stages = directive.unit or 1
+    stages = next(s for s in range(max(1, min(stages, supported.stages)), 0, -1) if gpus % s == 0)
+    tensor = supported.own_tensor if stages == 1 and gpus % supported.own_tensor == 0 else 1
+    divides = stages == 1 and gpus > tensor
+    return ExecutionPlan(
+        LayoutText((gpus // (stages * tensor),) * stages),
+        tensor,
+        sharding=supported.own_sharding if divides else Sharding.NONE,
+        recompute=supported.recompute,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCandidates:
+    """Plans for one allocation.
+
+    Attributes:
+        directive, supported, gpus_on_nodes: as of `possible_plans`.
+    """
+
+    directive: Directive
+    supported: SupportedOptions
+    gpus_on_nodes: tuple[int, ...]
+
+    @property
+    def own(self) -> ExecutionPlan:
+        """See `own_plan`."""
+        return own_plan(self.directive, self.supported, sum(self.gpus_on_nodes))
+
+    @property
+    def faster(self) -> tuple[ExecutionPlan, ...]:
+        """Plans that may be faster than the job's own choice: see `possible_plans`."""
+        return possible_plans(self.directive, self.supported, self.gpus_on_nodes)
+
+    def smaller(self, batch: int) -> Iterator[ExecutionPlan]:
+        """Return plans that may need less memory than the job's own choice.
+
+        These are the job's own and the faster ones, with recomputation and with more micro-batches.
+
+        Args:
+            batch: samples of a step.
+
+        >>> job = PlanCandidates(Directive.parse("1-2,plan=auto"), SupportedOptions(), (2,))
+        >>> [str(plan) for plan in job.smaller(8)]
+        ['2x1+accumulation=1', '2x1+accumulation=3']
+        """
+        own = self.own
+        for base in (own, *self.faster):
+            for recompute in {base.recompute, base.recompute or self.supported.recomputable}:
+                whole = replace(base, recompute=recompute)
+                for plan in (whole, *more_micro_batches(whole, batch)):
+                    impossible = plan.obstacle_to_training() or misfit(plan, self.directive)
+                    if plan != own and not impossible:
+                        yield plan
+
+
+def more_micro_batches(plan: ExecutionPlan, batch: int) -> Iterator[ExecutionPlan]:
+    """Return a plan with 2, 4, … micro-batches of a replica, at most as many as it has samples.
+
+    Args:
+        plan: its own accumulation does not count.
+        batch: samples of a step.
+    """
+    share = -(-batch // plan.replicas)
+    for count in _ACCUMULATIONS:
+        if count < share:
+            yield replace(plan, accumulation=count)
 
 
 def misfit(plan: ExecutionPlan, directive: Directive) -> str:

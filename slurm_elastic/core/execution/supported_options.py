@@ -8,6 +8,9 @@ Words, separated by commas, each of which allows a part of a plan
     shard        replicas can divide parameters (shard=full)
     mesh         both at once (tensor=2+shard=full): older libraries can do each, but not both
     recompute    the script asks for recomputation: each plan with options has to name it
+    recomputable layers can run again in the backward pass, where a plan asks for it
+    own-shard=S  the script's own choice divides state among replicas: S is full or optimizer
+    own-tensor=N the script's own choice shares layers among N ranks
 
 A word that is missing is not possible. Unknown words are ignored: a newer library may send more.
 
@@ -17,7 +20,8 @@ A word that is missing is not possible. Unknown words are ignored: a newer libra
 >>> str(options)
 'stages=6,tensor,recompute'
 >>> SupportedOptions.parse("")
-SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, recompute=False)
+SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, recompute=False, \
+recomputable=False, own_sharding=<Sharding.NONE: 'none'>, own_tensor=1)
 >>> SupportedOptions.parse("stages=1")
 Traceback (most recent call last):
     ...
@@ -34,6 +38,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.execution.execution_plan import Sharding
+from slurm_elastic.core.layout import MAX_WORLD
 
 #: Ranks that may share the weights of layers, all of which `tensor` stands for (our choice).
 TENSOR_DEGREES = (2, 4, 8)
@@ -42,9 +48,11 @@ MAX_STAGES = 4096
 #: Longest text.
 _MOST_TEXT = 128
 _WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", re.ASCII)
-_STAGES = re.compile("[1-9][0-9]{0,3}", re.ASCII)
+_COUNT = re.compile("[1-9][0-9]{0,4}", re.ASCII)
 #: Words without a value, in the order of the canonical text.
-_FLAGS = ("tensor", "shard", "mesh", "recompute")
+_FLAGS = ("tensor", "shard", "mesh", "recompute", "recomputable")
+#: Values of `own-shard`.
+_OWN_SHARDINGS = {s.value: s for s in (Sharding.OPTIMIZER, Sharding.FULL)}
 
 
 class SupportedOptionsError(InvalidInputError):
@@ -61,6 +69,9 @@ class SupportedOptions:
         shard: whether replicas can divide parameters.
         mesh: whether replicas whose ranks share layers can do so, too.
         recompute: whether the script itself asks for recomputation, which each plan has to keep.
+        recomputable: whether layers can run again in the backward pass.
+        own_sharding: what replicas divide by the script's own choice.
+        own_tensor: ranks that share layers by the script's own choice.
 
     Raises:
         SupportedOptionsError: the number of stages is out of range.
@@ -71,6 +82,9 @@ class SupportedOptions:
     shard: bool = False
     mesh: bool = False
     recompute: bool = False
+    recomputable: bool = False
+    own_sharding: Sharding = Sharding.NONE
+    own_tensor: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.stages <= MAX_STAGES:
@@ -105,7 +119,11 @@ class SupportedOptions:
                     f"supported options {shown}: {name} is given twice; leave one out"
                 )
             if name == "stages":
-                fields[name] = _stages(value or "", word, shown)
+                fields[name] = _count(value or "", word, shown, most=MAX_STAGES)
+            elif name == "own-tensor":
+                fields[name] = _count(value or "", word, shown, most=MAX_WORLD)
+            elif name == "own-shard":
+                fields[name] = _own_sharding(value or "", word, shown)
             elif name in _FLAGS:
                 if value is not None:
                     raise SupportedOptionsError(
@@ -113,18 +131,37 @@ class SupportedOptions:
                         " without a value"
                     )
                 fields[name] = True
-        return cls(**fields)
+        return cls(**{_FIELDS.get(name, name): value for name, value in fields.items()})
 
     def __str__(self) -> str:
         words = [f"stages={self.stages}"] if self.stages > 1 else []
-        return ",".join([*words, *(name for name in _FLAGS if getattr(self, name))])
+        words += [name for name in _FLAGS if getattr(self, name)]
+        if self.own_sharding is not Sharding.NONE:
+            words.append(f"own-shard={self.own_sharding.value}")
+        if self.own_tensor > 1:
+            words.append(f"own-tensor={self.own_tensor}")
+        return ",".join(words)
 
 
-def _stages(value: str, word: str, shown: str) -> int:
-    number = int(value) if _STAGES.fullmatch(value) else 0
-    if not 2 <= number <= MAX_STAGES:
+#: Fields of words that have another name.
+_FIELDS = {"own-shard": "own_sharding", "own-tensor": "own_tensor"}
+
+
+def _count(value: str, word: str, shown: str, *, most: int) -> int:
+    number = int(value) if _COUNT.fullmatch(value) else 0
+    if not 2 <= number <= most:
+        name = word.partition("=")[0]
         raise SupportedOptionsError(
-            f"supported options {shown}: {word[:40]!r} is invalid: expected stages=N with N from 2"
-            f" to {MAX_STAGES}"
+            f"supported options {shown}: {word[:40]!r} is invalid: expected {name}=N with N from 2"
+            f" to {most}"
         )
     return number
+
+
+def _own_sharding(value: str, word: str, shown: str) -> Sharding:
+    if value not in _OWN_SHARDINGS:
+        raise SupportedOptionsError(
+            f"supported options {shown}: {word[:40]!r} is invalid: expected own-shard=full or"
+            " own-shard=optimizer"
+        )
+    return _OWN_SHARDINGS[value]

@@ -88,6 +88,11 @@ class JointStep:
         return self.has_unreached_node or any(step.is_unreached for _, step in self._by_job)
 
     @property
+    def lacked_memory(self) -> bool:
+        """Whether a rank has shown that it ran out of memory."""
+        return any(step.lacked_memory for _, step in self._by_job)
+
+    @property
     def has_unreached_node(self) -> bool:
         """Whether a node did not answer the only srun."""
         return not self._parts and self._base.has_unreached_node

@@ -3,7 +3,8 @@
 srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that of the ranks it
 killed. Its error output is therefore read, and passed on unchanged: the first failed rank that it
 names decides the exit code. The same output shows whether slurmctld did not answer srun, which then
-ends before it has started a rank, or a node did not, so that srun ends the ranks on the others.
+ends before it has started a rank, or a node did not, so that srun ends the ranks on the others. It
+also holds the error output of the ranks, in which a lack of memory is recognised.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 from slurm_elastic.job.launch import SrunProcess
+from slurm_elastic.job.steps.memory_errors import is_lack_of_memory
 
 _SETTLE_S = 2.0
+#: Seconds before the end of a step in which an error of memory counts as its cause: before that a
+#: program has caught it (our choice).
+_MEMORY_S = 120.0
 _PREFIX = b"srun: error: "
 #: Errors before the first rank is started, and reasons for them that pass (slurm_strerror).
 _NOT_STARTED = (b"Unable to confirm allocation for job ", b"Unable to create step for job ")
@@ -46,6 +52,7 @@ class Step:
         self._ended = threading.Event()
         self._first_failure: int | None = None
         self._was_unreached = self._launch_failed = False
+        self._lacked_memory_at: float | None = None
         self._unreported_code: int | None = None  # of ranks whose end srun was not told
         self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
         self._pump_thread.start()
@@ -71,6 +78,12 @@ class Step:
         """Whether srun has ended as a node did not answer it: not all ranks were started."""
         return self._launch_failed and self._first_failure in _ENDED_BY_SRUN
 
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether an error that names a lack of memory came shortly before the end."""
+        at = self._lacked_memory_at
+        return at is not None and time.monotonic() - at < _MEMORY_S
+
     def ends_within(self, seconds: float) -> bool:
         """Wait at most this long for another thread's `wait`; return whether the step has ended."""
         return self._ended.wait(seconds)
@@ -95,6 +108,8 @@ class Step:
                 *lines, partial_line = (partial_line + data).split(b"\n")
                 partial_line = partial_line[-4096:]
                 for line in lines:
+                    if is_lack_of_memory(line):
+                        self._lacked_memory_at = time.monotonic()
                     self._first_failure = self._first_failure or failure_code(line)
                     self._was_unreached = self._was_unreached or is_unreached(line)
                     self._launch_failed = self._launch_failed or is_launch_failure(line)

@@ -112,24 +112,15 @@ def plan_memory(
     micro_batches = min(share, (plan.accumulation or 0) + 1)
     micro_batch = -(-share // micro_batches)
     state = state or StateBytes()
-    stages, tensor, replicas = plan.stages, plan.tensor, plan.replicas
-    held = size.parameters / stages / tensor
-    layer = held / -(-size.layers // stages)
-    weights, gradients, optimizer, host = (
-        held * state.weight,
-        held * state.gradient,
-        held * state.optimizer,
-        0.0,
+    stages, tensor = plan.stages, plan.tensor
+    parameters = size.parameters
+    weights, gradients, optimizer, host = divided_state(
+        plan,
+        weights=parameters * state.weight,
+        gradients=parameters * state.gradient,
+        optimizer=parameters * state.optimizer,
+        layers=size.layers,
     )
-    if plan.sharding is Sharding.OPTIMIZER:
-        gradients, optimizer = gradients / replicas, optimizer / replicas
-    elif plan.sharding is Sharding.FULL:
-        weights = weights / replicas + layer * state.weight
-        gradients = gradients / replicas + layer * state.gradient
-        optimizer /= replicas
-    elif plan.sharding is Sharding.OFFLOAD:
-        host = (gradients + optimizer) / replicas
-        gradients, optimizer = layer * state.gradient, 0.0
     layers = -(-size.layers // stages)
     input_bytes = 2 * size.tokens * micro_batch * size.hidden
     whole = (
@@ -151,6 +142,31 @@ def plan_memory(
         reserve=reserve,
         host=host,
     )
+
+
+def divided_state(
+    plan: ExecutionPlan, *, weights: float, gradients: float, optimizer: float, layers: int
+) -> tuple[float, float, float, float]:
+    """Return bytes of weights, gradients and optimizer on a GPU, and of the host's part.
+
+    Args:
+        plan: divides them.
+        weights: bytes of the whole model.
+        gradients: likewise.
+        optimizer: likewise.
+        layers: of the model, of equal size.
+    """
+    replicas, parts = plan.replicas, plan.stages * plan.tensor
+    weights, gradients, optimizer = weights / parts, gradients / parts, optimizer / parts
+    layer = 1 / -(-layers // plan.stages)
+    if plan.sharding is Sharding.OPTIMIZER:
+        return weights, gradients / replicas, optimizer / replicas, 0.0
+    if plan.sharding is Sharding.FULL:
+        kept = 1 / replicas + layer
+        return weights * kept, gradients * kept, optimizer / replicas, 0.0
+    if plan.sharding is Sharding.OFFLOAD:
+        return weights, gradients * layer, 0.0, (gradients + optimizer) / replicas
+    return weights, gradients, optimizer, 0.0
 
 
 def least_accumulation(

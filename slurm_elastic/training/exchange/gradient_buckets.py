@@ -44,7 +44,8 @@ class GradientBuckets(OverlappedBuckets[Bucket]):
     ) -> None:
         trained = [p for p in parameters if p.requires_grad]
         buckets = _allocate(trained, bucket_bytes, rank_group.device)
-        super().__init__(trained, rank_group, buckets=buckets, early=len(buckets) - 1)
+        super().__init__(trained, buckets=buckets, early=len(buckets) - 1)
+        self._rank_group = rank_group
         self.incomplete = False
         tail = buckets[-1].flat
         self._tail = tail[tail.numel() - len(trained) - 1 - CONTROL :]

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from slurm_elastic.training.ranks.group_guard import StartedCollective
-from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,21 +45,19 @@ class OverlappedBuckets(ABC, Generic[B]):
 
     Args:
         parameters: those that train, in the order in which their gradients become complete, equal
-            on all ranks.
-        rank_group: at least two ranks.
+            on all ranks; or this rank's parts of them.
         buckets: of all parameters, in the order in which they are sent.
         early: how many of them, from the first one, may leave during the backward pass.
     """
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
-        rank_group: RankGroup,
+        parameters: Sequence[torch.nn.Parameter | OwnParameter],
         *,
         buckets: Sequence[B],
         early: int,
     ) -> None:
-        self._parameters, self._rank_group = list(parameters), rank_group
+        self._parameters: list[Any] = list(parameters)
         self._buckets, self._early = list(buckets), early
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
         self._armed = self._late = False
@@ -138,7 +136,7 @@ class OverlappedBuckets(ABC, Generic[B]):
 
 
 def group_by_size(
-    parameters: Sequence[torch.nn.Parameter],
+    parameters: Sequence[torch.nn.Parameter | OwnParameter],
     bucket_bytes: int,
     *,
     last: torch.dtype | None = None,
@@ -164,7 +162,9 @@ def group_by_size(
 
 
 def views_of(
-    flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter], members: Sequence[int]
+    flat: torch.Tensor,
+    parameters: Sequence[torch.nn.Parameter | OwnParameter],
+    members: Sequence[int],
 ) -> list[torch.Tensor]:
     """Return consecutive parts of a flat tensor in the shapes of these parameters."""
     if not members:

@@ -5,6 +5,8 @@ sliced schedule, ZeRO-1). During the backward pass each bucket of gradients is p
 owners as soon as it is complete. After the update the owners send the weights; a module waits for
 its own just before its next forward pass, so that they arrive while the layers before it compute.
 Both together move as many bytes as an all-reduce.
+
+Where ranks share the weights of layers, the replicas' ranks with the same parts do so.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from slurm_elastic.training.exchange.overlapped_buckets import (
     views_of,
 )
 from slurm_elastic.training.ranks.group_guard import StartedCollective
-from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import Subgroup
+from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 _BUCKET_BYTES = 1 << 20
 
 
-def owners(parameters: Iterable[torch.nn.Parameter], ranks: int) -> list[int]:
+def owners(parameters: Iterable[torch.nn.Parameter | OwnParameter], ranks: int) -> list[int]:
     """Return the rank that owns each parameter: whole ones, so many bytes to each as possible.
 
     >>> owners([torch.nn.Parameter(torch.zeros(n)) for n in (1, 4, 2, 3)], 2)
@@ -42,6 +45,17 @@ def owners(parameters: Iterable[torch.nn.Parameter], ranks: int) -> list[int]:
         owner[position] = rank
         owned_bytes[rank] += sizes[position]
     return owner
+
+
+def keep_owned(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, replicas: Subgroup
+) -> None:
+    """Leave an optimizer those parameters of a model that this rank owns."""
+    parameters = list(model.parameters())
+    owner_of = owners([OwnParameter(p) for p in parameters], replicas.size)
+    owned = {id(p) for p, rank in zip(parameters, owner_of, strict=True) if rank == replicas.rank}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in owned]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -65,8 +79,8 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     """Exchange of gradients and weights between replicas with sliced optimizer state.
 
     Args:
-        model: whole.
-        rank_group: at least two ranks, connected.
+        model: whole, or with this rank's parts of layers.
+        replicas: at least two ranks, which hold the same parameters.
         bucket_bytes: a bucket is closed when it has so many bytes.
     """
 
@@ -74,20 +88,23 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     crossing_bytes: int | None = None
 
     def __init__(
-        self, model: torch.nn.Module, rank_group: RankGroup, *, bucket_bytes: int = _BUCKET_BYTES
+        self, model: torch.nn.Module, replicas: Subgroup, *, bucket_bytes: int = _BUCKET_BYTES
     ) -> None:
+        self._replicas = replicas
         every = list(model.parameters())
-        owner_of = owners(every, rank_group.size)
+        parts = [OwnParameter(p) for p in every]
+        owner_of = owners(parts, replicas.size)
         # Reversed: the last layers are the first of a backward pass.
         trained = [i for i in reversed(range(len(every))) if every[i].requires_grad]
-        parameters = [every[i] for i in trained]
+        parameters = [parts[i] for i in trained]
         self._owners = [owner_of[i] for i in trained]
+        self._position = {id(every[i]): position for position, i in enumerate(trained)}
         buckets = [
-            _allocate(parameters, members, self._owners, rank_group)
+            _allocate(parameters, members, self._owners, replicas)
             for _, members in group_by_size(parameters, bucket_bytes)
         ]
-        super().__init__(parameters, rank_group, buckets=buckets, early=len(buckets))
-        self._values = torch.zeros(len(trained) + 1 + CONTROL, device=rank_group.device)
+        super().__init__(parameters, buckets=buckets, early=len(buckets))
+        self._values = torch.zeros(len(trained) + 1 + CONTROL, device=replicas.device)
         self._needed_by: dict[torch.nn.Module, tuple[SlicedBucket, ...]] = {}
         #: Modules called since the last update, and between the two updates before.
         self._called: set[torch.nn.Module] = set()
@@ -117,7 +134,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         self._values[:-CONTROL] = torch.tensor(self._end_passes())
         self._values[-CONTROL:] = control
         self._pass_on()
-        self._rank_group.add_up([self._values], "adding up the values of a step")
+        self._replicas.add_up([self._values], "adding up the values of a step")
         *used, late = self._values[:-CONTROL].tolist()
         if late:  # a gradient was completed twice in one pass, and has left too early
             self._started = []
@@ -128,7 +145,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
             for i in bucket.members:
                 p = self._parameters[i]
                 p.grad = None
-                if self._owners[i] == self._rank_group.rank and own is not None:
+                if self._owners[i] == self._replicas.rank and own is not None:
                     piece = own[start : start + p.numel()]
                     start += p.numel()
                     # A parameter that no rank used keeps no gradient: AdamW would move it.
@@ -137,20 +154,26 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
 
     def add_up(self, value: torch.Tensor) -> float:
         """Return the sum of a value over all ranks."""
-        self._rank_group.add_up([value], "adding up the norms of gradients")
+        self._replicas.add_up([value], "adding up the norms of gradients")
         return float(value)
 
     def send_weights(self) -> None:
         """Begin to send updated weights to all ranks; those of the first layers leave first."""
-        rank, guard = self._rank_group.rank, self._rank_group.guard
+        rank, guard = self._replicas.rank, self._replicas.guard
         self._called_before, self._called = self._called, set()
         for bucket in reversed(self._buckets):
             for i, view in zip(bucket.members, bucket.views, strict=True):
                 if self._owners[i] == rank:
-                    view.copy_(self._parameters[i].detach())
-            for source, part in enumerate(bucket.parts):
+                    view.copy_(self._parameters[i].tensor)
+            for source, part in zip(self._replicas.ranks, bucket.parts, strict=True):
                 if part.numel():
-                    begin = partial(torch.distributed.broadcast, part, src=source, async_op=True)
+                    begin = partial(
+                        torch.distributed.broadcast,
+                        part,
+                        src=source,
+                        group=self._replicas.process_group,
+                        async_op=True,
+                    )
                     bucket.arriving.append(guard.start(begin, part, "receiving weights"))
 
     def receive_weights(self) -> None:
@@ -161,7 +184,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     def _wait_before_use(self, model: torch.nn.Module) -> None:
         """Let each module wait for its own weights, and a checkpoint for all."""
         self._hooks.append(model.register_forward_pre_hook(self._receive_early))
-        position = {id(p): i for i, p in enumerate(self._parameters)}
+        position = self._position
         for module in model.modules():
             direct = [
                 position[id(p)] for p in module.parameters(recurse=False) if id(p) in position
@@ -194,12 +217,12 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         if not bucket.arriving:
             return
         for started in bucket.arriving:
-            self._rank_group.guard.wait(started)
+            self._replicas.guard.wait(started)
         bucket.arriving = []
         with torch.no_grad():
             for i, view in zip(bucket.members, bucket.views, strict=True):
-                if self._owners[i] != self._rank_group.rank:
-                    self._parameters[i].copy_(view)
+                if self._owners[i] != self._replicas.rank:
+                    self._parameters[i].tensor.copy_(view)
 
     def _send(self, bucket: SlicedBucket) -> StartedCollective:
         """Start to pass the gradients of a bucket on to their owners."""
@@ -208,37 +231,38 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
             torch.distributed.all_to_all_single,
             received.view(-1),
             bucket.flat,
-            [received.shape[1]] * self._rank_group.size,
+            [received.shape[1]] * self._replicas.size,
             [part.numel() for part in bucket.parts],
+            group=self._replicas.process_group,
             async_op=True,
         )
-        return self._rank_group.guard.start(begin, bucket.flat, "adding up gradients")
+        return self._replicas.guard.start(begin, bucket.flat, "adding up gradients")
 
     def _pass_on(self) -> None:
         """Begin with the buckets that have not left, and wait for all."""
         for bucket in self._buckets[len(self._started) :]:
             self._start(bucket)
         for started in self._started:
-            self._rank_group.guard.wait(started)
+            self._replicas.guard.wait(started)
 
 
 def _allocate(
-    parameters: Sequence[torch.nn.Parameter],
+    parameters: Sequence[OwnParameter],
     unsorted: Sequence[int],
     owner_of: Sequence[int],
-    rank_group: RankGroup,
+    replicas: Subgroup,
 ) -> SlicedBucket:
     """Return a bucket of the parameters at these positions, which have one type."""
     members = sorted(unsorted, key=lambda i: owner_of[i])
-    owned = [0] * rank_group.size
+    owned = [0] * replicas.size
     for i in members:
         owned[owner_of[i]] += parameters[i].numel()
     kind = parameters[members[0]].dtype
-    flat = torch.zeros(sum(owned), dtype=kind, device=rank_group.device)
+    flat = torch.zeros(sum(owned), dtype=kind, device=replicas.device)
     return SlicedBucket(
         flat=flat,
         members=members,
         views=views_of(flat, parameters, members),
         parts=flat.split(owned),
-        received=flat.new_zeros(rank_group.size, owned[rank_group.rank]),
+        received=flat.new_zeros(replicas.size, owned[replicas.rank]),
     )

@@ -232,22 +232,6 @@ def process_age() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Return the largest memory of this process so far, in bytes; None: unknown.
-
-    On a GPU the memory of tensors, else the resident memory of the process.
-    """
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return None
-
-
 def _micro_step_s(parts: list[StepParts], step_s: float) -> float | None:
     reduce_s = _median(p.reduce_s for p in parts)
     if reduce_s is not None:

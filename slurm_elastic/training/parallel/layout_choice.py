@@ -100,14 +100,13 @@ class LayoutChoice:
     tensor: int = 1
     plan: ExecutionPlan | None = None
 
-    def used_plan(self, *, sharded: bool) -> ExecutionPlan | None:
+    def used_plan(self, sharding: Sharding) -> ExecutionPlan | None:
         """Return the execution plan as far as it is known; None: the layout says it all.
 
         Args:
-            sharded: replicas divide parameters.
+            sharding: what replicas divide.
         """
         if self.plan is None and self.tensor > 1:
-            sharding = Sharding.FULL if sharded else Sharding.NONE
             return ExecutionPlan(self.text, tensor=self.tensor, sharding=sharding)
         return self.plan
 

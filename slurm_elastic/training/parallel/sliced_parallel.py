@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, owners
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, keep_owned
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.gradient_noise import squared_norm
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
@@ -20,6 +20,7 @@ from slurm_elastic.training.parallel.data_parallel import run_passes
 from slurm_elastic.training.parallel.parallel_strategy import CLIP_EPSILON, LossFunction
 from slurm_elastic.training.parallel.replica_strategy import ReplicaStrategy
 from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import Subgroup
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
@@ -64,13 +65,8 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
             rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
         )
         self.writers = tuple(range(rank_group.size))
-        parameters = list(model.parameters())
-        owner_of = owners(parameters, rank_group.size)
-        owned = {
-            id(p) for p, owner in zip(parameters, owner_of, strict=True) if owner == rank_group.rank
-        }
-        for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) in owned]
+        self._replicas = Subgroup(rank_group, range(rank_group.size), None)
+        keep_owned(optimizer, model, self._replicas)
         self._hook = optimizer.register_step_post_hook(self._updated)
 
     def step(
@@ -131,4 +127,4 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
 
     def _new_exchange(self) -> SlicedExchange:
         """See `ReplicaStrategy`."""
-        return SlicedExchange(self.model, self._rank_group)
+        return SlicedExchange(self.model, self._replicas)

@@ -8,11 +8,13 @@ layer that it does not call; there an ordered plan ends in an error of the libra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.core.execution.supported_options import (
     MAX_STAGES,
     TENSOR_DEGREES,
@@ -41,6 +43,8 @@ def supported_options(
     restricted: bool,
     undivided: str,
     styles: Mapping[str, str],
+    own_sharding: Sharding = Sharding.NONE,
+    own_tensor: int = 1,
 ) -> SupportedOptions:
     """Return what an ordered plan may ask of a training.
 
@@ -53,20 +57,35 @@ def supported_options(
         restricted: the script has settings or objects that go with whole replicas only.
         undivided: why layers cannot be divided among ranks, or "".
         styles: of the script, for layers that ranks share.
+        own_sharding: what replicas divide by the script's own choice.
+        own_tensor: ranks that share layers by the script's own choice.
     """
+    own = SupportedOptions(
+        recompute=recompute,
+        recomputable=_recomputable(model),
+        own_sharding=own_sharding,
+        own_tensor=own_tensor,
+    )
     if restricted:
-        return SupportedOptions(recompute=recompute)
+        return own
     with_parameters = sum(any(True for _ in module.parameters()) for _, module in layers)
     parts = type(optimizer) in _OPTIMIZERS and not _compiled(model)
     tensor = parts and not undivided and _divisible(model, optimizer, styles)
     shard = parts and _shardable(model)
-    return SupportedOptions(
+    return replace(
+        own,
         stages=min(max(1, with_parameters), MAX_STAGES),
         tensor=tensor,
         shard=shard,
         mesh=tensor and shard,
-        recompute=recompute,
     )
+
+
+def _recomputable(model: nn.Module) -> bool:
+    """Return whether most layers with parameters can run again in the backward pass."""
+    layers = [m for _, m in layers_of(model) if any(True for _ in m.parameters())]
+    able = [m for m in layers if not any(True for _ in m.buffers())]
+    return not _compiled(model) and 2 * len(able) > len(layers) > 1
 
 
 def _divisible(

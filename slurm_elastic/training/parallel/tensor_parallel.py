@@ -2,16 +2,19 @@
 
 Ranks 0 to N-1 are the first group, the next N the second one, and so on. The ranks of a group
 compute the same samples; gradients are added up over the ranks that have the same part of the
-weights, one of each group.
+weights, one of each group. These ranks may divide the state of the optimizer, too
+(`exchange.sliced_exchange`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, keep_owned
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.gradient_noise import squared_norm
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
@@ -44,6 +47,7 @@ class TensorParallel:
         signals: distinguish a broken connection from the end of the job.
         step_profiler: measures steps.
         overlap: "none", "buckets" or "auto": whether sums over a group travel in chunks.
+        sliced: ranks with the same parts divide the state of the optimizer; there are several.
         log: takes one line for the job's log, on rank 0.
 
     Raises:
@@ -67,6 +71,7 @@ class TensorParallel:
         signals: Signals,
         step_profiler: StepProfiler,
         overlap: str = "none",
+        sliced: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.model = model
@@ -74,7 +79,7 @@ class TensorParallel:
         self.split: BatchSplit = GroupSplit(
             group_size=size, rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
         )
-        self.writers = tuple(range(size))
+        self.writers = tuple(range(rank_group.size if sliced else size))
         self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
         self._step_profiler = step_profiler
         self._chunks = ChunkChoice(overlap, leads=rank_group.rank == 0, log=log)
@@ -92,7 +97,12 @@ class TensorParallel:
         world = range(rank_group.size)
         self._replicas = subgroup(rank_group, [world[i::size] for i in range(size)])
         self._parameters = [OwnParameter(p) for p in model.parameters()]
-        self._reducer = Reducer(self._parameters, self._replicas)
+        self._sliced: SlicedExchange | None = None
+        self._hook: Any = None
+        if sliced:
+            keep_owned(optimizer, model, self._replicas)
+            self._hook = optimizer.register_step_post_hook(self._updated)
+        self._reducer = self._new_reducer()
 
     @property
     def reduced_bytes(self) -> int:
@@ -125,6 +135,7 @@ class TensorParallel:
         with self._signals.tolerate_ending_peers():
             total = self._passes(batch)
             profiler.enter(SYNC)
+            # Of the sliced exchange each gradient is at its owner now, and nowhere else.
             self._reducer.reduce(total.new_zeros(CONTROL), count)
             requested = requested._replace(exchange=self._chunks.requested)
             # Each rank of a group has the loss of the same samples.
@@ -142,27 +153,48 @@ class TensorParallel:
         """See `ParallelStrategy`."""
         with_gradient = [p for p in self._parameters if p.grad is not None]
         parts = squared_norm([p.grad for p in with_gradient if p.divided])
-        parts = parts.to(self._rank_group.device)
-        with self._signals.tolerate_ending_peers():
-            self._group.add_up([parts], "adding up the norm of the gradient")
         whole = squared_norm([p.grad for p in with_gradient if not p.divided])
-        norm = float(parts + whole.to(parts.device)) ** 0.5
-        factor = min(1.0, most / (norm + CLIP_EPSILON))
+        device = self._rank_group.device
+        # What the ranks of a group do not share, each of them has.
+        square = parts.to(device) + whole.to(device) / self._group.size
+        sharers = self._rank_group if self._sliced else self._group
+        with self._signals.tolerate_ending_peers():
+            sharers.add_up([square], "adding up the norm of the gradient")
+        factor = min(1.0, most / (float(square) ** 0.5 + CLIP_EPSILON))
         for parameter in with_gradient:
             parameter.grad.mul_(factor)
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
         """See `ParallelStrategy`."""
         with self._signals.tolerate_ending_peers():
+            self.close()
             self._rank_group.broadcast(changed)
-        self._reducer = Reducer(self._parameters, self._replicas)
+        self._reducer = self._new_reducer()
 
     def close(self) -> None:
         """See `ParallelStrategy`."""
+        if self._sliced:
+            with self._signals.tolerate_ending_peers():
+                self._sliced.close()
 
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
+        if self._hook is not None:
+            self._hook.remove()
+        for parameter in self.model.parameters():
+            parameter.grad = None
         self._shared.undo()
+
+    def _new_reducer(self) -> Reducer | SlicedExchange:
+        """Return what adds up gradients over the replicas."""
+        if self._hook is None:
+            return Reducer(self._parameters, self._replicas)
+        self._sliced = SlicedExchange(self.model, self._replicas)
+        return self._sliced
+
+    def _updated(self, *_: Any) -> None:
+        if self._sliced:
+            self._sliced.send_weights()
 
     def _passes(self, batch: Batch) -> torch.Tensor:
         """Run the passes of this rank's micro-batches; return the sum of the losses."""
@@ -173,5 +205,5 @@ class TensorParallel:
                 batch,
                 device=self._rank_group.device,
                 step_profiler=self._step_profiler,
-                before_last=lambda: None,
+                before_last=self._sliced.begin_last_pass if self._sliced else lambda: None,
             )

@@ -22,18 +22,19 @@ class Subgroup:
     Args:
         rank_group: all ranks.
         ranks: of the subgroup, this one among them.
-        process_group: of these ranks; None for a single one.
+        process_group: of these ranks; None for a single one, and for all.
 
     Attributes:
         ranks: as given.
         process_group: as given.
         device: of the model.
+        guard: of all ranks.
     """
 
     def __init__(self, rank_group: RankGroup, ranks: Sequence[int], process_group: Any) -> None:
         self.ranks, self.process_group = tuple(ranks), process_group
         self.device = rank_group.device
-        self._guard = rank_group.guard
+        self.guard = rank_group.guard
         self._rank = self.ranks.index(rank_group.rank)
 
     @property
@@ -51,7 +52,7 @@ class Subgroup:
         begin = partial(
             torch.distributed.all_reduce, tensor, group=self.process_group, async_op=True
         )
-        return self._guard.start(begin, tensor, operation)
+        return self.guard.start(begin, tensor, operation)
 
     def wait(self, started: StartedCollective) -> None:
         """Wait for the end of a collective.
@@ -60,7 +61,7 @@ class Subgroup:
             LinkError: another rank has ended.
             GroupBrokenError: another rank is lost, and the others may go on.
         """
-        self._guard.wait(started)
+        self.guard.wait(started)
 
     def add_up(self, tensors: Iterable[torch.Tensor], operation: str) -> None:
         """Replace tensors by their sums over the subgroup; errors as of `wait`."""
@@ -79,7 +80,7 @@ class Subgroup:
                     group=self.process_group,
                     async_op=True,
                 )
-                self._guard.run(begin, tensor, operation)
+                self.guard.run(begin, tensor, operation)
 
     def collect(self, tensor: torch.Tensor, operation: str) -> list[torch.Tensor]:
         """Return the tensors of all ranks, of equal shapes, in order; errors as of `wait`."""
@@ -90,7 +91,7 @@ class Subgroup:
         begin = partial(
             torch.distributed.all_gather, parts, tensor, group=self.process_group, async_op=True
         )
-        self._guard.run(begin, tensor, operation)
+        self.guard.run(begin, tensor, operation)
         return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,14 @@ class OwnParameter:
     def numel(self) -> int:
         """Return the number of elements."""
         return int(self.shape.numel())
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        return int(self.tensor.element_size())
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> Any:
+        """Call a function whenever the gradient is complete; return a handle to remove it."""
+        return self._parameter.register_post_accumulate_grad_hook(hook)
 
     @property
     def grad(self) -> Any:

@@ -17,9 +17,10 @@ from tests.support.container_cluster.walked_training import (
 
 DRIVER = Path(__file__).parents[1] / "drivers" / "plan_paced.py"
 OUT = "/shared/home/alice/plans"
-#: Seconds per step; 0: the program does not fit into memory.
+#: Seconds per step; 0: the program fails; "memory": it runs out of memory.
 PACE = {
     "2x1": 1.6, "1x1+tensor=2": 0.6, "4x1": 1.6, "2x1+tensor=2": 0.6, "1x1+tensor=4": 0,
+    "1x1": "memory",
 }  # fmt: skip
 
 
@@ -73,6 +74,14 @@ def test_the_controller_keeps_the_fastest_plan_of_each_size(
     until(lambda: settled(4, "2x1+tensor=2"), what=log, every_s=3)
     before = len(losses(cluster, OUT))
     until(lambda: len(losses(cluster, OUT)) > before + 3, what=log)
+
+    # One GPU has too little memory for its own choice: the size is not barred for that.
+    daemon.selastic("update", str(job), "--elastic=1,plan=auto")
+    daemon.wait_for(rf"JobId={job} OutOfMemory=yes Plan=1x1\+accumulation=7 GPUs=1", timeout=90)
+    until(lambda: "1x1+accumulation=7" in measured(plans(), 1), what=log, every_s=3)
+    assert "out of memory here: own choice" in " ".join(
+        daemon.selastic("explain", str(job)).split()
+    )
     cluster.exec(["scancel", str(job)], user="alice")
     cluster.wait(job, "CANCELLED")
 
@@ -81,6 +90,7 @@ def test_the_controller_keeps_the_fastest_plan_of_each_size(
     # with its own choice before it tries others.
     assert [order.partition(",")[0] for order in orders] == [
         "1x1+tensor=2", "2x1+tensor=2", "2x1+tensor=2", "1x1+tensor=4", "2x1+tensor=2",
+        "1x1+accumulation=7",
     ]  # fmt: skip
     walked = losses(cluster, OUT)
     assert walked[0]["layout"] == "2x1", "the job begins with its own choice"

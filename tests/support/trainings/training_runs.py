@@ -173,6 +173,28 @@ def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
     return layers, dataset
 
 
+class Spread(torch.nn.Module):
+    """Each value of a sample, repeated."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, 1 << 18)
+
+
+class Gathered(torch.nn.Module):
+    """Means of what `Spread` has repeated."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), -1, WIDTH).mean(1)
+
+
+def voluminous(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Return a model of few weights, which keeps 57 MB of activations for each sample."""
+    layers, dataset = plain(generator, options)
+    wide = [("lift", torch.nn.Linear(WIDTH, WIDTH)), ("spread", Spread())]
+    wide += [(f"wide{i}", torch.nn.ReLU()) for i in range(8)]
+    return [*wide, ("gathered", Gathered()), *layers], dataset
+
+
 class Head(torch.nn.Module):
     """Scores of each word, with classes in the second dimension as the loss expects them."""
 
@@ -301,6 +323,7 @@ def segmentation(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
 MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
     "plain": plain,
     "narrow": narrow,
+    "voluminous": voluminous,
     "tied": tied,
     "transformer": transformer,
     "direct": direct,

@@ -4,7 +4,7 @@ import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.plan_trials import REPORTS
-from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.cluster import Allocation, Companion, Snapshot
 from slurm_elastic.core.execution.plan_gains import PlanKind
 from slurm_elastic.core.report import Report
 from tests.support.controller.job_records import job
@@ -126,6 +126,93 @@ def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):
     assert site.report_handler.orders(7, 0, job=running).on_failure == "restart"
     assert site.store.entry(running).trials.barred == [], "its size is not to blame"
     assert train(site, running, checkpoint_step=50) == ""
+
+
+SIZE = {"weight_bytes": 10**9, "optimizer_bytes": 2 * 10**9, "peak_memory_bytes": 10**10}
+
+
+def shrunk(site, **fields):
+    """Let a job train on 4 GPUs, then run out of memory on 2 in its next attempt."""
+    large = job({"n1": 4}, directive=AUTO)
+    train(site, large, checkpoint_step=50, **SIZE)
+    small = job({"n1": 2}, directive=AUTO, run=1)
+    site.report_handler.orders(7, 1, job=small)
+    report_lack(site, small, **fields)
+    return small
+
+
+def report_lack(site, of, start=1, **fields):
+    values = {
+        "run": of.run, "phase": "ended", "exit_code": 1, "failed_start": start, "gpus": 2,
+        "checkpoint_step": 50, "out_of_memory": True, "global_batch": BATCH,
+        "weight_bytes": 10**9,
+    }  # fmt: skip
+    site.report(of, **values | fields)
+
+
+def test_a_size_at_which_memory_lacks_is_not_barred_but_gets_another_plan(site):
+    small = shrunk(site)
+    orders = site.report_handler.orders(7, 1, job=small)
+    assert (orders.failed_start, orders.on_failure) == (1, "restart")
+    assert orders.plan == "2x1+accumulation=1"
+    entry = site.store.entry(small)
+    assert entry.trials.barred == []
+    assert entry.trials.on, "it is on trial as before"
+    assert any("OutOfMemory=yes Plan=2x1+accumulation=1 GPUs=2" in x for x in site.log.lines)
+    (record,) = site.store.records(Snapshot(time=site.now, nodes=(), jobs=(small,)), {}).values()
+    (row,) = record.oversized_plans
+    assert (row.gpu_type, row.gpus, row.plan) == ("a100", 2, "")
+
+
+def test_where_no_plan_fits_the_size_is_barred_and_the_job_goes_back(site):
+    small = shrunk(site)
+    for start in range(2, 9):
+        report_lack(site, small, start)
+    entry = site.store.entry(small)
+    assert [b.shape for b in entry.trials.barred] == [("a100", 2)]
+    assert site.report_handler.orders(7, 1, job=small).on_failure == "wait"
+
+
+@pytest.mark.parametrize("fields", [{"out_of_memory": False}, {"kind": "script"}])
+def test_other_failures_bar_the_size_as_before(site, fields):
+    small = shrunk(site, **fields)
+    assert [b.shape for b in site.store.entry(small).trials.barred] == [("a100", 2)]
+    assert site.report_handler.orders(7, 1, job=small).plan == ""
+
+
+def test_a_first_start_that_lacks_memory_is_repeated_in_a_plan_that_needs_less(site):
+    first = job({"n1": 2}, directive=AUTO)
+    report_lack(site, first, checkpoint_step=None)
+    orders = site.report_handler.orders(7, 0, job=first)
+    assert (orders.on_failure, orders.plan) == ("restart", "2x1+accumulation=3")
+    other = job({"n1": 2}, directive="1-8")
+    site.store.entry(other).plan_trials.withdraw(site.now)
+    report_lack(site, other, 2, checkpoint_step=None)
+    assert site.report_handler.orders(7, 0, job=other).on_failure == "end"
+
+
+def test_a_controller_that_only_observes_leaves_a_lack_of_memory_to_the_job(site):
+    first = job({"n1": 2}, directive=AUTO)
+    report = Report(
+        job_id=7, run=0, phase="ended", exit_code=1, failed_start=1, gpus=2, out_of_memory=True,
+        weight_bytes=10**9, global_batch=BATCH,
+    )  # fmt: skip
+    site.report_handler.handle(report, first, act=False)
+    assert site.report_handler.orders(7, 0, job=first).on_failure == "end"
+
+
+def test_a_shrink_in_place_that_lacks_memory_is_not_barred_either(site):
+    large = job({"n1": 4}, directive=AUTO)
+    train(site, large, checkpoint_step=50, **SIZE)
+    companion = Companion(job_id=9, allocation=Allocation.of("a100", {"n2": 1}))
+    both = job({"n1": 1, "n2": 1}, directive=AUTO, companions=(companion,))
+    report_lack(site, both, 2, failed_gpus=2)
+    entry = site.store.entry(both)
+    assert entry.trials.barred == []
+    assert entry.trials.held == both.base_allocation
+    alone = job({"n1": 1}, directive=AUTO)
+    orders = site.report_handler.orders(7, 0, job=alone)
+    assert (orders.on_failure, orders.plan) == ("restart", "1x1+accumulation=3")
 
 
 def test_without_the_directives_leave_any_more_the_job_chooses_again(site):

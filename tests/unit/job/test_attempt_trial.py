@@ -44,8 +44,9 @@ class Attempt:
         assert self.now < 1e5, "it waits for ever"
         return self.stopped.is_set()
 
-    def ends(self, code):
-        return self.trial.goes_on(code, unmodified=self.state.report().kind == "script")
+    def ends(self, code, **how):
+        unmodified = self.state.report().kind == "script"
+        return self.trial.goes_on(code, unmodified=unmodified, **how)
 
     def says(self, at, **fields):
         self.answers[at] = Orders(seq=int(10 * at), **fields)
@@ -252,3 +253,38 @@ def test_members_that_are_about_to_join_count_from_the_newest_step(tmp_path):
     assert attempt.trial.failed_gpus == 2
     attempt.state.update({"checkpoint_step": 48})
     assert attempt.trial.failed_gpus is None
+
+
+def test_a_first_start_that_lacks_memory_is_reported_and_may_be_repeated(tmp_path, capsys):
+    attempt = begun(tmp_path, run=0, kind="library")
+    attempt.state.update({"weight_bytes": 4096, "supported_options": "tensor"})
+    attempt.says(4.0, failed_start=1, on_failure="restart")
+    assert attempt.ends(1, out_of_memory=True)
+    assert attempt.now < 5
+    asks, repeats = capsys.readouterr().err.splitlines()
+    assert asks.endswith("ran out of memory: asking the controller for another plan")
+    assert repeats.endswith("the program is started again")
+    report = attempt.state.report()  # of the next start, which has not reported yet
+    assert (report.out_of_memory, report.phase) == (False, "starting")
+    assert (report.weight_bytes, report.supported_options) == (4096, "tensor")
+    attempt.trial.begin()
+    attempt.says(9.0, failed_start=2, on_failure="end")
+    assert not attempt.ends(1, out_of_memory=True)
+    assert attempt.state.report().out_of_memory
+
+
+@pytest.mark.parametrize(("weight_bytes", "code"), [(None, 1), (4096, 0)])
+def test_a_program_without_the_library_or_that_ends_well_lacks_no_memory(
+    tmp_path, weight_bytes, code
+):
+    attempt = begun(tmp_path, run=0, kind="library")
+    attempt.state.update({"weight_bytes": weight_bytes})
+    assert not attempt.ends(code, out_of_memory=True)
+    assert attempt.now == 0.0
+    assert not attempt.state.report().out_of_memory
+
+
+def test_the_program_cannot_say_itself_that_memory_lacked(tmp_path):
+    attempt = begun(tmp_path, run=0, kind="library")
+    attempt.state.update({"out_of_memory": True})
+    assert not attempt.state.report().out_of_memory

@@ -7,12 +7,14 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.execution.plan_gains import PlanKind
-from slurm_elastic.core.execution.possible_plans import possible_plans
+from slurm_elastic.core.execution.possible_plans import PlanCandidates
 from slurm_elastic.core.execution.supported_options import SupportedOptions
 from slurm_elastic.core.report import Report
 
 ABLE = SupportedOptions(tensor=True, shard=True)
 BATCH = 32
+AUTO = Directive.parse("1-16,plan=auto")
+GB = 10**9
 
 
 class Job:
@@ -44,10 +46,24 @@ class Job:
         self.trials.record(report, self.held)
         return report
 
+    @property
+    def candidates(self) -> PlanCandidates:
+        return PlanCandidates(AUTO, self.trials.supported, (self.held.gpus,))
+
     def choose(self) -> bool:
-        directive = Directive.parse("1-16,plan=auto")
-        plans = possible_plans(directive, self.trials.supported, [self.held.gpus])
-        return self.trials.choose(plans, self.held, now=self.now, restart_s=2.0, share=self.share)
+        return self.trials.choose(
+            self.candidates, self.held, now=self.now, restart_s=2.0, share=self.share
+        )
+
+    def run_out_of_memory(self, start: int) -> bool:
+        """Fail in the present plan before the first step; return whether another is ordered."""
+        report = Report(
+            job_id=7, run=self.run, phase="ended", exit_code=1, failed_start=start,
+            gpus=self.held.gpus, out_of_memory=True,
+        )  # fmt: skip
+        answer = self.trials.lack_memory(report, self.candidates, self.held, self.now)
+        self.text = self.trials.ordered or f"{self.held.gpus}x1"
+        return answer
 
     def go(self, seconds: float) -> list[tuple[float, str]]:
         """Report every ten seconds; return when which plan was ordered."""
@@ -178,8 +194,8 @@ def test_a_plan_that_is_not_possible_any_more_is_left():
     job.choose()
     job.go(600)
     assert job.trials.ordered == "2x1+tensor=2"
-    plans = [ExecutionPlan.parse("4x1+shard=full")]
-    assert job.trials.choose(plans, job.held, now=job.now, restart_s=2.0, share=0.05)
+    without_tensor = PlanCandidates(AUTO, SupportedOptions(shard=True), (4,))
+    assert job.trials.choose(without_tensor, job.held, now=job.now, restart_s=2.0, share=0.05)
     assert job.trials.ordered == ""
 
 
@@ -209,6 +225,133 @@ def test_it_survives_the_ledger_and_unreadable_rows():
         {"failed": [1]},
     ):
         assert PlanTrials.from_body(wrong) == PlanTrials()
+
+
+def test_plans_that_those_measured_show_to_be_slower_are_not_tried():
+    able = SupportedOptions(tensor=True, shard=True, mesh=True)
+    speeds = {
+        "8x1": 100.0, "8x1+shard=full": 96.0, "4x1+tensor=2": 60.0, "4x1+tensor=2+shard=full": 58.0,
+        "2x1+tensor=4": 30.0, "2x1+tensor=4+shard=full": 30.0, "1x1+tensor=8": 15.0,
+    }  # fmt: skip
+    job = Job(speeds, gpus=8)
+    job.trials.supported = able
+    job.report("starting", supported_options=str(able))
+    job.choose()
+    tried = set()
+    for _ in range(200):
+        job.now += 10
+        job.report(supported_options=str(able))
+        if job.choose():
+            tried.add(job.trials.ordered)
+            job.text = job.trials.ordered or "8x1"
+            job.report("starting", supported_options=str(able))
+    assert tried == {"", "8x1+shard=full", "4x1+tensor=2", "4x1+tensor=2+shard=full"}
+    assert job.trials.ordered == ""
+
+
+class SmallGpus(Job):
+    """A job that has trained on 4 GPUs, with 8 of 12 GB for its samples there."""
+
+    def __init__(self, speeds: dict[str, float]) -> None:
+        super().__init__({"4x1": 100.0} | speeds)
+        self.choose()
+        for _ in range(REPORTS):
+            self.report(weight_bytes=GB, optimizer_bytes=2 * GB, peak_memory_bytes=12 * GB)
+        self.run += 1
+        self.hold(2)
+
+
+def test_a_size_at_which_memory_lacks_goes_on_in_a_plan_that_needs_less():
+    job = SmallGpus(
+        {"2x1+accumulation=1": 45.0, "2x1+shard=full": 20.0, "1x1+tensor=2+accumulation=1": 20.0}
+    )
+    assert not job.choose()
+    assert job.run_out_of_memory(1)
+    assert job.run_out_of_memory(1), "the report comes again until it is answered"
+    assert job.trials.ordered == "2x1+accumulation=1"
+    job.report("starting")
+    assert job.go(30) == []
+    # Its times are those of this size for models, as those of the own choice elsewhere.
+    own, held = job.trials.as_own(job.report(), job.held)
+    assert (own.step_time_s, own.plan, held) == (BATCH / 45.0, "", job.held)
+    # Others are compared with it; the own choice is not tried again.
+    assert {text for _, text in job.go(3000)} == job.speeds.keys() - {"4x1"}
+    assert job.trials.ordered == "2x1+accumulation=1"
+    gains = {row.kind.tensor: row.gain for row in job.trials.gains().rows}
+    assert gains[2] == round(20.0 / 45.0, 2)
+
+
+def test_a_faster_plan_that_fits_replaces_the_one_that_stood_in():
+    job = SmallGpus(
+        {"2x1+accumulation=1": 45.0, "1x1+tensor=2+accumulation=1": 60.0, "2x1+shard=full": 20.0}
+    )
+    job.choose()
+    assert job.run_out_of_memory(1)
+    job.report("starting")
+    job.go(2000)
+    assert job.trials.ordered == "1x1+tensor=2+accumulation=1"
+
+
+def test_the_size_below_begins_with_a_plan_that_fits():
+    job = SmallGpus({})
+    job.choose()
+    assert job.run_out_of_memory(1)
+    job.run += 1
+    job.hold(1)
+    assert job.choose()
+    assert job.trials.ordered == "1x1+accumulation=3"
+    job.hold(4)
+    assert job.choose()
+    assert job.trials.ordered == "", "where it fits, the own choice stands"
+
+
+def test_a_plan_on_trial_that_lacks_memory_is_left_for_the_one_before_on_these_gpus_only():
+    job = Job({"4x1": 100.0, "4x1+shard=full": 80.0, "2x1+tensor=2": 90.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    while job.trials.ordered != "4x1+shard=full":
+        job.go(10)
+    assert job.run_out_of_memory(2)
+    assert job.trials.ordered == ""
+    job.report("starting")
+    assert "4x1+shard=full" not in [text for _, text in job.go(2000)]
+    assert job.trials.failed == set(), "elsewhere it may fit"
+
+
+def test_where_no_plan_fits_the_failure_is_that_of_the_size():
+    job = SmallGpus({})
+    job.choose()
+    starts = 1
+    while job.run_out_of_memory(starts):
+        starts += 1
+        assert starts < 8
+    assert starts > 2
+    job.run += 1
+    assert not job.run_out_of_memory(1), "nor later"
+
+
+def test_a_plan_that_stood_in_and_fails_otherwise_is_not_ordered_again():
+    job = SmallGpus({})
+    job.choose()
+    assert job.run_out_of_memory(1)
+    failed = Report(job_id=7, run=job.run, phase="ended", exit_code=1, failed_start=2, gpus=2)
+    assert not job.trials.fail(failed, job.now)
+    job.choose()
+    assert job.trials.ordered not in ("", "2x1+accumulation=1")
+
+
+def test_the_next_job_begins_with_what_did_not_fit():
+    job = SmallGpus({})
+    job.choose()
+    assert job.run_out_of_memory(1)
+    results = json.loads(json.dumps(job.trials.results()))
+    following = SmallGpus({})
+    following.trials = PlanTrials()
+    following.trials.begin_with(results)
+    following.report("starting")
+    assert following.choose()
+    assert following.trials.ordered == "2x1+accumulation=1"
+    body = json.loads(json.dumps(job.trials.to_body()))
+    assert PlanTrials.from_body(body) == job.trials
 
 
 def test_speeds_of_few_reports_are_not_shown():

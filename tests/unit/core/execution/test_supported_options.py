@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.core.execution.supported_options import (
     MAX_STAGES,
     SupportedOptions,
@@ -17,6 +18,9 @@ options = st.builds(
     shard=st.booleans(),
     mesh=st.booleans(),
     recompute=st.booleans(),
+    recomputable=st.booleans(),
+    own_sharding=st.sampled_from([Sharding.NONE, Sharding.OPTIMIZER, Sharding.FULL]),
+    own_tensor=st.integers(1, 65536),
 )
 
 
@@ -49,6 +53,7 @@ def test_any_text_has_options_or_one_line(text):
         ("mesh,shard,tensor", "tensor,shard,mesh"),
         ("expert=8,stages=4096,context", "stages=4096"),
         ("later", ""),
+        ("own-tensor=2,own-shard=full,recomputable", "recomputable,own-shard=full,own-tensor=2"),
     ],
 )
 def test_words_have_an_order_and_unknown_ones_are_ignored(text, canonical):
@@ -64,6 +69,8 @@ def test_words_have_an_order_and_unknown_ones_are_ignored(text, canonical):
         ("stages=02", "'stages=02' is invalid"),
         ("stages=\u0662", "is invalid: expected words such as"),
         ("tensor=2", "'tensor=2' is invalid: expected tensor without a value"),
+        ("own-tensor=1", "'own-tensor=1' is invalid: expected own-tensor=N with N from 2 to 65536"),
+        ("own-shard=offload", "expected own-shard=full or own-shard=optimizer"),
         ("tensor,tensor", "tensor is given twice; leave one out"),
         ("tensor,", "'' is invalid: expected words such as"),
         ("tensor, shard", "' shard' is invalid"),

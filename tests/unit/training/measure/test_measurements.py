@@ -17,6 +17,8 @@ from slurm_elastic.training.measure.gradient_noise import (
     squared_norm,
 )
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
+from slurm_elastic.training.measure.memory_sizes import gpu_bytes, optimizer_bytes, peak_memory
+from slurm_elastic.training.measure.memory_sizes import weight_bytes as bytes_of_weights
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import (
     CLOSELY,
@@ -28,7 +30,6 @@ from slurm_elastic.training.measure.step_times import (
     StepDurations,
     StepParts,
     StepTimer,
-    peak_memory,
 )
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
@@ -148,6 +149,20 @@ def test_peak_memory_is_the_largest_so_far() -> None:
     assert before
     assert after
     assert after >= max(before, 2**26)
+
+
+def test_state_of_an_optimizer_that_holds_a_part_is_that_of_the_whole_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    weights = bytes_of_weights(model)
+    assert weights == 2 * (64 + 8) * 4
+    optimizer = torch.optim.Adam(model[0].parameters())
+    assert optimizer_bytes(optimizer, weights) is None
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    state = optimizer_bytes(optimizer, weights)
+    assert state is not None
+    assert 2 * weights <= state < 2.1 * weights
+    assert gpu_bytes(torch.device("cpu")) is None
 
 
 def test_few_steps_are_sampled() -> None:

@@ -89,11 +89,11 @@ def test_an_ordered_plan_divides_parameters_of_groups_that_share_weights() -> No
         )
         return str(choice.text), choice.tensor, choice.remark or str(choice.plan)
 
-    both = "2x1+tensor=2+shard=full"
-    assert ordered(both) == ("2x1", 2, both)
-    *layout, remark = ordered("2x1+tensor=2+shard=optimizer")
+    for both in ("2x1+tensor=2+shard=full", "2x1+tensor=2+shard=optimizer"):
+        assert ordered(both) == ("2x1", 2, both)
+    *layout, remark = ordered("2x1+tensor=2+shard=offload")
     assert layout == ["4x1", 1]
-    assert "shard=optimizer cannot be trained with together with tensor=N" in remark
+    assert "shard=offload cannot be trained with" in remark
 
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:

@@ -52,6 +52,7 @@ def text(
     *,
     styles: Mapping[str, str] | None = None,
     undivided: str = "",
+    **own: Any,
 ) -> str:
     layers = list(model.named_children()) if type(model) is nn.Sequential else []
     return str(
@@ -63,6 +64,7 @@ def text(
             restricted=False,
             undivided=undivided,
             styles=styles or {},
+            **own,
         )
     )
 
@@ -71,23 +73,23 @@ def text(
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
-        (pair(nn.ReLU()), {}, "stages=2,tensor,shard,mesh"),
+        (pair(nn.ReLU()), {}, "stages=2,tensor,shard,mesh,recomputable"),
         (nn.Linear(4, 4), {}, "shard"),
         (nn.Linear(512, 512), {}, "tensor,shard,mesh"),
         (nn.MultiheadAttention(16, 8), {}, "tensor,shard,mesh"),
         (nn.MultiheadAttention(16, 4), {}, "shard"),
-        (pair(width=12), {}, "stages=2,shard"),
-        (pair(nn.BatchNorm1d(8)), {}, "stages=3,shard"),
-        (pair(), {"undivided": "a reason"}, "stages=2,shard"),
-        (pair(), {"styles": {"?": "whole"}}, "stages=2,shard"),
-        (pair(nn.ReLU()), {"styles": {"1": "whole"}}, "stages=2,tensor,shard,mesh"),
-        (pair(), {"styles": {"0": "colwise", "1": "rowwise"}}, "stages=2,shard"),
-        (pair(), {"styles": {"missing": "whole"}}, "stages=2,shard"),
-        (pair(), {"optimizer": torch.optim.Rprop}, "stages=2"),
-        (pair(Scaled()), {}, "stages=3"),
-        (nn.Sequential(pair(), pair().double()), {}, "stages=2,tensor"),
-        (Held(shares=False), {}, ""),
-        (Held(shares=True), {}, "shard"),
+        (pair(width=12), {}, "stages=2,shard,recomputable"),
+        (pair(nn.BatchNorm1d(8)), {}, "stages=3,shard,recomputable"),
+        (pair(), {"undivided": "a reason"}, "stages=2,shard,recomputable"),
+        (pair(), {"styles": {"?": "whole"}}, "stages=2,shard,recomputable"),
+        (pair(nn.ReLU()), {"styles": {"1": "whole"}}, "stages=2,tensor,shard,mesh,recomputable"),
+        (pair(), {"styles": {"0": "colwise", "1": "rowwise"}}, "stages=2,shard,recomputable"),
+        (pair(), {"styles": {"missing": "whole"}}, "stages=2,shard,recomputable"),
+        (pair(), {"optimizer": torch.optim.Rprop}, "stages=2,recomputable"),
+        (pair(Scaled()), {}, "stages=3,recomputable"),
+        (nn.Sequential(pair(), pair().double()), {}, "stages=2,tensor,recomputable"),
+        (Held(shares=False), {}, "recomputable"),
+        (Held(shares=True), {}, "shard,recomputable"),
     ],
 )
 def test_a_word_is_left_out_where_its_plans_would_fail(
@@ -111,14 +113,17 @@ def test_an_optimizer_of_several_parameters_at_once_does_not_share_layers() -> N
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"model": "segmentation"}, "shard"),
-        ({}, "stages=2,tensor,shard,mesh"),
-        ({"model": "transformer"}, "stages=7,tensor,shard,mesh"),
-        ({"model": "transformer", "recompute": True}, "stages=7,tensor,shard,mesh,recompute"),
-        ({"directive": "1-2,freeze=auto"}, ""),
-        ({"directive": "1-2,freeze=auto", "recompute": True}, "recompute"),
-        ({"schedule": "pipedream"}, ""),
-        ({"padding_kb": 1}, ""),
+        ({"model": "segmentation"}, "shard,recomputable"),
+        ({}, "stages=2,tensor,shard,mesh,recomputable"),
+        ({"model": "transformer"}, "stages=7,tensor,shard,mesh,recomputable"),
+        (
+            {"model": "transformer", "recompute": True},
+            "stages=7,tensor,shard,mesh,recompute,recomputable",
+        ),
+        ({"directive": "1-2,freeze=auto"}, "recomputable"),
+        ({"directive": "1-2,freeze=auto", "recompute": True}, "recompute,recomputable"),
+        ({"schedule": "pipedream"}, "recomputable"),
+        ({"padding_kb": 1, "overlap": "sliced"}, "recomputable,own-shard=optimizer"),
         ({"model": "segmentation", "spatial": (1, 1, 1), "recompute": True}, None),
     ],
 )
@@ -137,4 +142,4 @@ def test_ranks_under_a_plan_report_what_the_script_allows(
     runs.run(2, launcher=launcher, epochs=1, model="transformer", directive="2", shard=True)
     report = launcher.wait_for("training")
     assert report["plan"] == "1x1+tensor=2+recompute"
-    assert report["supported_options"] == "stages=7,tensor,shard,mesh"
+    assert report["supported_options"] == ("stages=7,tensor,shard,mesh,recomputable,own-shard=full")
