@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from slurm_elastic.controller.state.plan_trials import FITTED, MARGIN
+from slurm_elastic.controller.state.trials.plan_trials import FITTED, MARGIN
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.models.execution.plan_fitting import fit, relative_error
 from slurm_elastic.models.execution.plan_memory import least_accumulation

@@ -24,10 +24,10 @@ from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileS
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
 from slurm_elastic.controller.state.reported.observations import Observations
 from slurm_elastic.controller.state.resize_rate import ResizeRate
-from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.stored_job import StoredJob, job_record
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.state.transition_outcome import record_outcome
+from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive

@@ -10,8 +10,8 @@ from slurm_elastic.controller.state.reported import freezing_reports
 from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
-from slurm_elastic.controller.state.shape_trials import program_failure
 from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.trials.shape_trials import program_failure
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.report import LEAST_STEPS, Report
 from slurm_elastic.topology import Topology

@@ -10,13 +10,13 @@ from typing import Any
 from slurm_elastic.controller.companions.placed_companions import PlacedCompanions
 from slurm_elastic.controller.state.attempt_progress import AttemptProgress
 from slurm_elastic.controller.state.job_ending import JobEnding
-from slurm_elastic.controller.state.plan_trials import PlanTrials
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.controller.state.reported.measurement import from_ledger
 from slurm_elastic.controller.state.reported.observations import Observations
-from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.time_limits import TimeBudget
 from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.state.trials.plan_trials import PlanTrials
+from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError

@@ -13,10 +13,10 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
-from slurm_elastic.controller.state.barred_shapes import shape_of
 from slurm_elastic.controller.state.job_store import JobStore
-from slurm_elastic.controller.state.shape_trials import ShapeTrials
 from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.state.trials.barred_shapes import shape_of
+from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot

@@ -3,7 +3,7 @@
 import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
-from slurm_elastic.controller.state.plan_trials import REPORTS
+from slurm_elastic.controller.state.trials.plan_trials import REPORTS
 from slurm_elastic.core.cluster import Allocation, Companion, Snapshot
 from slurm_elastic.core.execution.plan_gains import PlanKind
 from slurm_elastic.core.report import Report

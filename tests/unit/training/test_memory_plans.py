@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.controller.state.plan_trials import PlanTrials
+from slurm_elastic.controller.state.trials.plan_trials import PlanTrials
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.possible_plans import PlanCandidates

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from slurm_elastic.controller.state import time_limits
-from slurm_elastic.controller.state.slurm_refusals import IMPOSSIBLE
 from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.state.trials.slurm_refusals import IMPOSSIBLE
 from slurm_elastic.controller.transitions import exchange_partners
 from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,

@@ -6,8 +6,8 @@ import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.state.slurm_refusals import REFUSAL_S
 from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.state.trials.slurm_refusals import REFUSAL_S
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from slurm_elastic.controller.state import shape_trials
-from slurm_elastic.controller.state.shape_trials import ShapeTrials, program_failure
+from slurm_elastic.controller.state.trials import shape_trials
+from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials, program_failure
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.controller.state.barred_shapes import (
+from slurm_elastic.controller.state.trials.barred_shapes import (
     BarredShape,
     Shape,
     fails_on_every_type,
@@ -39,7 +39,7 @@ from slurm_elastic.controller.state.barred_shapes import (
     unreadable,
     without,
 )
-from slurm_elastic.controller.state.slurm_refusals import (
+from slurm_elastic.controller.state.trials.slurm_refusals import (
     REFUSAL_S,
     is_temporary,
     sizes_refused_with,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slurm_elastic.controller.state.plan_trials import MARGIN, REPORTS, PlanTrials
+from slurm_elastic.controller.state.trials.plan_trials import MARGIN, REPORTS, PlanTrials
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan

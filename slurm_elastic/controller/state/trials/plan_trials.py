@@ -27,7 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from slurm_elastic.controller.state.plan_memory_record import AllocationShape, PlanMemoryRecord
+from slurm_elastic.controller.state.trials.plan_memory_record import (
+    AllocationShape,
+    PlanMemoryRecord,
+)
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.execution.execution_plan import (
     ExecutionPlan,

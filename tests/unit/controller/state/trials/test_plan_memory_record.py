@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.controller.state.plan_memory_record import PlanMemoryRecord
+from slurm_elastic.controller.state.trials.plan_memory_record import PlanMemoryRecord
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.execution.possible_plans import PlanCandidates

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm_elastic.controller.state.slurm_refusals import is_temporary, sizes_refused_with
+from slurm_elastic.controller.state.trials.slurm_refusals import is_temporary, sizes_refused_with
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.reason import Reason
 
