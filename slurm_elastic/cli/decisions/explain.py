@@ -134,10 +134,10 @@ def _decided(
     held_back, is_explained = decision["waiting_for"], bool(more or fewer or here)
     if decision["action"] == "keep" and (answer["model"] or not is_explained):
         yield "Why", "" if decision["reason"] == held_back else reason_text(decision["reason"])
-    is_said = is_unproven and (
-        held_back == answer["unproven"] or (held_back or {}).get("code") == "not-proven"
+    is_said = held_back == answer["unproven"] or (
+        isinstance(held_back, dict) and held_back["code"] == "not-proven"
     )
-    yield "Held back", "" if is_said else reason_text(held_back)
+    yield "Held back", "" if is_unproven and is_said else reason_text(held_back)
 
 
 def _ended(answer: ExplainAnswer, ended: EndingRow) -> list[str]:

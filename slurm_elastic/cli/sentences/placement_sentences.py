@@ -190,7 +190,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "gpus-unknown": "its GPUs are not known",
     "no-requeue": "submitted with --no-requeue",
     "held-by-command": "held by `selastic hold`",
-    "not-proven": "it has not yet written a checkpoint and resumed from it",
+    "not-proven": "it is not proven yet: it has to write a checkpoint and resume from it",
     "training-jumped": lambda p: (
         f"its training went wrong in a new size ({p['difference']}): keep the global batch, or give"
         " a program for one process one GPU (--elastic=1-1), and submit it again"
