@@ -161,8 +161,11 @@ def test_a_script_that_fails_when_restarted_keeps_its_checkpoint_and_is_held(
     assert "FileExistsError" in text(cluster, "fussy")
     assert rows(daemon, job)[0]["outcome"] == "failed"
     cluster.exec(f"sed -i 's/fussy/resume/' {SCRATCH}/fussy/script.py", user="alice")
-    explained = daemon.selastic("explain", str(job))
-    assert "exit code 1" in explained
+    # Slurm shows the job as running for a moment after it is on hold.
+    until(
+        lambda: "exit code 1" in daemon.selastic("explain", str(job)),
+        what=lambda: daemon.selastic("explain", str(job)),
+    )
 
 
 def test_a_script_does_not_begin_anew_on_a_node_without_its_checkpoints(
