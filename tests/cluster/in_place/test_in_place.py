@@ -91,10 +91,10 @@ def run_count(cluster: SlurmCluster, job: int) -> int:
 
 
 def test_a_job_grows_and_shrinks_for_another_one(daemon: Daemon, cluster: SlurmCluster) -> None:
-    job = submit(cluster)
+    job = submit(cluster, "place", "--wckey=paper")
     companion = grown(daemon, cluster, job)
     record = shown(cluster, companion)
-    assert record["resv_name"] == ""
+    assert (record["resv_name"], record["wckey"]) == ("", "paper")
     assert record["priority"]["number"] < 4_000_000_000
     assert f'"base":{job},' in record["admin_comment"]
     assert 50 <= record["time_limit"]["number"] <= 60
