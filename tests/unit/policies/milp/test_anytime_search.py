@@ -86,6 +86,8 @@ def test_a_known_choice_that_no_longer_fits_is_made_smaller():
 
 def test_limits_are_kept_where_there_are_too_many_variables_for_a_relaxation(monkeypatch):
     monkeypatch.setattr(limit_search, "_MOST_COLUMNS", 0)
+    # A busy machine computes little in the usual time.
+    monkeypatch.setattr(assignment_milp, "_SEARCH_S", 2.0)
     gpus = np.array([1, 2, 4, 8, 1, 2, 4], dtype=float)
     limit = LimitRow(jobs=np.arange(8), use=np.tile(gpus, (8, 1)), left=5.0)
     program = invented(2, limits=(limit,))
