@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.ranks.group_guard import StartedCollective
-from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 @dataclass(eq=False, kw_only=True)

@@ -25,9 +25,9 @@ from slurm_elastic.training.exchange.overlapped_buckets import (
     group_by_size,
     views_of,
 )
+from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.ranks.group_guard import StartedCollective
 from slurm_elastic.training.ranks.subgroup import Subgroup
-from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 _BUCKET_BYTES = 1 << 20
 

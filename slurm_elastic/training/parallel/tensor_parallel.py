@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, keep_owned
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.gradient_noise import squared_norm
@@ -28,7 +29,6 @@ from slurm_elastic.training.sampler import BatchSplit, GroupSplit
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
 from slurm_elastic.training.tensor.chunk_choice import ChunkChoice
-from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 class TensorParallel:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.ranks.link_errors import link_errors
-from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 class FlatSum:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.pipeline.gradients import FlatSum
 from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 from slurm_elastic.training.ranks.link_errors import link_errors
-from slurm_elastic.training.tensor.own_parameter import OwnParameter
 
 
 class SharedParameters:
