@@ -346,6 +346,13 @@ class NeighbourSettings:
         "Measurements of 30 s of a pair before a running job moves away from its neighbour.",
         bounds=(1, 20),
     )
+    share_gpus: str = key(
+        "off",
+        "`act`: a job with share=yes that finds no free GPU gets half of the GPU of another one"
+        " with share=yes, on nodes with an even number of shards per GPU; needs `mode` `observe`"
+        " or `act`.",
+        choices=("off", "act"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,4 +485,10 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     if policies and policy not in policies:
         location = where_is(text, name, "controller", "policy")
         raise ConfigError(f'{location}: policy "{policy}" is unknown; known: {", ".join(policies)}')
+    if config.neighbours.share_gpus == "act" and config.neighbours.mode == "off":
+        location = where_is(text, name, "neighbours", "share_gpus")
+        raise ConfigError(
+            f'{location}: share_gpus "act" needs the speeds of pairs, and mode "off" measures none;'
+            ' set mode to "observe" or "act", or share_gpus to "off"'
+        )
     return config

@@ -99,3 +99,15 @@ def test_a_companion_gets_its_node_and_what_its_base_has_left():
     assert fields["TimeLimit"] == "00:59:00"
     assert (fields["ReqNodeList"], fields["TresPerNode"]) == ("n2", "gres/gpu:a100:3")
     assert fields["ReservationName"] == "selastic_1"
+
+
+def test_half_of_a_gpu_is_asked_for_by_shards():
+    half = Allocation.of("a100", {"n1": 1}, half=True)
+    fields = shape.sized(job(), half, time_limit_s=None, shards=2)
+    assert (fields["NumNodes"], fields["TresPerNode"]) == ("1-1", "gres/shard:2")
+    waits = dataclasses.replace(job(), gpus=1)
+    assert "a whole GPU" in shape.difference(waits, half)
+    divided = dataclasses.replace(waits, shards=2)
+    assert shape.difference(divided, half) == ""
+    assert "half of a GPU" in shape.difference(divided, half.whole)
+    assert shape.describe(half) == "half of 1 a100 on n1"
