@@ -62,6 +62,7 @@ class Inputs:
     congestion: float | None
     gradient_bytes: str | None
     neighbours: str | None
+    gpu_pairs: str | None
 
     @property
     def network(self) -> dict[str, Any]:
@@ -109,6 +110,10 @@ def shared(command: F) -> F:
         click.option(
             "--neighbours", metavar="FILE",
             help="CSV application,other,speed: speed beside a job on the same node (1).",
+        ),
+        click.option(
+            "--gpu-pairs", metavar="FILE",
+            help="The same for jobs on one GPU, which jobs of these applications may share.",
         ),
         click.option(
             "--freezing", type=click.Choice(_BELIEFS),
@@ -411,6 +416,7 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         restarts=_by_job(restarts(inputs), loaded[1]),
         freezing=inputs.freezing,
         neighbours=neighbours(inputs.neighbours),
+        gpu_pairs=neighbours(inputs.gpu_pairs, option="--gpu-pairs"),
         network=network(
             machines,
             loaded[0],
@@ -448,6 +454,7 @@ def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
     settings(inputs, "")
     check_network(**inputs.network)
     neighbours(inputs.neighbours)
+    neighbours(inputs.gpu_pairs, option="--gpu-pairs")
     if plot is not None:
         plots.check(Path(plot))
     if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():
