@@ -1,9 +1,10 @@
 """One whole round, pure: snapshot, records and state in, plan and state out.
 
 Jobs that may change (placement/eligibility.py) → GPUs kept for pending jobs
-(placement/pending_claims.py) → the policy's proposals for the others → their places, where they
-fit and pay (placement/assignment.py) → changes that can begin now (placement/decisions.py).
-Controller and simulator both call `decide_round`.
+(placement/pending_claims.py) → pairs of jobs on one GPU that part
+(placement/sharing/gpu_sharing.py) → the policy's proposals for the others → their places, where
+they fit and pay (placement/assignment.py) → changes that can begin now (placement/decisions.py) →
+new pairs on one GPU. Controller and simulator both call `decide_round`.
 
 The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
 that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
@@ -22,6 +23,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.gpu_parts import has_free_half
 from slurm_elastic.core.plan import Alternative, Claim, FreeCapacity, JobRecord, Plan, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
@@ -31,10 +33,12 @@ from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
+from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.placement.separation import separate
+from slurm_elastic.placement.sharing.gpu_sharing import part_pairs, share_gpus
 from slurm_elastic.placement.sleep.clearing import clear
 from slurm_elastic.placement.starts.start_swaps import swap_starts
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
@@ -59,6 +63,7 @@ def decide_round(
     explain: bool = True,
     resized: Mapping[str, Sequence[float]] | None = None,
     neighbours: NeighbourTable | None = None,
+    gpu_pairs: GpuPairTable | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
     """Decide the allocation of every elastic job.
 
@@ -77,6 +82,7 @@ def decide_round(
         resized: by user, when jobs were resized (epoch s), those under way included; None: as
             the records of the jobs that are there say.
         neighbours: speeds of jobs that stand on one node; None: placement does not count them.
+        gpu_pairs: speeds of jobs on one GPU; None: no GPU is shared.
 
     Returns:
         The plan, and the state for the next round.
@@ -97,6 +103,7 @@ def decide_round(
         at_once=at_once,
         explain=explain,
         neighbours=neighbours,
+        gpu_pairs=gpu_pairs,
     )
     spent = site_limits.resized(snapshot, records) if resized is None else resized
     stay: Mapping[int, Reason] = {}
@@ -124,6 +131,7 @@ def _decide(
     at_once: bool,
     explain: bool,
     neighbours: NeighbourTable | None,
+    gpu_pairs: GpuPairTable | None,
     stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
     """Decide as `decide_round`; jobs of `stay` only give way. Return also ids of those that do."""
@@ -134,10 +142,13 @@ def _decide(
     views = ResourceViews(resources, resources.copy())
     for round_job in round_jobs.values():
         if round_job.eligibility is Eligibility.MOVING:
-            views.change(round_job.need, round_job.current, round_job.record.target)
+            target = _booked(round_job, snapshot)
+            views.change(round_job.need, round_job.current, target)
     for job in snapshot.jobs:
-        if _leaves(job, round_jobs.get(job.job_id), snapshot.time, config):
-            views.later.give(ResourceNeed.of(job), job.allocation)
+        elastic = round_jobs.get(job.job_id)
+        if _leaves(job, elastic, snapshot.time, config):
+            held = elastic.current if elastic else job.allocation
+            views.later.give(ResourceNeed.of(job), held)
     gate = DelayGate(config.placement, frame, state.get("placement", {}))
     pending_claims = claims_for_pending(
         views,
@@ -152,6 +163,7 @@ def _decide(
     assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in pending_claims.waits_for_nearer.items():
         assignment.wait(round_jobs[job_id], refusal)
+    part_pairs(assignment, round_jobs, gpu_pairs)
     changeable = [
         t
         for t in round_jobs.values()
@@ -176,6 +188,7 @@ def _decide(
         if binding
         else deferred_grants.deferred(plan, assignment.outcomes.values(), promised, config)
     )
+    plan = share_gpus(plan, assignment, round_jobs, gpu_pairs)
     waits = assignment.gate.next_state((t, plan.decision[j].target) for j, t in round_jobs.items())
     next_state = {
         "policy": dict(policy_state),
@@ -314,6 +327,18 @@ def _leaves(job: Job, round_job: RoundJob | None, at: float, config: Config) -> 
     ):
         return False
     return job.end_time is None or at - job.end_time < config.resize.keep_s
+
+
+def _booked(round_job: RoundJob, snapshot: Snapshot) -> Allocation | None:
+    """Return the target of a change under way, as it is booked.
+
+    Half of a GPU counts as a whole one unless another job holds the other half.
+    """
+    target, job_id = round_job.record.target, round_job.job.job_id
+    if target is None or not target.half:
+        return target
+    beside = has_free_half(target.nodes[0], snapshot.jobs, job_id)
+    return target if beside else target.whole
 
 
 def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:

@@ -11,7 +11,7 @@ local PENALTY_STEPS = 1000000
 local DEFAULT_PENALTY_STEPS = 5000
 
 local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes",
-	"in-place", "plan" }
+	"in-place", "plan", "share" }
 local KNOWN = "known keys: " .. table.concat(KEYS, ", ")
 local UNIT_EXAMPLE = "unit=4 or unit=a100:2/v100:8"
 
@@ -172,6 +172,13 @@ readers["plan"] = function(d, value)
 	d.plan = value
 end
 
+readers["share"] = function(d, value)
+	if not contains({ "no", "yes" }, value) then
+		fail(value, 'share "%s" is unknown; write no or yes', value)
+	end
+	d.share = value
+end
+
 readers["unit"] = function(d, value)
 	if is_digits(value) then
 		d.unit = number(value, "unit", MAX_GPUS)
@@ -287,7 +294,7 @@ local function read(text)
 	check_bytes(text)
 	local items = split(text, ",")
 	local d = { types = {}, parallel = "data", freeze = "off", in_place = "auto", plan = "own",
-		unit_names = {}, units = {}, listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
+		share = "no", unit_names = {}, units = {}, listed = {}, penalty_steps = DEFAULT_PENALTY_STEPS }
 	local seen = {}
 	d.min, d.max = read_gpus(items[1])
 	for position = 2, #items do
@@ -359,6 +366,7 @@ function M.format(d)
 	add(#d.listed > 0, "sizes", joined(d.listed))
 	add(d.in_place ~= "auto", "in-place", d.in_place)
 	add(d.plan ~= "own", "plan", d.plan)
+	add(d.share ~= "no", "share", d.share)
 	return table.concat(words, ",")
 end
 

@@ -48,7 +48,7 @@ static struct spank_option elastic_option = {
 	.usage = "[elastic] run on MIN to MAX GPUs, as the cluster allows; keys: types=a100:v100,"
 		 " batch=256-4096, parallel=data|pipeline|hybrid|spatial, freeze=off|auto,"
 		 " max-penalty=0.5%, notice=SECONDS, unit=GPUS, sizes=1:2:4, in-place=auto|never,"
-		 " plan=own|auto",
+		 " plan=own|auto, share=no|yes",
 	.has_arg = 1,
 	.val = 0,
 	.cb = on_elastic,

@@ -57,6 +57,10 @@ def compared(
 
 
 def _difference(ledger_run: RunUsage, slurm_run: AccountedRun) -> str:
+    if ledger_run["gpus"] < 1:  # by shards, of which sacct counts no GPU
+        differs = round(ledger_run["seconds"]) != slurm_run.seconds
+        seconds = f"{round(ledger_run['seconds'])} s of half of a GPU, sacct {slurm_run.seconds} s"
+        return seconds if differs else ""
     if slurm_run.gpus is None:
         return "sacct has no number of GPUs: add gres/gpu to AccountingStorageTRES"
     counted, accounted = (

@@ -67,6 +67,13 @@ class NeighbourSettings:
         "Measurements of 30 s of a pair before a running job moves away from its neighbour.",
         bounds=(1, 20),
     )
+    share_gpus: str = key(
+        "off",
+        "`act`: a job with share=yes that finds no free GPU gets half of the GPU of another one"
+        " with share=yes, on nodes with an even number of shards per GPU; needs `mode` `observe`"
+        " or `act`.",
+        choices=("off", "act"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -393,4 +393,10 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     if policies and policy not in policies:
         location = where_is(text, name, "controller", "policy")
         raise ConfigError(f'{location}: policy "{policy}" is unknown; known: {", ".join(policies)}')
+    if config.neighbours.share_gpus == "act" and config.neighbours.mode == "off":
+        location = where_is(text, name, "neighbours", "share_gpus")
+        raise ConfigError(
+            f'{location}: share_gpus "act" needs the speeds of pairs, and mode "off" measures none;'
+            ' set mode to "observe" or "act", or share_gpus to "off"'
+        )
     return config

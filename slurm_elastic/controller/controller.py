@@ -119,6 +119,7 @@ class Controller:
         )
         self.listing = JobListing(reader, self.store, self.engine)
         self._sizes: dict[str, int] = {}
+        self._shards: dict[str, int] = {}
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: object = None
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
@@ -206,6 +207,7 @@ class Controller:
                 companions=self.listing.companions,
                 report=self.store.last_report,
                 answering_s=self.pace.answering_s(),
+                shards=self._shards,
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
             self.listing.read_again(live)
@@ -276,6 +278,7 @@ class Controller:
         rival = self.rival()
         self._note("rival", Reason("other-controller", error=rival) if rival else None)
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
+        self._shards = {n.name: n.shards for n in snapshot.nodes if n.shards}
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
             reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
@@ -305,6 +308,7 @@ class Controller:
             seed=self.config.controller.seed,
             resized=self.store.resized(time.time(), live.values()),
             neighbours=self.neighbours.table(snapshot),
+            gpu_pairs=self.neighbours.gpu_pairs(snapshot),
         )
         plan, state = decide(snapshot)
         if written and state != self._state:

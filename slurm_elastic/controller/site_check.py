@@ -86,6 +86,14 @@ def _configuration(facts: Facts, findings: FindingList) -> None:
             " icefrog and goodput selasticd does not start here",
             'install it where selasticd runs, or write solver = "highs"',
         )
+    gres_types = facts.site.settings.get("GresTypes", "").split(",")
+    if config.neighbours.share_gpus == "act" and facts.site.settings and "shard" not in gres_types:
+        findings.warning(
+            'share_gpus = "act"',
+            "has no effect: no GPU has shards",
+            "add shard to GresTypes, and an even number of shards per GPU to Gres, in slurm.conf"
+            " and gres.conf",
+        )
     if config.resize.min_interval_s < 2 * config.resize.restart_s:
         findings.warning(
             f"min_interval_s = {config.resize.min_interval_s:g}",

@@ -17,6 +17,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.member_orders import CompanionComment
@@ -32,20 +33,44 @@ class Allocation:
     Attributes:
         gpu_type: Slurm's gres type, as in `gres/gpu:a100`.
         shares: (node, GPUs) pairs, sorted by node, GPUs > 0.
+        half: half of one GPU, by shards; another job may hold the other half.
     """
 
     gpu_type: str
     shares: tuple[tuple[str, int], ...]
+    half: bool = False
 
     @classmethod
-    def of(cls, gpu_type: str, shares: Mapping[str, int]) -> Allocation:
+    def of(cls, gpu_type: str, shares: Mapping[str, int], *, half: bool = False) -> Allocation:
         """Build from a mapping node → GPUs; zero shares are dropped."""
-        return cls(gpu_type, tuple(sorted((n, g) for n, g in shares.items() if g)))
+        return cls(gpu_type, tuple(sorted((n, g) for n, g in shares.items() if g)), half)
+
+    def to_body(self) -> dict[str, Any]:
+        """Return JSON for the ledger."""
+        body = {"gpu_type": self.gpu_type, "shares": dict(self.shares)}
+        return body | {"half": True} if self.half else body
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any] | None) -> Allocation | None:
+        """Return it from the ledger's JSON; None for none."""
+        if not body:
+            return None
+        return cls.of(body["gpu_type"], body["shares"], half=bool(body.get("half")))
+
+    @property
+    def whole(self) -> Allocation:
+        """The same GPUs, undivided."""
+        return Allocation(self.gpu_type, self.shares)
 
     @property
     def gpus(self) -> int:
         """GPUs over all nodes."""
         return sum(g for _, g in self.shares)
+
+    @property
+    def amount(self) -> float:
+        """GPUs as they are accounted for: half of one is 0.5."""
+        return 0.5 if self.half else self.gpus
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -57,7 +82,8 @@ class Allocation:
         return dict(self.shares).get(node, 0)
 
     def __str__(self) -> str:
-        return f"{self.gpus} {self.gpu_type or 'GPUs'} on {', '.join(self.nodes)}"
+        amount = "half of 1" if self.half else str(self.gpus)
+        return f"{amount} {self.gpu_type or 'GPUs'} on {', '.join(self.nodes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,7 @@ class Node:
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included; a GPU
             of which jobs hold parts (shards, MPS) is in use.
         shared_gpus: indexes of the GPUs of which jobs hold parts; () if none, or not known.
+        shards: of each GPU; 0: its GPUs are not divided, or not equally.
         owner: user whose jobs alone may start there, while one runs (ExclusiveUser); "": none.
         domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
@@ -111,6 +138,7 @@ class Node:
     used_cpus: int = 0
     used_memory_mb: int = 0
     shared_gpus: tuple[int, ...] = ()
+    shards: int = 0
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
     available: bool = True
@@ -175,7 +203,9 @@ class Job:
         end_state: Slurm's state of a job that ended: COMPLETED, FAILED, TIMEOUT, …; else "".
         devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); nodes
             without this information are left out.
-        shared_on: nodes on which the job holds a part of a GPU (shards, MPS).
+        parts: (node, index) of each GPU of which the job holds a part (shards, MPS); index -1: not
+            known.
+        shards: that a pending job requests on a node.
         whole_nodes: it gets all GPUs and CPUs of its nodes (--exclusive).
         wckey: the accounting key that its user gave (--wckey); "": none, or the user's default.
     """
@@ -225,7 +255,8 @@ class Job:
     exit_code: int = 0
     end_state: str = ""
     devices: tuple[tuple[str, str], ...] = ()
-    shared_on: tuple[str, ...] = ()
+    parts: tuple[tuple[str, int], ...] = ()
+    shards: int = 0
     whole_nodes: bool = False
     wckey: str = ""
 

@@ -31,6 +31,7 @@ from slurm_elastic.core.directive_grammar import (
     InPlace,
     Parallel,
     PlanChoice,
+    Share,
     percent,
     printed_range,
     read_fields,
@@ -60,6 +61,7 @@ class Directive:
         in_place: Whether the job may be changed in place, without a requeue, where possible.
         plan: Whether the controller may choose the execution plan; "own": the job chooses it, or
             a user orders it.
+        share: Whether the job may share its GPU with another job while it has one GPU.
         excluded: (type, GPUs) pairs that the job must not get, type "" for every type; see
             `excluding`. Not part of the text.
     """
@@ -77,6 +79,7 @@ class Directive:
     listed: tuple[int, ...] = ()
     in_place: InPlace = "auto"
     plan: PlanChoice = "own"
+    share: Share = "no"
     excluded: frozenset[tuple[str, int]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -104,7 +107,7 @@ class Directive:
             DirectiveError: The text does not follow the grammar.
         """
         try:
-            return cls(**read_fields(text))  # type: ignore[arg-type]  # one dict for ten types
+            return cls(**read_fields(text))  # type: ignore[arg-type]  # one dict for eleven types
         except DirectiveError as error:
             raise DirectiveError(error.part, error.reason, text) from None
 
@@ -132,10 +135,12 @@ class Directive:
             fields.append("unit=" + "/".join(f"{name}:{count}" for name, count in self.units))
         if self.listed:
             fields.append("sizes=" + ":".join(map(str, self.listed)))
-        if self.in_place != "auto":
-            fields.append("in-place=" + self.in_place)
-        if self.plan != "own":
-            fields.append("plan=" + self.plan)
+        words = (
+            ("in-place", self.in_place, "auto"),
+            ("plan", self.plan, "own"),
+            ("share", self.share, "no"),
+        )
+        fields += [f"{key}={value}" for key, value, default in words if value != default]
         return ",".join(fields)
 
     def unit_for(self, gpu_type: str) -> int:

@@ -25,10 +25,11 @@ Parallel = Literal["data", "pipeline", "hybrid", "spatial"]
 Freeze = Literal["off", "auto"]
 InPlace = Literal["auto", "never"]
 PlanChoice = Literal["own", "auto"]
+Share = Literal["no", "yes"]
 
 KEYS = (
     *("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "sizes"),
-    *("in-place", "plan"),
+    *("in-place", "plan", "share"),
 )
 _KNOWN = "known keys: " + ", ".join(KEYS)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
@@ -188,6 +189,12 @@ def _plan(value: str) -> dict[str, object]:
     return {"plan": cast("PlanChoice", value)}
 
 
+def _share(value: str) -> dict[str, object]:
+    if value not in {"no", "yes"}:
+        raise DirectiveError(value, f'share "{value}" is unknown; write no or yes')
+    return {"share": cast("Share", value)}
+
+
 def _unit(value: str) -> dict[str, object]:
     if _DIGITS.fullmatch(value):
         return {"unit": _number(value, "unit", MAX_GPUS)}
@@ -229,6 +236,7 @@ _READERS: dict[str, Callable[[str], dict[str, object]]] = {
     "sizes": _sizes,
     "in-place": _in_place,
     "plan": _plan,
+    "share": _share,
 }
 
 

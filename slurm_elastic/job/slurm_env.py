@@ -60,6 +60,7 @@ class SlurmAllocation:
         gpus: number of GPUs of each node; None where the environment has no number.
         tasks: number of tasks requested; used for jobs without GPUs.
         here: this node's name; empty outside the allocation (salloc on a login node).
+        shards: whether it holds shards of a GPU instead of whole GPUs.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class SlurmAllocation:
         "nodes",
         "run",
         "run_id",
+        "shards",
         "start_time",
         "tasks",
     )
@@ -95,6 +97,7 @@ class SlurmAllocation:
         if len(self.cpus) != len(self.nodes):
             self.cpus = (1,) * len(self.nodes)
         self.here = env.get("SLURMD_NODENAME", "")
+        self.shards = bool(env.get("SLURM_SHARDS_ON_NODE"))
         self.run_id = f"{env.get('SLURM_CLUSTER_NAME') or 'slurm'}-{self.job_id}"
         on_other_nodes = None if on_node or on_node is None else 0
         self.gpus = (on_node, *[on_other_nodes] * (len(self.nodes) - 1))

@@ -228,7 +228,8 @@ def command(
     return [
         *("srun", f"--ntasks={sum(tasks)}", *layout),
         f"--cpus-per-task={cpus}" if cpus else "--overcommit",
-        *(("--gpus-per-task=1", "--gpu-bind=none") if gpus else ()),
+        # A step that asks for no GPU gets the shards of its job.
+        *(("--gpus-per-task=1", "--gpu-bind=none") if gpus and not allocation.shards else ()),
         *("--mem=0", "--overlap", "--export=ALL", "--kill-on-bad-exit=1"),
         f"--job-name={os.path.basename(program[0])[:40]}",  # noqa: PTH119 - pathlib is slow to load
         *options,

@@ -139,7 +139,9 @@ def _begin(free_now: FreeResources, outcome: JobOutcome, target: Allocation) -> 
         return True
     free_now.give(round_job.need, current)
     fits = _fits(free_now, round_job.need, target)
-    free_now.take(round_job.need, union(current, target) if fits else current)
+    free_now.take(round_job.need, current)
+    if fits:
+        free_now.take_beside(round_job.need, current, target)
     return fits
 
 

@@ -15,7 +15,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
 
 #: Order in which changes begin.
-_ORDER = (
+BEGIN_ORDER = (
     Action.PREEMPT,
     Action.SHRINK,
     Action.START,
@@ -102,7 +102,7 @@ def build_plan(
                 **answers,
             )
         )
-    decisions.sort(key=lambda d: _ORDER.index(d.action))
+    decisions.sort(key=lambda d: BEGIN_ORDER.index(d.action))
     return Plan(
         time=snapshot.time,
         decisions=tuple(decisions),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.core import gpu_parts
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.limit_rivals import limit_rivals, rival_reason
@@ -56,6 +57,9 @@ class RoundJob:
             ends sooner.
         group_reach: how far its spatial groups may reach, "domain" or "node"; "": anywhere, or it
             has none.
+        partner: the other job on its GPU; None: it holds no half of a GPU, or the other half is
+            free, and `current` is the whole one.
+        separable: it holds half of a GPU, and may be requeued to part from its partner.
     """
 
     job: Job
@@ -69,6 +73,8 @@ class RoundJob:
     cost_s: float
     window_s: float
     group_reach: str = ""
+    partner: Job | None = None
+    separable: bool = False
 
     def demand(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
         """Return its demands on nodes; `away` False: only the nodes that it holds."""
@@ -154,6 +160,7 @@ def elastic_jobs(
         stay: jobs that may only give way, and why.
     """
     jobs = {}
+    partners = gpu_parts.partners(frame.snapshot.jobs)
     link_estimates = links_seen(frame.snapshot, records, config.topology.speeds)
     rivals = limit_rivals(frame.snapshot)
     for job in frame.snapshot.jobs:
@@ -171,6 +178,11 @@ def elastic_jobs(
             eligibility, reason = Eligibility.FIXED, Reason("limit-awaited", slurm_reason=limit)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
+        partner = next(iter(partners.get(job.job_id, ())), None)
+        separable = partner is not None and eligibility is Eligibility.FREE
+        if partner and eligibility in (Eligibility.FREE, Eligibility.YIELDS):
+            eligibility = Eligibility.FIXED
+            reason = Reason("shares-gpu", job=partner.display_id, user=partner.user)
         jobs[job.job_id] = RoundJob(
             job=job,
             record=record,
@@ -185,10 +197,12 @@ def elastic_jobs(
             eligibility=eligibility,
             reason=reason,
             need=ResourceNeed.of(job),
-            current=job.allocation,
+            current=_counted(job.allocation, partner),
             cost_s=record.change_s(config.resize.restart_s),
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
             group_reach=_group_reach(directive, config),
+            partner=partner,
+            separable=separable,
         )
     return jobs
 
@@ -200,6 +214,11 @@ def most_racks(job: Job) -> int | None:
     """
     count = job.submission.shape.get("req_switch") if job.submission else None
     return int(count) if count else None
+
+
+def _counted(held: Allocation | None, partner: Job | None) -> Allocation | None:
+    """Return what a job holds; half of a GPU whose other half is free counts as a whole one."""
+    return held.whole if held is not None and held.half and partner is None else held
 
 
 def _group_reach(directive: Directive, config: Config) -> str:

@@ -127,6 +127,16 @@ class FreeResources:
         """Free an allocation of a job."""
         self._move(need, allocation, -1)
 
+    def take_beside(
+        self, need: ResourceNeed, current: Allocation | None, target: Allocation | None
+    ) -> None:
+        """Allocate a target to a job that still holds its present allocation, which is booked."""
+        if current is not None and current.half:
+            self.take(need, target)
+            return
+        self.give(need, current)
+        self.take(need, union(current, target))
+
     def room(self, need: ResourceNeed) -> Ints:
         """Return the GPUs that a job could have on each node, CPUs and memory allowing."""
         room = self.gpus
@@ -157,12 +167,13 @@ class FreeResources:
         return left
 
     def _move(self, need: ResourceNeed, allocation: Allocation | None, sign: int) -> None:
+        """Book CPUs, memory and GPUs; that of a half stays in use by the job beside it."""
         if allocation is None:
             return
         for name, gpus in allocation.shares:
             i = self.frame.index.get(name)
             if i is not None:
-                self.gpus[i] -= sign * gpus
+                self.gpus[i] -= 0 if allocation.half else sign * gpus
                 self.cpus[i] -= sign * need.cpus(gpus)
                 self.memory[i] -= sign * need.memory(gpus)
         self._charge(need, allocation, sign)
@@ -213,9 +224,9 @@ class ResourceViews:
         self, need: ResourceNeed, current: Allocation | None, target: Allocation | None
     ) -> None:
         """Book a change under way: the job holds both allocations now and its target later."""
-        self.give(need, current)
+        self.later.give(need, current)
         self.later.take(need, target)
-        self.now.take(need, union(current, target))
+        self.now.take_beside(need, current, target)
 
 
 def union(first: Allocation | None, second: Allocation | None) -> Allocation | None:

@@ -93,7 +93,7 @@ def claims_for_pending(
     at = frame.snapshot.time
     earlier_claims = {claim.job_id: claim for claim in claims}
     decided = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
-    waiting = _waiting(round_jobs, frame, at)
+    waiting = waiting_jobs(round_jobs, frame)
     if binding:
         decided.ready = [j.job_id for j in waiting if _controller_starts(round_jobs.get(j.job_id))]
         waiting = [j for j in waiting if not _controller_starts(round_jobs.get(j.job_id))]
@@ -166,9 +166,9 @@ def _controller_starts(round_job: RoundJob | None) -> bool:
     return round_job is not None and round_job.eligibility is Eligibility.OURS
 
 
-def _waiting(round_jobs: Mapping[int, RoundJob], frame: NodeArrays, at: float) -> list[Job]:
+def waiting_jobs(round_jobs: Mapping[int, RoundJob], frame: NodeArrays) -> list[Job]:
     """Return the pending jobs that could start if there were room, in Slurm's order."""
-    waiting = []
+    waiting, at = [], frame.snapshot.time
     for job in frame.snapshot.jobs:
         if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
             continue

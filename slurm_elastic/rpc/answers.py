@@ -178,7 +178,7 @@ class Waiting(TypedDict):
 
 
 class JobRow(TypedDict):
-    """One job of `status`."""
+    """One job of `status`; `half`: it holds half of one GPU; not from controllers before 0.2.0."""
 
     job_id: int
     display_id: str
@@ -191,6 +191,7 @@ class JobRow(TypedDict):
     held: bool
     stopped: ReasonRow | None
     gpus: int
+    half: bool
     wants: str
     gpu_type: str
     where: list[Place]

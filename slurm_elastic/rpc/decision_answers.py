@@ -59,10 +59,14 @@ class ModelRow(TypedDict):
 
 
 class DecisionRow(TypedDict):
-    """Decision of the last round for one job."""
+    """Decision of the last round for one job.
+
+    `half`: it gets half of one GPU; not from controllers before 0.2.0.
+    """
 
     action: str
     gpus: int
+    half: bool
     gpu_type: str
     where: list[Place]
     reason: ReasonRow | None
@@ -155,6 +159,7 @@ class NeighbourRow(TypedDict):
     `measured`: measurements of this pair, 0: `speed` is predicted. `user` is null where
     PrivateData hides the owner. `resource`: `compute`, `memory`, `network` or `storage`, for which
     they contend as far as that is known; "": not known; not from controllers before 0.2.0.
+    `same_gpu`: both have half of one GPU; not from controllers before 0.2.0.
     """
 
     job_id: int
@@ -166,6 +171,7 @@ class NeighbourRow(TypedDict):
     measured: int
     other_speed: float | None
     resource: str
+    same_gpu: bool
 
 
 class ExchangeRow(TypedDict):

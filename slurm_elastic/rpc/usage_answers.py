@@ -18,14 +18,17 @@ class UsageRow(TypedDict):
 
 
 class RunUsage(TypedDict):
-    """One allocation of one run; `settled`: as Slurm's accounting has it."""
+    """One allocation of one run; `settled`: as Slurm's accounting has it.
+
+    `gpus` is 0.5 for half of a GPU.
+    """
 
     job_id: int
     display_id: str
     user: str
     run: int
     gpu_type: str
-    gpus: int
+    gpus: float
     start: float
     end: float | None
     seconds: float

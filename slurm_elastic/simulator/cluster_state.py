@@ -7,12 +7,15 @@ or equality hit.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from slurm_elastic.core.cluster import Job, JobState, Node, Partition, Snapshot
+from slurm_elastic.core.gpu_parts import GpuName
 from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.models.link_estimates import LEAST_REPORTS
+from slurm_elastic.simulator.shared_observations import application_of
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulated_lengths import SimulatedLengths
 from slurm_elastic.simulator.truth.rack_network import Network
@@ -37,6 +40,7 @@ class SimulatedCluster:
         measure: bool,
         network: Network | None = None,
         lengths: SimulatedLengths | None = None,
+        sharing: frozenset[str] = frozenset(),
     ) -> None:
         """Create the nodes, all idle.
 
@@ -45,9 +49,15 @@ class SimulatedCluster:
             measure: also report speeds, for policies that do not read `learned`.
             network: racks; None: all nodes are one rack.
             lengths: predicted run times; None: jobs have none.
+            sharing: applications whose jobs share GPUs; where there are any, each GPU has two
+                shards.
         """
+        self._sharing = sharing
+        self._parts: dict[int, GpuName] = {}
         self._lengths = lengths
         self.nodes = cluster.nodes(_PARTITION)
+        if sharing:
+            self.nodes = tuple(dataclasses.replace(n, shards=2) for n in self.nodes)
         self._index = {n.name: i for i, n in enumerate(self.nodes)}
         self._used: dict[tuple[str, int], Node] = {}
         self._jobs: dict[int, tuple[object, Job]] = {}
@@ -60,6 +70,7 @@ class SimulatedCluster:
 
     def snapshot(self, at_s: float, jobs: Sequence[SimulatedJob]) -> Snapshot:
         """Return the cluster with these jobs, which are submitted and not complete."""
+        self.divide(jobs)
         return Snapshot(
             time=at_s,
             nodes=self._nodes(jobs),
@@ -80,12 +91,39 @@ class SimulatedCluster:
     def _nodes(self, jobs: Iterable[SimulatedJob]) -> tuple[Node, ...]:
         used = [0] * len(self.nodes)
         for job in jobs:
-            for name, gpus in job.allocation.shares if job.allocation else ():
-                used[self._index[name]] += gpus
+            if job.job_id not in self._parts:
+                for name, gpus in job.allocation.shares if job.allocation else ():
+                    used[self._index[name]] += gpus
+        for name, _ in set(self._parts.values()):
+            used[self._index[name]] += 1
         return tuple(
             self._node(node, gpus) if gpus else node
             for node, gpus in zip(self.nodes, used, strict=True)
         )
+
+    def divide(self, jobs: Sequence[SimulatedJob]) -> None:
+        """Find the GPU of each job that has half of one, as Slurm would."""
+        halves = {j.job_id: j.allocation for j in jobs if j.allocation and j.allocation.half}
+        self._parts = {
+            job_id: gpu
+            for job_id, gpu in self._parts.items()
+            if job_id in halves and halves[job_id].nodes == gpu[:1]
+        }
+        for job_id, half in halves.items():
+            if job_id not in self._parts:
+                (node,) = half.nodes
+                counts = Counter(gpu for gpu in self._parts.values() if gpu[0] == node)
+                free = ((node, i) for i in range(len(counts) + 1))
+                self._parts[job_id] = next(
+                    (gpu for gpu, count in counts.items() if count == 1),
+                    next(gpu for gpu in free if gpu not in counts),
+                )
+
+    def partner(self, job: SimulatedJob, jobs: Iterable[SimulatedJob]) -> SimulatedJob | None:
+        """Return the job with the other half of a job's GPU, as `divide` has found it."""
+        gpu = self._parts.get(job.job_id)
+        others = (o for o in jobs if o is not job and self._parts.get(o.job_id) == gpu)
+        return next(others, None) if gpu else None
 
     def _node(self, node: Node, used: int) -> Node:
         busy_node = self._used.get((node.name, used))
@@ -96,10 +134,13 @@ class SimulatedCluster:
         return busy_node
 
     def _job(self, job: SimulatedJob) -> Job:
-        key = (job.allocation, job.starts, job.companions)
+        part = self._parts.get(job.job_id)
+        key = (job.allocation, job.starts, job.companions, part)
         last_key, slurm_job = self._jobs.get(job.job_id, (None, None))
         if slurm_job is None or last_key != key:
             slurm_job = _slurm_job(job)
+            if application_of(job) in self._sharing:
+                slurm_job = _sharing(slurm_job, part)
             self._jobs[job.job_id] = (key, slurm_job)
         return slurm_job
 
@@ -159,6 +200,14 @@ def _slurm_job(job: SimulatedJob) -> Job:
         gpu_type=allocation.gpu_type if allocation else gpu_type or "",
         cpus_per_gpu=0.0,
     )
+
+
+def _sharing(job: Job, part: GpuName | None) -> Job:
+    """Return a job with `share=yes`, and the GPU of which it has half."""
+    assert job.submission is not None
+    directive = dataclasses.replace(job.submission.directive, share="yes")
+    submission = Submission(directive, {"min_nodes": 1})
+    return dataclasses.replace(job, submission=submission, parts=(part,) if part else ())
 
 
 def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:

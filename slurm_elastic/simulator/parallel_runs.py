@@ -58,6 +58,7 @@ class Task:
     resizes: ResizeCosts | None = None
     moves_restart: bool = False
     neighbours: NeighbourSlowdown | None = None
+    gpu_pairs: NeighbourSlowdown | None = None
 
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> Result:
         """Run it here."""

@@ -242,8 +242,8 @@ class SimulatedJob:
         if not self.shape or self.completion_s is not None:
             self.now_s = until_s
             return
-        gpus, truth = self.gpus, self.truth
-        idle = gpus - sum(self.shape)
+        gpus, truth = self.allocation.amount if self.allocation else 0, self.truth
+        idle = self.gpus - sum(self.shape)
         delay = min(self.restart_left_s, seconds)
         if delay:
             self.restart_left_s -= delay
@@ -344,7 +344,7 @@ class SimulatedJob:
         seconds = step + self.accumulation * micro
         return seconds / (seconds + self.extra_s)
 
-    def _add_time(self, seconds: float, gpus: int, idle: int) -> None:
+    def _add_time(self, seconds: float, gpus: float, idle: int) -> None:
         self.now_s += seconds
         self.gpu_s += seconds * gpus
         self.lost_gpu_s += seconds * idle

@@ -8,7 +8,9 @@ from slurm_elastic.config.placement_settings import NeighbourSettings
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.models.colocation.node_sharing import SharingLearner, StepTime
 from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
+from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
+from slurm_elastic.simulator.cluster_state import SimulatedCluster
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.neighbour_slowdown import NeighbourSlowdown
 
@@ -17,12 +19,18 @@ class SimulatedNeighbours:
     """Neighbours of one simulation.
 
     Args:
-        truth: how much applications slow each other down.
+        truth: how much applications on one node slow each other down.
         settings: `[neighbours]`.
+        on_gpu: how much those on one GPU do.
     """
 
-    def __init__(self, truth: NeighbourSlowdown, settings: NeighbourSettings) -> None:
-        self._truth, self._settings = truth, settings
+    def __init__(
+        self,
+        truth: NeighbourSlowdown,
+        settings: NeighbourSettings,
+        on_gpu: NeighbourSlowdown | None = None,
+    ) -> None:
+        self._truth, self._settings, self._on_gpu = truth, settings, on_gpu
         self._learner = SharingLearner(SharedSpeeds())
         self._seen_s: float | None = None
 
@@ -50,8 +58,20 @@ class SimulatedNeighbours:
             return None
         return NeighbourTable(snapshot, self._learner.speeds, applications, self._settings)
 
-    def slow(self, jobs: Sequence[SimulatedJob]) -> None:
-        """Set the speed of each job beside those that stand on its nodes from now on."""
+    def gpu_pairs(self, snapshot: Snapshot, jobs: Sequence[SimulatedJob]) -> GpuPairTable | None:
+        """Return the speeds of jobs on one GPU, as learned; None: no GPU is shared."""
+        if self._settings.mode == "off" or self._on_gpu is None:
+            return None
+        applications = {job.job_id: _application(job) for job in jobs}
+        return GpuPairTable(snapshot, self._learner.speeds, applications, self._settings)
+
+    def slow(self, jobs: Sequence[SimulatedJob], state: SimulatedCluster) -> None:
+        """Set the speed of each job beside those that stand on its nodes, or GPU, from now on.
+
+        Args:
+            jobs: all that run or wait.
+            state: has the partners on one GPU.
+        """
         on_node: dict[str, list[SimulatedJob]] = {}
         for job in jobs:
             for name in job.allocation.nodes if job.allocation else ():
@@ -68,6 +88,10 @@ class SimulatedNeighbours:
                 ),
                 default=1.0,
             )
+            partner = state.partner(job, jobs) if self._on_gpu is not None else None
+            if partner is not None and self._on_gpu is not None:
+                names_on_gpu = _application(job), [_application(partner)]
+                job.shared_speed *= self._on_gpu.speed(*names_on_gpu)
 
 
 def _application(job: SimulatedJob) -> str:

@@ -10,6 +10,7 @@ longest time between two.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ def simulate(
     resizes: ResizeCosts | None = None,
     moves_restart: bool = False,
     neighbours: NeighbourSlowdown | None = None,
+    gpu_pairs: NeighbourSlowdown | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a workload to its end.
@@ -100,6 +102,8 @@ def simulate(
         moves_restart: a move to other nodes in the same shape is a restart, as with racks,
             `resizes` or `neighbours`; else it is free, as in Sia's artifact.
         neighbours: how much applications on one node slow each other down; None: not at all.
+        gpu_pairs: how much those on one GPU do; jobs of these have `share=yes`, as far as
+            `[neighbours] share_gpus` allows it. None: no job has.
         progress: called every few rounds with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -124,10 +128,11 @@ def simulate(
     )
     if capabilities.initial_measurements:
         analysed(jobs, cluster)
-    costs = (network, resizes, neighbours)
+    costs = (network, resizes, neighbours, gpu_pairs)
     moves_restart = moves_restart or any(cost is not None for cost in costs)
     run = _Run(
-        cluster, jobs, _Timed(policy), config, seed, interval_s, network, moves_restart, neighbours
+        *(cluster, jobs, _Timed(policy), config, seed, interval_s, network, moves_restart),
+        *(neighbours, gpu_pairs),
     )
     if clock == "event":
         run.by_events(progress)
@@ -186,6 +191,7 @@ class _Run:
         holding: present allocation of each job, with its start.
         moves_restart: whether a move in the same shape is a restart.
         slowdown: of jobs on one node.
+        gpu_slowdown: of jobs on one GPU.
         dropped: jobs that the policy dropped; they never run.
     """
 
@@ -198,6 +204,7 @@ class _Run:
     network: Network | None = None
     moves_restart: bool = False
     slowdown: NeighbourSlowdown | None = None
+    gpu_slowdown: NeighbourSlowdown | None = None
     now_s: float = 0.0
     arrived: int = 0
     active: list[SimulatedJob] = field(default_factory=list)
@@ -215,8 +222,10 @@ class _Run:
     _neighbours: SimulatedNeighbours | None = None
 
     def __post_init__(self) -> None:
-        if self.slowdown is not None:
-            self._neighbours = SimulatedNeighbours(self.slowdown, self.config.neighbours)
+        if self.slowdown is not None or self.gpu_slowdown is not None:
+            self._neighbours = SimulatedNeighbours(
+                self.slowdown or NeighbourSlowdown({}), self.config.neighbours, self.gpu_slowdown
+            )
         predicts = self.policy.capabilities.predicted_lengths
         self._lengths = SimulatedLengths() if predicts else None
         self.cluster_state = SimulatedCluster(
@@ -225,6 +234,7 @@ class _Run:
             measure=self.policy.capabilities.simulates_measured_speeds or self.network is not None,
             network=self.network,
             lengths=self._lengths,
+            sharing=self.gpu_slowdown.applications if self.gpu_slowdown else frozenset(),
         )
         if self.policy.capabilities.shares_measurements:
             self._shared = SharedPools()
@@ -328,6 +338,7 @@ class _Run:
         if self.active:
             snapshot = self.cluster_state.snapshot(at_s, self.active)
             table = self._neighbours.learn(snapshot, self.active) if self._neighbours else None
+            pairs = self._neighbours.gpu_pairs(snapshot, self.active) if self._neighbours else None
             plan, self._state = decide_round(
                 snapshot,
                 self.cluster_state.records(self.active),
@@ -339,17 +350,19 @@ class _Run:
                 at_once=True,
                 explain=False,
                 neighbours=table,
+                gpu_pairs=pairs,
             )
             self._plan = plan
             self.notes.extend(note for note in plan.notes if note not in self.notes[-8:])
             self._carry_out(plan, at_s)
-        held: dict[str, int] = {}
+        held: dict[str, float] = {}
         for job in self.active:
-            if job.shape:
-                held[job.gpu_type] = held.get(job.gpu_type, 0) + job.gpus
+            if job.allocation is not None and job.shape:
+                held[job.gpu_type] = held.get(job.gpu_type, 0) + job.allocation.amount
+        used = {name: math.ceil(gpus) for name, gpus in held.items()}
         nodes = {n for job in self.active if job.allocation for n in job.allocation.nodes}
         self.rounds.append(
-            RoundResult(at_s, len(self.active), tuple(sorted(held.items())), len(nodes))
+            RoundResult(at_s, len(self.active), tuple(sorted(used.items())), len(nodes))
         )
 
     def _carry_out(self, plan: Plan, at_s: float) -> None:
@@ -371,7 +384,8 @@ class _Run:
         if self.network is not None:
             self._cross(self.network)
         if self._neighbours is not None:
-            self._neighbours.slow(self.active)
+            self.cluster_state.divide(self.active)
+            self._neighbours.slow(self.active, self.cluster_state)
 
     def _drop(self, job_ids: Collection[int]) -> None:
         """Remove the jobs that the policy dropped."""

@@ -20,13 +20,14 @@ FIRST = "4000000000"
 Fields = dict[str, str]
 
 
-def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
+def sized(job: Job, target: Allocation, *, time_limit_s: int | None, shards: int = 0) -> Fields:
     """Return the fields that give a pending job the size of `target`, on nodes set later.
 
     Args:
         job: pending, with its submission.
         target: GPUs on nodes, one type.
         time_limit_s: time left for the job; None: keep its limit.
+        shards: of half of a GPU, for a target that is one.
     """
     counts = {g for _, g in target.shares}
     per_node = max(counts)
@@ -41,6 +42,8 @@ def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
         "TresPerTask": "",
         **_without_sockets(job),
     }
+    if target.half:
+        fields["TresPerNode"] = f"gres/shard:{shards}"
     return fields | _cpus_and_memory(job, per_node) | time_fields(job, time_limit_s)
 
 
@@ -155,7 +158,10 @@ def difference(job: Job, target: Allocation) -> str:
     """Return how a pending job's shape differs from `target`, as Slurm reports it; "" if equal."""
     if job.gpus != target.gpus:
         return f"asks for {job.gpus} GPUs instead of {target.gpus}"
-    if target.gpu_type and job.gpu_type != target.gpu_type:
+    if target.half != bool(job.shards):
+        held, wanted = ("half of a", "a whole") if job.shards else ("a whole", "half of a")
+        return f"asks for {held} GPU instead of {wanted} one"
+    if not target.half and target.gpu_type and job.gpu_type != target.gpu_type:
         return f"asks for type {job.gpu_type or 'any'} instead of {target.gpu_type}"
     if job.min_nodes != len(target.nodes):
         return f"asks for {job.min_nodes} nodes instead of {len(target.nodes)}"
@@ -256,4 +262,6 @@ def describe(target: Allocation | None) -> str:
     """Return `8 a100 on g[01-02]`, or `the queue`, for logs."""
     if target is None:
         return "the queue"
+    if target.half:
+        return f"half of 1 {target.gpu_type or 'GPU'} on {fold(target.nodes)}"
     return f"{target.gpus} {target.gpu_type or 'GPUs'} on {fold(target.nodes)}"

@@ -35,6 +35,8 @@ def sentence(answer: ExplainAnswer) -> str:
 def _of(row: NeighbourRow) -> str:
     nodes, owner = row["nodes"], f" of {row['user']}" if row["user"] else ""
     where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {fold(nodes)}"
+    if row.get("same_gpu"):
+        where = f"a GPU on {where.partition(' ')[2]}"
     shares = f"shares {where} with job {row['display_id']}{owner}"
     if row["speed"] is None:
         return f"{shares}: what they do to each other is not known yet"

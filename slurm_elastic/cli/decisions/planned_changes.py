@@ -68,13 +68,15 @@ def planned(answer: PlanAnswer, *, all_jobs: bool = False) -> list[str]:
 
 def _shape(row: PlanRow) -> str:
     kind = row["gpu_type"] or row["from_type"]
+    half = "half of " if row.get("half") else ""
     if row["action"] == "start":
-        return f"start {formatting.gpus(row['gpus'], kind)}"
+        return f"start {half}{formatting.gpus(row['gpus'], kind)}"
     if row["action"] == "preempt":
         return f"{row['from_gpus']} → 0 {formatting.clean(kind)}"
     if row["action"] == "move":
         old = formatting.gpus(row["from_gpus"], row["from_type"])
-        return f"{old} → {formatting.gpus(row['gpus'], kind)} on {formatting.places(row['where'])}"
+        new = f"{half}{formatting.gpus(row['gpus'], kind)}"
+        return f"{old} → {new} on {formatting.places(row['where'])}"
     return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
 
 

@@ -72,6 +72,8 @@ SENTENCES: Mapping[str, Sentence] = {
     "job-changed": "the job changed by itself",
     "job-left-gpus": "the job left its GPUs by itself",
     "gpus-taken": "its GPUs were taken meanwhile",
+    "gpu-free-meanwhile": "a whole GPU has become free on its node meanwhile",
+    "gpu-undivided": lambda p: f"the GPUs of {nodes(p)} are no longer divided into shards",
     "exchange-given-up": "a job with which it was to exchange GPUs keeps what it has",
     "held-in-slurm": "its owner or an administrator holds the job",
     "no-checkpoint": "no checkpoint within {notice_s:g} s",

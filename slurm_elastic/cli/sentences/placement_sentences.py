@@ -110,6 +110,10 @@ def _resizes_used(p: Parameters) -> str:
     return f"{quota_owner} has used {p['used']} of {p['most']} resizes this hour{end}"
 
 
+def _own_speed(p: Parameters) -> str:
+    return f"about {p['speed']:.0%} of its speed alone"
+
+
 def _refused(p: Parameters) -> str:
     target = f" {p['gpus']} {p['gpu_type']}".rstrip() if p["gpus"] else ""
     return f"would {_ACTIONS[p['action']]}{target}, but {p['reason']}"
@@ -142,6 +146,20 @@ SENTENCES: Mapping[str, Sentence] = {
     "leaves-neighbour": lambda p: (
         f"moves away from {job(p)}: side by side one of them is {1 - p['speed']:.0%} slower;"
         f" {p['gain']:.0%} more speed in all for {duration(p['cost_s'])} without training"
+    ),
+    "shares-gpu": lambda p: f"has half of a GPU beside {job_of(p)}",
+    "halves-gpu": lambda p: (
+        f"gives half of its GPU to {job_of(p)}: {_own_speed(p)},"
+        f" after {duration(p['cost_s'])} without training"
+    ),
+    "starts-on-half": lambda p: f"starts on half of the GPU of {job_of(p)}: {_own_speed(p)}",
+    "half-given-first": lambda p: f"half of a GPU, which {job_of(p)} gives first",
+    "leaves-shared-gpu": lambda p: (
+        f"leaves the GPU that it shares with {job_of(p)} for one of its own:"
+        f" {p['gain']:.0%} more speed in all for {duration(p['cost_s'])} without training"
+    ),
+    "slows-partner": lambda p: (
+        f"waits again: beside {job_of(p)} one of them runs at {p['speed']:.0%} of its speed"
     ),
     "clears-node": lambda p: (
         f"moves off {nodes(p)} so that the node can sleep, for up to {duration(p['left_s'])}:"

@@ -13,7 +13,7 @@ from slurm_elastic.cli import options
 from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs, simulation_options
-from slurm_elastic.cli.simulate.neighbour_options import APART, acting
+from slurm_elastic.cli.simulate.neighbour_options import acting, variants
 from slurm_elastic.cli.simulate.past_options import past_options, read_past
 from slurm_elastic.cli.simulate.sleep_answer import sleep_by_run, sleep_lines
 from slurm_elastic.cli.tables import Column, TableLayout, render
@@ -100,7 +100,8 @@ def compare(
     """Run the same workloads under several policies.
 
     With --neighbours each policy runs twice; in the rows `POLICY+apart` its placement keeps jobs
-    apart that hurt each other (docs/colocation.md).
+    apart that hurt each other (docs/colocation.md). With --gpu-pairs, too; in the rows
+    `POLICY+share` two jobs may have one GPU.
 
     With --sacct: what elasticity would have changed for past jobs. Accounting does not record how
     jobs scale, so the answer is a range over the given curves. A CURVE is `linear`, `amdahl:0.95`,
@@ -119,15 +120,16 @@ def compare(
                     raise CliError(f"{option} needs --sacct FILE", USAGE)
             machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
             loaded = simulation_inputs.load(workloads, inputs, machines)
-            variants = [(name, False) for name in names]
-            if inputs.neighbours is not None:
-                variants = [(name, acts) for name in names for acts in (False, True)]
-                names = [f"{name}{APART}" if acts else name for name, acts in variants]
+            suffixes = variants(
+                apart=inputs.neighbours is not None, share=inputs.gpu_pairs is not None
+            )
             tasks = [
-                acting(simulation_inputs.task(workload, machines, inputs, name), acts=acts)
-                for name, acts in variants
+                acting(simulation_inputs.task(workload, machines, inputs, name), variant)
+                for name in names
+                for variant in suffixes
                 for workload in loaded
             ]
+            names = [name + variant for name in names for variant in suffixes]
             results = simulation_inputs.run(tasks, inputs)
             by_name = {
                 name: results[i * len(loaded) : (i + 1) * len(loaded)]
@@ -284,6 +286,8 @@ def _compare_past(
 
     if inputs.neighbours is not None:
         raise CliError("--neighbours does not apply to --sacct; leave it out", USAGE)
+    if inputs.gpu_pairs is not None:
+        raise CliError("--gpu-pairs does not apply to --sacct; leave it out", USAGE)
     if inputs.profiles is not None:
         raise CliError("--profiles does not apply to --sacct; leave it out", USAGE)
     rules = [scaling_curves.rules(text) for text in scalings]

@@ -1,4 +1,4 @@
-"""Jobs that slow each other down in simulations: `--neighbours`."""
+"""Jobs that slow each other down in simulations: `--neighbours` and `--gpu-pairs`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 #: What follows the name of a policy whose placement keeps jobs apart that hurt each other.
 APART = "+apart"
+#: What follows it where two jobs may share a GPU.
+SHARE = "+share"
 
 
-def neighbours(path: str | None) -> NeighbourSlowdown | None:
-    """Return the slowdowns of --neighbours; None if it is not given.
+def neighbours(path: str | None, *, option: str = "--neighbours") -> NeighbourSlowdown | None:
+    """Return the slowdowns of an option; None if it is not given.
+
+    Args:
+        path: its value.
+        option: its name.
 
     Raises:
         CliError: the file is invalid.
@@ -30,10 +36,25 @@ def neighbours(path: str | None) -> NeighbourSlowdown | None:
     try:
         return neighbour_slowdown.read(Path(path))
     except neighbour_slowdown.NeighbourSlowdownError as error:
-        raise CliError(f"--neighbours: {clean(error)}", USAGE) from None
+        raise CliError(f"{option}: {clean(error)}", USAGE) from None
 
 
-def acting(task: Task, *, acts: bool) -> Task:
-    """Return a task whose placement counts neighbours, or only learns of them."""
-    settings = dataclasses.replace(task.config.neighbours, mode="act" if acts else "observe")
+def variants(*, apart: bool, share: bool) -> list[str]:
+    """Return what follows a policy's name in each of its runs.
+
+    Args:
+        apart: neighbours are given.
+        share: pairs on one GPU are.
+    """
+    suffixes = ["", APART] if apart else [""]
+    return [s + shared for s in suffixes for shared in (("", SHARE) if share else ("",))]
+
+
+def acting(task: Task, variant: str) -> Task:
+    """Return a task as one of `variants`: what it does with neighbours and pairs on one GPU."""
+    settings = dataclasses.replace(
+        task.config.neighbours,
+        mode="act" if APART in variant else "observe",
+        share_gpus="act" if SHARE in variant else "off",
+    )
     return dataclasses.replace(task, config=dataclasses.replace(task.config, neighbours=settings))

@@ -275,6 +275,7 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         restarts=_by_job(restarts(inputs), loaded[1]),
         freezing=inputs.freezing,
         neighbours=neighbours(inputs.neighbours),
+        gpu_pairs=neighbours(inputs.gpu_pairs, option="--gpu-pairs"),
         network=network(
             machines,
             loaded[0],
@@ -312,6 +313,7 @@ def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
     settings(inputs, "")
     check_network(**inputs.network)
     neighbours(inputs.neighbours)
+    neighbours(inputs.gpu_pairs, option="--gpu-pairs")
     if plot is not None:
         plots.check(Path(plot))
     if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():

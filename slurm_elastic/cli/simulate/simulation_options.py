@@ -42,6 +42,7 @@ class Inputs:
     congestion: float | None
     gradient_bytes: str | None
     neighbours: str | None
+    gpu_pairs: str | None
 
     @property
     def network(self) -> dict[str, Any]:
@@ -89,6 +90,10 @@ def shared_options(command: F) -> F:
         click.option(
             "--neighbours", metavar="FILE",
             help="CSV application,other,speed: speed beside a job on the same node (1).",
+        ),
+        click.option(
+            "--gpu-pairs", metavar="FILE",
+            help="The same for jobs on one GPU, which jobs of these applications may share.",
         ),
         click.option(
             "--freezing", type=click.Choice(_BELIEFS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from slurm_elastic.config.schema import Config
@@ -69,8 +69,8 @@ def _shown(gpu_type: str, types: set[str]) -> str:
 def _gpus(view: View, jobs: list[Job]) -> Figures:
     types = _types(view)
     uses = (*_KINDS, "idle", "unavailable")
-    gpus: Counter[tuple[str, ...]] = Counter(
-        {(_shown(t, types), use): 0 for t in types for use in uses}
+    gpus: defaultdict[tuple[str, ...], float] = defaultdict(
+        float, {(_shown(t, types), use): 0.0 for t in types for use in uses}
     )
     for node in view.snapshot.nodes:
         name = _shown(node.gpu_type, types)
@@ -79,16 +79,18 @@ def _gpus(view: View, jobs: list[Job]) -> Figures:
             gpus[name, "unavailable"] += max(0, node.gpus - node.used_gpus)
     for job in jobs:
         if job.allocation and job.state is not JobState.PENDING:
-            gpus[_shown(job.allocation.gpu_type, types), _kind(job)] += job.allocation.gpus
+            gpus[_shown(job.allocation.gpu_type, types), _kind(job)] += job.allocation.amount
     return gpus
 
 
 def _planned(view: View) -> Figures:
     types = _types(view)
-    planned: Counter[tuple[str, ...]] = Counter({(_shown(t, types),): 0 for t in types})
+    planned: defaultdict[tuple[str, ...], float] = defaultdict(
+        float, {(_shown(t, types),): 0.0 for t in types}
+    )
     for decision in view.plan.decisions if view.plan else ():
         if decision.target:
-            planned[(_shown(decision.target.gpu_type, types),)] += decision.target.gpus
+            planned[(_shown(decision.target.gpu_type, types),)] += decision.target.amount
     return planned
 
 

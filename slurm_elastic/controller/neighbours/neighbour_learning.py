@@ -5,6 +5,7 @@ Reports come from other threads; everything else happens in rounds.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.gpu_parts import partners
 from slurm_elastic.core.report import LEAST_STEPS, Report
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import (
@@ -21,6 +23,7 @@ from slurm_elastic.models.colocation.node_sharing import (
     tenants,
 )
 from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, SharedSpeeds
+from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 
 _NAME = "neighbour_speeds"
@@ -41,12 +44,14 @@ class Neighbour:
         nodes: that both stand on.
         speed: of the job beside it, on the node where that is slowest.
         other: speed of the neighbour beside the job, on that node.
+        same_gpu: both have half of one GPU; the speeds are those of such pairs.
     """
 
     job_id: int
     nodes: tuple[str, ...]
     speed: NeighbourSpeed
     other: NeighbourSpeed
+    same_gpu: bool = False
 
 
 class NeighbourLearning:
@@ -130,13 +135,21 @@ class NeighbourLearning:
             return None
         return self._table(snapshot, learner)
 
+    def gpu_pairs(self, snapshot: Snapshot) -> GpuPairTable | None:
+        """Return the speeds of jobs on one GPU; None: they are not measured."""
+        if self.config.neighbours.mode == "off" or self._learner is None:
+            return None
+        speeds = self._learner.speeds
+        return GpuPairTable(snapshot, speeds, self._stated, self.config.neighbours)
+
     def neighbours(self, snapshot: Snapshot) -> dict[int, tuple[Neighbour, ...]]:
         """Return the neighbours of each running elastic job, for answers."""
         if self.config.neighbours.mode == "off" or self._learner is None:
             return {}
         table, on_node = self._table(snapshot, self._learner), tenants(snapshot)
+        pairs, on_gpu = self.gpu_pairs(snapshot), partners(snapshot.jobs)
         return {
-            job.job_id: rows
+            job.job_id: tuple(_on_gpu(row, job, on_gpu, pairs) for row in rows)
             for job in snapshot.jobs
             if job.elastic
             and job.state is JobState.RUNNING
@@ -165,6 +178,19 @@ def _neighbours(
         nodes = tuple(name for name, _, _ in shared_nodes)
         rows.append(Neighbour(job_id=other_id, nodes=nodes, speed=speed, other=other_speed))
     return tuple(sorted(rows, key=lambda row: (row.speed.speed, row.job_id)))
+
+
+def _on_gpu(
+    row: Neighbour, job: Job, on_gpu: Mapping[int, tuple[Job, ...]], pairs: GpuPairTable | None
+) -> Neighbour:
+    """Return a neighbour with the speeds on one GPU, if it is on the job's own one."""
+    beside = {other.job_id for other in on_gpu.get(job.job_id, ())}
+    if pairs is None or row.job_id not in beside:
+        return row
+    node, ids = row.nodes[0], (job.job_id, row.job_id)
+    return dataclasses.replace(
+        row, speed=pairs.known(node, *ids), other=pairs.known(node, *ids[::-1]), same_gpu=True
+    )
 
 
 def _use(report: Report, nodes: int) -> MeasuredUse:

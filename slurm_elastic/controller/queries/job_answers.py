@@ -18,6 +18,7 @@ from slurm_elastic.controller.queries.view import (
 from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.core.cluster import Allocation, Companion, Job, JobState
+from slurm_elastic.core.gpu_parts import held_gpus
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.core.report import Report
 from slurm_elastic.rpc.answers import (
@@ -97,6 +98,7 @@ class JobRows:
             "held": record.held,
             "stopped": self.reason(record.stopped) if job.state is JobState.PENDING else None,
             "gpus": held.gpus if held else 0,
+            "half": held is not None and held.half,
             "wants": wants(job),
             "gpu_type": held.gpu_type if held else job.gpu_type,
             "where": self.places(held.nodes) if held else [],
@@ -127,6 +129,7 @@ class JobRows:
         return {
             "action": decision.action.value,
             "gpus": target.gpus if target else 0,
+            "half": target is not None and target.half,
             "gpu_type": target.gpu_type if target else "",
             "where": self.places(target.nodes) if target else [],
             "reason": self.reason(decision.reason),
@@ -400,13 +403,11 @@ def _samples_per_s(held: Allocation | None, record: JobRecord) -> float | None:
 
 
 def _partitions(view: View) -> list[PartitionRow]:
-    elastic: Counter[str] = Counter()
+    elastic = held_gpus(j for j in view.snapshot.jobs if j.elastic)
     waiting: Counter[str] = Counter()
     for job in view.snapshot.jobs:
         if job.state is JobState.PENDING and (job.gpus or job.submission):
             waiting.update(job.partition.split(","))
-        elif job.elastic and job.allocation:
-            elastic.update(dict(job.allocation.shares))
     nodes: Mapping[str, list[str]] = {p.name: list(p.nodes) for p in view.snapshot.partitions}
     if not nodes:
         named = sorted({p for n in view.snapshot.nodes for p in n.partitions})

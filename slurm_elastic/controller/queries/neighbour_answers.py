@@ -31,6 +31,7 @@ def neighbour_rows(view: View, viewer: Viewer, job_id: int) -> list[NeighbourRow
                 "measured": neighbour.speed.measured,
                 "other_speed": _known(neighbour.other),
                 "resource": neighbour.speed.resource or neighbour.other.resource,
+                "same_gpu": neighbour.same_gpu,
             }
         )
     return rows

@@ -73,7 +73,7 @@ class SegmentRow(TypedDict, total=False):
     user: str
     uid: int
     gpu_type: str
-    gpus: int
+    gpus: float
     start: float
     end: float | None
     seconds: int | None

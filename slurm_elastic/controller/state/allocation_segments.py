@@ -80,6 +80,6 @@ def _held(job: Job, held: Allocation) -> dict[str, Any]:
         "user": job.user,
         "name": job.name,
         "gpu_type": held.gpu_type,
-        "gpus": held.gpus,
+        "gpus": held.amount,
         "nodes": ",".join(f"{n}:{g}" for n, g in held.shares),
     }

@@ -121,4 +121,5 @@ def last_allocation(segment: Mapping[str, Any]) -> Allocation | None:
         node, _, gpus = share.rpartition(":")
         if node and gpus.isdecimal():
             shares[node] = int(gpus)
-    return Allocation.of(str(segment["gpu_type"]), shares) if shares else None
+    half = segment["gpus"] < sum(shares.values())
+    return Allocation.of(str(segment["gpu_type"]), shares, half=half) if shares else None

@@ -235,8 +235,13 @@ class JobStore:
             return True
 
     def allows_in_place(self, job: Job) -> bool:
-        """Return whether the site and the directive in force allow changes in place."""
+        """Return whether the site and the directive in force allow changes in place.
+
+        Not for a job on half of a GPU: its first change brings it to a whole one.
+        """
         directive = self.directive(job)
+        if job.allocation is not None and job.allocation.half:
+            return False
         allowed = self.learning.config.resize.in_place == "auto"
         return allowed and directive is not None and directive.in_place == "auto"
 
@@ -403,7 +408,8 @@ class JobStore:
             layers = self._profiles.of(job, shared.stated)
             gradient_bytes = layers.gradient_bytes(0) if layers else None
         allowed = self.learning.config.resize.in_place == "auto"
-        may_regroup = allowed and job.state is JobState.RUNNING
+        divided = job.allocation is not None and job.allocation.half
+        may_regroup = allowed and job.state is JobState.RUNNING and not divided
         return job_record(
             entry,
             job,

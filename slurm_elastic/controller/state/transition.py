@@ -275,7 +275,7 @@ class Transition:
         body = dataclasses.asdict(self)
         for name in ("old", "target", "planned"):
             held: Allocation | None = getattr(self, name)
-            body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
+            body[name] = held.to_body() if held else None
         body["reason"] = self.reason.to_json()
         body["problem"] = self.problem.to_json() if self.problem else None
         body["action"], body["state"] = self.action.value, self.state.value
@@ -294,8 +294,7 @@ class Transition:
         values = {k: v for k, v in body.items() if k in names}
         try:
             for name in ("old", "target", "planned"):
-                held = values.get(name)
-                values[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+                values[name] = Allocation.from_body(values.get(name))
             values["reason"] = Reason.from_json(values["reason"]) or Reason("text", text="")
             values["problem"] = Reason.from_json(values.get("problem"))
             values["budget"] = TimeBudget.from_body(values.get("budget"))

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.exchange_partners import waiting_groups
 from slurm_elastic.controller.transitions.handovers import given
-from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.gpu_parts import has_free_half, held_gpus, vacated_gpus
 
 
 def admitted(
@@ -30,13 +31,13 @@ def admitted(
     waiting = [t for t in live if t.state is TransitionState.RESERVE]
     if not waiting:
         return frozenset()
-    used = _held_gpus(jobs)
+    used = held_gpus(jobs.values())
     for t in live:
         if t.state is not TransitionState.RESERVE:
             used.update(more(t, jobs))
     chosen = set()
     for group in waiting_groups(waiting):
-        if _ring_fits(group, used, sizes):
+        if _ring_fits(group, used, jobs, sizes):
             chosen |= {t.id for t in group}
             for t in group:
                 used.update(more(t, jobs))
@@ -49,7 +50,7 @@ def admitted(
     if not chosen:
         for name in {t.reservation for t in waiting if not t.by_companions}:
             ring = [t for t in waiting if t.reservation == name and not t.by_companions]
-            if _ring_fits(ring, used, sizes):
+            if _ring_fits(ring, used, jobs, sizes):
                 chosen |= {t.id for t in ring}
     return frozenset(chosen)
 
@@ -71,19 +72,18 @@ def hopeless(
     left = {t.id: t for t in live}
     if all(t.state is not TransitionState.RESERVE for t in left.values()):
         return frozenset()
-    used_now = _held_gpus(jobs)
+    used_now = held_gpus(jobs.values())
     lost: set[int] = set()
     while True:
         used_after = Counter(used_now)
         for t in left.values():
-            job = jobs.get(t.job_id)
-            used_after.subtract(_shares(job.allocation if job else None))
-            used_after.update(_shares(t.target))
+            used_after.subtract(vacated_gpus(jobs.get(t.job_id), jobs.values()))
+            used_after.update(_taken(t, jobs))
         crowded = {n for n, used in used_after.items() if used > sizes.get(n, 0)}
         out = [
             t.id
             for t in left.values()
-            if t.state is TransitionState.RESERVE and not crowded.isdisjoint(_shares(t.target))
+            if t.state is TransitionState.RESERVE and not crowded.isdisjoint(_taken(t, jobs))
         ]
         if not out:
             return frozenset(lost)
@@ -91,28 +91,29 @@ def hopeless(
         del left[max(out)]
 
 
-def _ring_fits(ring: list[Transition], used: Counter[str], sizes: Mapping[str, int]) -> bool:
+def _ring_fits(
+    ring: list[Transition],
+    used: Counter[str],
+    jobs: Mapping[int, Job],
+    sizes: Mapping[str, int],
+) -> bool:
     used_after = Counter(used)
     for t in ring:
-        used_after.subtract(_shares(t.old))
-        used_after.update(_shares(t.target))
-    return all(used_after[n] <= sizes.get(n, 0) for t in ring for n in _shares(t.target))
+        used_after.subtract(vacated_gpus(jobs.get(t.job_id), jobs.values()))
+        used_after.update(_taken(t, jobs))
+    return all(used_after[n] <= sizes.get(n, 0) for t in ring for n in _taken(t, jobs))
 
 
 def more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
     """Return the GPUs of the target that the job does not hold yet, by node."""
-    job = jobs.get(t.job_id)
-    held = _shares(job.allocation if job else None)
-    return {n: g - held.get(n, 0) for n, g in _shares(t.target).items() if g > held.get(n, 0)}
+    held = vacated_gpus(jobs.get(t.job_id), jobs.values())
+    return {n: g - held.get(n, 0) for n, g in _taken(t, jobs).items() if g > held.get(n, 0)}
 
 
-def _held_gpus(jobs: Mapping[int, Job]) -> Counter[str]:
-    """Return the GPUs that jobs hold, by node."""
-    held = Counter[str]()
-    for job in jobs.values():
-        held.update(_shares(job.allocation))
-    return held
-
-
-def _shares(allocation: Allocation | None) -> dict[str, int]:
-    return dict(allocation.shares) if allocation else {}
+def _taken(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
+    """Return the GPUs of the target by node, without one of which another job holds half."""
+    if t.target is None:
+        return {}
+    if t.target.half and has_free_half(t.target.nodes[0], jobs.values(), t.job_id):
+        return {}
+    return dict(t.target.shares)

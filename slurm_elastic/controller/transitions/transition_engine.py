@@ -194,6 +194,7 @@ class TransitionEngine:
         companions: Mapping[int, Job] | None = None,
         report: Callable[[int], Report | None] = lambda _: None,
         answering_s: float = math.inf,
+        shards: Mapping[str, int] | None = None,
     ) -> None:
         """Advance everything as far as it goes.
 
@@ -205,6 +206,7 @@ class TransitionEngine:
             companions: jobs that are companions, as Slurm shows them.
             report: returns the last report of a job.
             answering_s: for how long slurmctld has answered since it last did not.
+            shards: of each GPU, by node.
 
         Raises:
             LedgerError: a transition could not be written, and was given up.
@@ -229,6 +231,7 @@ class TransitionEngine:
             companions=companions or {},
             report=report,
             answering_s=answering_s,
+            shards=shards or {},
         )
         unwritten: LedgerError | None = None
         for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):

@@ -28,6 +28,8 @@ TRANSITIONS = (
     define("job-changed", "The job changed by itself."),
     define("job-left-gpus", "The job left its GPUs by itself."),
     define("gpus-taken", "The GPUs were taken meanwhile."),
+    define("gpu-free-meanwhile", "A whole GPU of the node has become free meanwhile."),
+    define("gpu-undivided", "The GPUs of the node are no longer divided into shards.", NODES),
     define("exchange-given-up", "Another job of an exchange of GPUs keeps what it has."),
     define("held-in-slurm", "The owner of the job or an administrator holds it."),
     define(

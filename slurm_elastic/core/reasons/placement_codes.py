@@ -94,6 +94,25 @@ PLACEMENT = (
         JOB, fraction("speed", "speed of the slower of both, as a part of that alone"),
         GAIN, _COST,
     ),
+    define("shares-gpu", "The job has half of a GPU, and another job the other half.", JOB, USER),
+    define(
+        "halves-gpu", "The job gives half of its GPU to another job, which waits for one.",
+        JOB, USER, fraction("speed", "its speed beside that job, as a part of that alone"), _COST,
+    ),
+    define(
+        "starts-on-half", "The job starts on half of the GPU of another job.",
+        JOB, USER, fraction("speed", "its speed beside that job, as a part of that alone"),
+    ),
+    define("half-given-first", "Another job gives half of its GPU first.", JOB, USER),
+    define(
+        "leaves-shared-gpu", "The job leaves the GPU that it shares for one of its own.",
+        JOB, USER, fraction("speed", "speed of the slower of both, as a part of that alone"),
+        GAIN, _COST,
+    ),
+    define(
+        "slows-partner", "The job waits again: it slows the job whose GPU it shares.",
+        JOB, USER, fraction("speed", "speed of the slower of both, as a part of that alone"),
+    ),
     define(
         "clears-node", "The job moves off a node that falls idle then, so that it can sleep.",
         NODES, seconds("left_s", "time for which the node would else have stayed in use"), _COST,

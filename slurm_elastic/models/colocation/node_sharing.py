@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Job, JobState, Node, Snapshot
+from slurm_elastic.core.gpu_parts import held_gpus, partners
 from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, PartOfNode, SharedSpeeds
 
 #: States in which a job uses its node.
@@ -48,16 +49,25 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Colocation:
-    """Jobs on the nodes of one job: (node, own GPUs), and (node, job id, key, GPUs) of others."""
+    """Jobs on the nodes of one job: (node, own GPUs), and (node, job id, key, GPUs) of others.
+
+    `on_gpu`: (job id, key) of those on the same GPU.
+    """
 
     run: int
     own: tuple[tuple[str, int], ...]
     others: frozenset[tuple[str, int, str, int]]
+    on_gpu: frozenset[tuple[int, str]] = frozenset()
 
 
 def node_type(node: Node) -> str:
     """Return the name by which nodes with the same hardware share measurements."""
     return f"{node.gpu_type or 'gpu'}*{node.gpus}/{node.cpus}"
+
+
+def shared_gpu_type(node: Node) -> str:
+    """Return the name by which measurements of jobs on one GPU are kept, apart from those above."""
+    return f"{node.gpu_type or 'gpu'}, one GPU"
 
 
 def application_of(job: Job, stated: str = "") -> str:
@@ -99,8 +109,14 @@ class SharingLearner:
             snapshot: the cluster.
             applications: of the jobs that state one, by id.
         """
-        on_node = tenants(snapshot)
-        unknown = {name for name in on_node if _has_unknown_jobs(snapshot.node.get(name), on_node)}
+        on_node, on_gpu = tenants(snapshot), partners(snapshot.jobs)
+        known = {job.job_id: job for jobs in on_node.values() for job, _ in jobs}
+        in_use = held_gpus(known.values())
+        unknown = {
+            name
+            for name in on_node
+            if _has_unknown_jobs(snapshot.node.get(name), on_node, in_use[name])
+        }
         colocations: dict[str, tuple[_Colocation, float]] = {}
         unchanged: dict[str, tuple[Job, _Colocation, float]] = {}
         for job in snapshot.jobs:
@@ -109,7 +125,8 @@ class SharingLearner:
                 continue
             if not unknown.isdisjoint(held.nodes):
                 continue
-            colocation = _Colocation(job.run, held.shares, _others(job, on_node))
+            beside = frozenset((o.job_id, o.key) for o in on_gpu.get(job.job_id, ()))
+            colocation = _Colocation(job.run, held.shares, _others(job, on_node), beside)
             old, since = self._colocations.get(job.key, (None, snapshot.time))
             colocations[job.key] = (colocation, since if old == colocation else snapshot.time)
             if old == colocation:
@@ -145,6 +162,15 @@ class SharingLearner:
         del self._collected[job.key]
         step_s = statistics.median(s.step_s for s in collected)
         application = applications.get(job.job_id) or application_of(job)
+        first = snapshot.node[colocation.own[0][0]]
+        if first.shards and sum(gpus for _, gpus in colocation.own) == 1:
+            partners_of = [
+                applications.get(other_id) or application_of(snapshot.job[other_id])
+                for other_id, _ in colocation.on_gpu
+            ]
+            self._learn_on_gpu(first, application, partners_of, step_time.setting, step_s)
+        if colocation.on_gpu:
+            return  # what slows it on its node cannot be told from that
         neighbours = {job_id for _, job_id, _, _ in colocation.others}
         use = _median([s.use for s in collected])
         self.speeds.record_use(application, use, alone=not neighbours)
@@ -177,6 +203,25 @@ class SharingLearner:
                 step_s=step_s,
             )
 
+    def _learn_on_gpu(
+        self, node: Node, application: str, others: list[str], setting: str, step_s: float
+    ) -> None:
+        """Learn from the step time of a job of one GPU, by itself there or beside another one.
+
+        Other jobs on the node are the same with and without a partner, more or less.
+        """
+        setting = f"one GPU|{setting}"
+        if not others:
+            self.speeds.record_alone(application, setting, step_s)
+        elif len(others) == 1:
+            self.speeds.record_shared(
+                PartOfNode(application=application, gpus=1),
+                [PartOfNode(application=others[0], gpus=1)],
+                node_type=shared_gpu_type(node),
+                setting=setting,
+                step_s=step_s,
+            )
+
 
 def _median(uses: list[MeasuredUse]) -> MeasuredUse:
     """Return the median of each field, of the measurements that have it."""
@@ -198,13 +243,12 @@ def _others(
     )
 
 
-def _has_unknown_jobs(node: Node | None, on_node: Mapping[str, list[tuple[Job, int]]]) -> bool:
+def _has_unknown_jobs(
+    node: Node | None, on_node: Mapping[str, list[tuple[Job, int]]], in_use: int
+) -> bool:
     """Return whether GPUs or many CPUs of a node are in use by jobs that are not known here."""
     if node is None:
         return True
     present = on_node[node.name]
     cpus = sum(max(1.0, job.cpus_per_gpu) * gpus for job, gpus in present)
-    return (
-        node.used_gpus > sum(gpus for _, gpus in present)
-        or node.used_cpus - cpus > _UNKNOWN_CPUS * node.cpus
-    )
+    return node.used_gpus > in_use or node.used_cpus - cpus > _UNKNOWN_CPUS * node.cpus

@@ -34,6 +34,7 @@ class PossiblePair:
         gates: least speeds.
         memory: part of the memory that both take together.
         caution: how many more times a loss below `GOOD` counts; 0 where speeds are certain.
+        cost: of beginning to share, in the unit of `gain`.
     """
 
     first: int
@@ -43,6 +44,7 @@ class PossiblePair:
     gates: tuple[float, float] = (GATE, GATE)
     memory: float = 0.0
     caution: float = CAUTION
+    cost: float = 0.0
 
     @property
     def allowed(self) -> bool:
@@ -53,7 +55,7 @@ class PossiblePair:
     @property
     def gain(self) -> float:
         """What sharing is worth, in GPUs; a speed far below `GOOD` makes it negative."""
-        return sum(s - self.caution * max(0.0, GOOD - s) for s in self.speeds) - 1
+        return sum(s - self.caution * max(0.0, GOOD - s) for s in self.speeds) - 1 - self.cost
 
 
 def matched(pairs: Iterable[PossiblePair], *, all_share: bool = False) -> list[tuple[int, int]]:

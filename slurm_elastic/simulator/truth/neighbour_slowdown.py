@@ -37,6 +37,11 @@ class NeighbourSlowdown:
             product *= self.speeds.get((application, other), 1.0)
         return round(product, 9)
 
+    @property
+    def applications(self) -> frozenset[str]:
+        """Applications of which a pair is listed."""
+        return frozenset(name for pair in self.speeds for name in pair)
+
 
 def read(path: Path) -> NeighbourSlowdown:
     """Read a CSV file with the columns application, other, speed.

@@ -110,6 +110,7 @@ class ClusterReader:
             partitions = tuple(self.source.partitions())
             self._first_partitions = time.monotonic(), partitions
             self._learn_defaults(map(pyslurm_records.partition, partitions))
+            self._learn_types(self.source.nodes())
         return self._parser.jobs(records)
 
     def some_jobs(self, job_ids: Collection[int]) -> dict[int, Job]:
@@ -131,9 +132,10 @@ class ClusterReader:
         reservations = self.reservations()
         foreign = {n for r in reservations if not r.ours and _active(r) for n in r.nodes}
         records = tuple(self.source.nodes())
+        self._learn_types(records)
         lost = self._lost_nodes.look({str(n.name): str(n.state) for n in records})
         used = _used(jobs.values())
-        sharing = Counter(name for job in jobs.values() for name in job.shared_on)
+        sharing = Counter(name for job in jobs.values() for name, _ in job.parts)
         switches = self._topology()
         nodes = tuple(
             pyslurm_records.node(
@@ -167,6 +169,12 @@ class ClusterReader:
         if time.monotonic() - read_at < _JUST_NOW_S:
             return records
         return tuple(self.source.partitions())
+
+    def _learn_types(self, records: Iterable[Any]) -> None:
+        """Note the GPU type of each node; jobs that hold parts of GPUs do not tell it."""
+        divided = filter(pyslurm_records.has_parts_of_gpus, records)
+        nodes = (pyslurm_records.node(record, 0, barred=False) for record in divided)
+        self._parser.gpu_types = {n.name: n.gpu_type for n in nodes}
 
     def _learn_defaults(self, partitions: Iterable[Partition]) -> None:
         """Note in which partitions, or whether in all, there is a default of the CPUs of a GPU."""
@@ -245,6 +253,8 @@ def _used(jobs: Iterable[Job]) -> dict[str, int]:
     used: dict[str, int] = {}
     for job in jobs:
         # A job with GPUs of several types has no `allocation`; the GPUs that it holds count here.
+        if job.allocation is not None and job.allocation.half:
+            continue  # counted with its node, by index
         typed = job.allocation.shares if job.allocation else None
         for node, gpus in typed or ((n, len(held)) for n, held in job.indexes.items()):
             used[node] = used.get(node, 0) + gpus

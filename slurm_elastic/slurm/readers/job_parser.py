@@ -59,6 +59,8 @@ class JobParser:
         self._log = structlog.get_logger("snapshot")
         self._submissions: dict[tuple[int, float, str], _Parsed] = {}
         self._user_names: dict[int, str] = {}
+        #: GPU types of the nodes.
+        self.gpu_types: dict[str, str] = {}
         #: Partitions with a default of the CPUs of each GPU.
         self.partitions_with_cpus: frozenset[str] = frozenset()
         #: Per job: the mark of its record, and the job as last parsed.
@@ -127,6 +129,8 @@ class JobParser:
         if state is not JobState.PENDING:
             layout = raw.get_resource_layout_per_node()
             allocation = pyslurm_records.allocation(layout)
+            if allocation is None and _may_be_divided(submission):
+                allocation = pyslurm_records.half_of_gpu(layout, self.gpu_types)
             if allocation is None and submission and state is JobState.RUNNING:
                 holds_gpus = bool(pyslurm_records.gpu_types(layout))
                 unclear = Reason("several-gpu-types") if holds_gpus else Reason("no-gpus-held")
@@ -137,7 +141,10 @@ class JobParser:
         if not requested and state is JobState.PENDING and reason == "Resources":
             # No part that it asks for is free: it waits for a whole GPU.
             requested, gpu_type = pyslurm_records.shared_request(raw, tres)
-        gpus = requested
+        shards = 0
+        if state is JobState.PENDING and _may_be_divided(submission):
+            shards = pyslurm_records.requested_shards(raw)
+        gpus = requested = 1 if shards else requested
         if allocation:
             gpus, gpu_type = allocation.gpus, allocation.gpu_type
         cpus = int(raw.cpus or 0)
@@ -173,7 +180,8 @@ class JobParser:
             companion=companion,
             companion_recorded=recorded,
             devices=pyslurm_records.devices(layout),
-            shared_on=pyslurm_records.shared_on(layout),
+            parts=pyslurm_records.parts(layout),
+            shards=shards,
             gpus=gpus,
             gpu_type=gpu_type,
             min_nodes=pyslurm_records.min_nodes(raw, tres),
@@ -241,6 +249,13 @@ class JobParser:
         if uid not in self._user_names:
             self._user_names[uid] = pyslurm_records.text(raw, "user_name") or str(uid)
         return self._user_names[uid]
+
+
+def _may_be_divided(submission: Submission | None) -> bool:
+    """Return whether shards of an elastic job are the controller's doing: it asked for none."""
+    if submission is None or not submission.shape:
+        return False
+    return not any("shard" in str(value) for value in submission.shape.values())
 
 
 def _companion(raw: Any) -> tuple[CompanionComment | None, bool]:

@@ -315,8 +315,12 @@ def document(content: bytes) -> dict[str, Any]:
 def gres_of(text: str) -> dict[str, dict[str, Any]]:
     """Return count and indexes of each generic resource of Slurm's notation.
 
+    Of parts of GPUs, `parts` has (index, parts held, parts of the GPU) for each GPU.
+
     >>> gres_of("gpu:a100:2(IDX:0,3),gres/gpu:v100:1")
     {'gpu:a100': {'count': 2, 'indexes': '0,3'}, 'gpu:v100': {'count': 1, 'indexes': ''}}
+    >>> gres_of("shard:2(0/4,2/4)")
+    {'shard': {'count': 2, 'indexes': '', 'parts': [(1, 2, 4)]}}
     """
     resources: dict[str, dict[str, Any]] = {}
     for match in _GRES.finditer("" if text == "(null)" else text):
@@ -326,7 +330,19 @@ def gres_of(text: str) -> dict[str, dict[str, Any]]:
         if name in resources:
             count += resources[name]["count"]
         resources[name] = {"count": count, "indexes": detail if kind == "IDX" else ""}
+        if match["name"] in PARTS_OF_GPUS and match["detail"]:
+            resources[name]["parts"] = _parts_held(match["detail"])
     return resources
+
+
+def _parts_held(detail: str) -> list[tuple[int, int, int]]:
+    """Return (index, parts held, parts of the GPU) for each GPU of `0/4,2/4`."""
+    held = []
+    for index, part in enumerate(detail.split(",")):
+        count, _, total = part.partition("/")
+        if count.isdecimal() and total.isdecimal() and int(count):
+            held.append((index, int(count), int(total)))
+    return held
 
 
 def shared_gpus(text: str) -> tuple[int, ...]:

@@ -136,6 +136,7 @@ def node(
         - int(getattr(raw, "memory_reserved_for_system", None) or 0),
         used_gpus=held + in_parts,
         shared_gpus=shared or (),
+        shards=_shards_of_each_gpu(gres, count),
         used_cpus=int(raw.allocated_cpus or 0),
         used_memory_mb=int(raw.allocated_memory or 0),
         partitions=frozenset(raw.partitions or ()),
@@ -147,6 +148,12 @@ def node(
         owner=str(getattr(raw, "owner", None) or ""),
         domains=domains if sum(map(len, domains)) == count else (),
     )
+
+
+def _shards_of_each_gpu(gres: Mapping[str, int], gpus: int) -> int:
+    """Return the shards of each GPU of a node; 0 if it has none, or its GPUs differ in them."""
+    shards = sum(v for k, v in gres.items() if k.partition(":")[0] == "shard")
+    return shards // gpus if gpus and shards % gpus == 0 else 0
 
 
 def has_parts_of_gpus(raw: Any) -> bool:
@@ -172,7 +179,7 @@ def unreadable(raw: Any, state: JobState, error: str) -> Job:
         unmanaged_reason=Reason("record-unreadable", error=error),
         allocation=held,
         devices=devices(layout),
-        shared_on=shared_on(layout),
+        parts=parts(layout),
         gpus=held.gpus if held else 0,
         gpu_type=held.gpu_type if held else "",
     )
@@ -234,13 +241,43 @@ def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], .
     )
 
 
-def shared_on(layout: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the nodes on which a job holds a part of a GPU."""
-    return tuple(
-        node
-        for node, name, count, _ in _resources_held(layout)
-        if count and name.partition(":")[0] in PARTS_OF_GPUS
-    )
+def parts(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """Return (node, index) of each GPU of which a job holds a part; -1: its index is not known."""
+    held = []
+    for node, name, count, _ in _resources_held(layout):
+        if count and name.partition(":")[0] in PARTS_OF_GPUS:
+            gres = layout[node]["gres"][name]
+            known = gres.get("parts", ()) if isinstance(gres, Mapping) else ()
+            held += [(node, index) for index, _, _ in known] or [(node, -1)]
+    return tuple(held)
+
+
+def half_of_gpu(
+    layout: Mapping[str, Mapping[str, Any]], type_of: Mapping[str, str]
+) -> Allocation | None:
+    """Return the allocation of a job that holds half of the shards of one GPU, and no other GPU.
+
+    Args:
+        layout: of the job.
+        type_of: GPU types of the nodes, by name.
+    """
+    if len(layout) != 1 or gpu_types(layout):
+        return None
+    ((node, content),) = layout.items()
+    gres = content.get("gres") or {}
+    shards = [g for name, g in gres.items() if name.partition(":")[0] == "shard"]
+    known: Any = shards[0].get("parts", ()) if shards and isinstance(shards[0], Mapping) else ()
+    if len(shards) != 1 or len(known) != 1 or 2 * known[0][1] != known[0][2]:
+        return None
+    return Allocation.of(type_of.get(node, ""), {node: 1}, half=True)
+
+
+def requested_shards(raw: Any) -> int:
+    """Return the shards that a job requests on each node; 0 if it also requests GPUs."""
+    per_node = {k.removeprefix("gres/"): int(v) for k, v in (raw.gres_per_node or {}).items()}
+    if any(name.partition(":")[0] == "gpu" for name in per_node):
+        return 0
+    return sum(v for name, v in per_node.items() if name.partition(":")[0] == "shard")
 
 
 def _resources_held(

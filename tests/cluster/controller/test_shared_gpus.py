@@ -1,10 +1,11 @@
 """selasticd on a real cluster whose GPUs may be shared: jobs ask for shards of them."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.container_cluster.selasticd import gpus, running
+from tests.support.container_cluster.selasticd import eager_config, gpus, running, shown
 from tests.support.container_cluster.slurm_cluster import (
     SlurmCluster,
     cluster_name,
@@ -41,4 +42,43 @@ def test_an_elastic_job_takes_no_gpu_that_others_share_and_gives_way_to_them(
         # Nothing is tried for a fourth GPU.
         log = daemon.log()
         assert "To='4 " not in log, log
+        daemon.check_log()
+
+
+def halves(cluster: SlurmCluster, *jobs: int) -> list[list[str]]:
+    """Return what each running job holds, in Slurm's notation; [] if it does not run."""
+    records = [shown(cluster, job) for job in jobs]
+    return [r["gres_detail"] if r["job_state"] == ["RUNNING"] else [] for r in records]
+
+
+def test_two_jobs_that_allow_it_share_a_gpu_until_one_falls_free(cluster: SlurmCluster) -> None:
+    cluster.sbatch(SLEEP, "--gres=gpu:2", "-o/dev/null", user="bob")
+    leaves = cluster.sbatch(SLEEP, "--gres=gpu:1", "-o/dev/null", user="bob")
+    first = cluster.sbatch(SLEEP, "--elastic=1,share=yes", "-o/dev/null", "-t10")
+    cluster.wait(first, "RUNNING")
+    second = cluster.sbatch(SLEEP, "--elastic=1,share=yes", "-o/dev/null", "-t10", user="bob")
+    refuses = cluster.sbatch(SLEEP, "--elastic=1", "-o/dev/null", "-t10", "--nice=1000")
+    with running(cluster) as daemon:  # without the site's permission
+        until(lambda: daemon.log().count("Round ") > 1)
+        assert "no change would be made" in daemon.selastic("plan"), daemon.log()
+        sharing = '[neighbours]\nshare_gpus = "act"\n'
+        daemon.configure(eager_config(extra=sharing))
+        daemon.signal("HUP")
+        until(
+            lambda: halves(cluster, first, second) == [["shard:1(0/2,0/2,0/2,1/2)"]] * 2,
+            what=daemon.log,
+        )
+        until(lambda: f"beside alice's {first}" in daemon.selastic("explain", str(second)))
+        rows = daemon.selastic("status", "-P", "-o", "JOBID,GPUS").split()
+        assert {f"{first}|1/2", f"{second}|1/2", f"{refuses}|-"} <= set(rows)
+        cluster.exec(["scancel", str(refuses), str(leaves)])
+        until(
+            lambda: (
+                sorted(h[0][:5] for h in halves(cluster, first, second) if h) == ["gpu:a", "shard"]
+            ),
+            what=daemon.log,
+        )
+        usage = json.loads(daemon.selastic("usage", "--json", user="root"))
+        spent = {row["job_id"]: row for row in usage["jobs"]}[second]
+        assert 0 < spent["gpu_seconds"] < spent["seconds"], usage
         daemon.check_log()

@@ -25,6 +25,7 @@ from slurm_elastic.core.cluster import (
     Switch,
 )
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.gpu_parts import GpuName, held_gpus, jobs_by_gpu
 from slurm_elastic.core.plan import Action, JobRecord, Measurement, Plan
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.placement.free_resources import ResourceNeed
@@ -63,14 +64,17 @@ class Cluster:
         gpus: int = 0,
         shape: Mapping[str, int | str] | None = None,
         record: Mapping[str, object] | None = None,
+        half_of: int | None = None,
         **more: object,
     ) -> None:
         """Add a job: elastic with a directive, running with shares `on` nodes.
 
-        A running elastic job is proven and its last change long past, unless `record` differs.
+        A running elastic job is proven and its last change long past, unless `record` differs. With
+        `half_of` it has half of the GPU of that index.
         """
         types = {n.name: n.gpu_type for n in self.nodes}
-        held = Allocation.of(types[next(iter(on))], on) if on else None
+        half = half_of is not None
+        held = Allocation.of(types[next(iter(on))], on, half=half) if on else None
         fields: dict[str, object] = {
             "state": JobState.RUNNING if held else JobState.PENDING,
             "gpus": held.gpus if held else gpus,
@@ -81,6 +85,7 @@ class Cluster:
             "submit_time": self.time - 10_000 + job_id,
             "start_time": self.time - 5_000 if held else None,
             "reason": "" if held else "Resources",
+            "parts": ((held.nodes[0], half_of),) if held and half else (),
         }
         self.jobs.append(
             Job(
@@ -101,12 +106,13 @@ class Cluster:
 
     def snapshot(self) -> Snapshot:
         """Return the cluster now, with the nodes' use counted from the jobs."""
-        used: dict[str, list[int]] = {n.name: [0, 0, 0] for n in self.nodes}
+        gpus_in_use = held_gpus(self.jobs)
+        used: dict[str, list[int]] = {n.name: [gpus_in_use[n.name], 0, 0] for n in self.nodes}
         for job in self.jobs:
             need = ResourceNeed.of(job)
             for name, gpus in job.allocation.shares if job.allocation else ():
-                for i, amount in enumerate((gpus, need.cpus(gpus), need.memory(gpus))):
-                    used[name][i] += amount
+                used[name][1] += need.cpus(gpus)
+                used[name][2] += need.memory(gpus)
         return Snapshot(
             time=self.time,
             nodes=tuple(
@@ -142,14 +148,25 @@ class Cluster:
     def _hold(self, job_id: int, target: Allocation | None) -> None:
         at = next(i for i, j in enumerate(self.jobs) if j.job_id == job_id)
         suspended = target is None and self.jobs[at].allocation is not None
+        others = [j for j in self.jobs if j.job_id != job_id]
+        parts = (self._free_half(target.nodes[0], others),) if target and target.half else ()
         self.jobs[at] = dataclasses.replace(
             self.jobs[at],
             run=self.jobs[at].run + suspended,
             state=JobState.RUNNING if target else JobState.PENDING,
             allocation=target,
+            parts=parts,
             gpus=target.gpus if target else self.jobs[at].gpus,
             start_time=(self.jobs[at].start_time or self.time) if target else None,
         )
+
+    @staticmethod
+    def _free_half(name: str, others: Sequence[Job]) -> GpuName:
+        """Return a GPU of a node of which one other job holds half; else one that has none."""
+        holders = jobs_by_gpu(others)
+        alone = (gpu for gpu, jobs in holders.items() if gpu[0] == name and len(jobs) == 1)
+        fresh = ((name, i) for i in range(99) if (name, i) not in holders)
+        return next(alone, None) or next(fresh)
 
 
 def racks(names: Sequence[str], size: int) -> tuple[Switch, ...]:

@@ -121,6 +121,19 @@ def test_compare_with_neighbours_runs_each_policy_twice(run, small, tmp_path):
     assert list(json.loads(out)["policies"]) == ["fair", "fair+apart"]
 
 
+def test_compare_with_pairs_on_one_gpu(run, small, tmp_path):
+    pairs = tmp_path / "pairs.csv"
+    names = ("resnet18", "bert", "deepspeech2", "yolov3", "resnet50", "ncf")
+    rows = [f"{a},{b},0.95\n" for a in names for b in names]
+    pairs.write_text("application,other,speed\n" + "".join(rows))
+    arguments = ("compare", small, "--cluster", "a100:1x1", "--policies", "fair,fifo")
+    code, out, err = run(*arguments, "--gpu-pairs", str(pairs), "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)["policies"]
+    assert list(answer) == ["fair", "fair+share", "fifo", "fifo+share"]
+    assert answer["fair+share"]["avg_jct_h"] < answer["fair"]["avg_jct_h"]
+
+
 def test_compare_with_sleeping_nodes(run, small):
     arguments = ("compare", small, *CLUSTER, "--policies", "fair", "--sleep")
     _, out, _ = run(*arguments)

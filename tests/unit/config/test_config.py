@@ -60,6 +60,10 @@ def test_examples_in_docstrings():
             "[topology]\ndomains = { a100 = 2.5 }",
             "f.toml:2: domains of a100 = 2.5 is invalid: expected a whole number",
         ),
+        (
+            '[neighbours]\nmode = "off"\nshare_gpus = "act"',
+            'f.toml:3: share_gpus "act" needs the speeds of pairs, and mode "off" measures none;',
+        ),
         ("controller = 3", "f.toml:1: controller must be a section; write [controller]"),
         ("[sia]\nshare = 1", "f.toml:2: share = 1 is invalid: expected true or false"),
         ('[sia]\nartifact_rules = ["x"]', 'f.toml:2: artifact_rules "x" is unknown; known: batch'),

@@ -330,3 +330,11 @@ def test_partitions_that_give_jobs_all_memory_or_whole_nodes_are_named():
     assert memory.severity == "warning"
     assert str(nodes).startswith("OverSubscribe=EXCLUSIVE of partition x gives each job all GPUs")
     assert nodes.severity == "info"
+
+
+def test_sharing_gpus_needs_shards():
+    sharing = replace(parse('[neighbours]\nshare_gpus = "act"'), api=GOOD.config.api)
+    (finding,) = check(replace(GOOD, config=sharing))
+    assert str(finding).startswith('share_gpus = "act" has no effect: no GPU has shards')
+    with_shards = spoilt(GresTypes="gpu,shard").site
+    assert check(replace(GOOD, config=sharing, site=with_shards)) == ()

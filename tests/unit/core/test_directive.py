@@ -173,6 +173,7 @@ def directives(draw: st.DrawFn) -> Directive:
         units=tuple((name, unit) for name in chosen) if per_type else (),
         listed=tuple(size * unit for size in listed),
         in_place=draw(st.sampled_from(["auto", "never"])),
+        share=draw(st.sampled_from(["no", "yes"])),
         plan=draw(st.sampled_from(["own", "auto"])),
     )
 

@@ -315,3 +315,9 @@ def test_a_launcher_is_told_the_nodes_of_all_jobs(
     words = joint_environment(3, [str(launcher), "--nproc_per_node=8", "train.py"])
     assert words[-1] == "train.py"
     assert {"--nnodes=4", "--nproc_per_node=3", "--node_rank=3"} <= set(words)
+
+
+def test_a_step_in_a_job_with_shards_asks_for_no_gpu() -> None:
+    shards = allocation("g01", "1", SLURM_GPUS_ON_NODE="1", SLURM_SHARDS_ON_NODE="2")
+    assert shards.gpus == (1,)
+    assert not [word for word in options(shards, [1]) if "gpu" in word]

@@ -117,3 +117,15 @@ def test_a_request_for_gpus_of_each_socket_is_replaced():
     assert "TresPerSocket" not in shape.sized(
         job("1-8"), Allocation.of("a100", {"n1": 4}), time_limit_s=None
     )
+
+
+def test_half_of_a_gpu_is_asked_for_by_shards():
+    half = Allocation.of("a100", {"n1": 1}, half=True)
+    fields = shape.sized(job(), half, time_limit_s=None, shards=2)
+    assert (fields["NumNodes"], fields["TresPerNode"]) == ("1-1", "gres/shard:2")
+    waits = dataclasses.replace(job(), gpus=1)
+    assert "a whole GPU" in shape.difference(waits, half)
+    divided = dataclasses.replace(waits, shards=2)
+    assert shape.difference(divided, half) == ""
+    assert "half of a GPU" in shape.difference(divided, half.whole)
+    assert shape.describe(half) == "half of 1 a100 on n1"

@@ -429,7 +429,7 @@ class ShapeTrials:
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("held", "last"):
             held: Allocation | None = getattr(self, name)
-            body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
+            body[name] = held.to_body() if held else None
         body["failure"] = self.failure.to_json() if self.failure else None
         body["barred"] = [b.to_json() for b in self.barred]
         body["left"] = self.left.to_json() if self.left else None
@@ -447,8 +447,7 @@ class ShapeTrials:
         fields = {k: v for k, v in values.items() if k in names}
         try:
             for name in ("held", "last"):
-                held = fields.get(name)
-                fields[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+                fields[name] = Allocation.from_body(fields.get(name))
             left = fields.get("left")
             fields["left"] = BarredShape.from_json(left) if left else None
             fields["failure"] = Reason.from_json(fields.get("failure"))

@@ -11,6 +11,7 @@ from slurm_elastic.controller.state.transition import UPROOTED, Transition, Tran
 from slurm_elastic.controller.transitions import exchange_partners, handovers
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState, UnusableNodes
+from slurm_elastic.core.gpu_parts import has_free_half, held_gpus
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.resize_kind import ResizeKind
@@ -24,6 +25,7 @@ class StepInputs:
     Attributes:
         jobs: read just now.
         sizes: GPUs of each node.
+        shards: of each GPU of a node; nodes whose GPUs are not divided may be left out.
         unusable: nodes on which no job may start now.
         admitted: transitions whose target is free.
         hopeless: transitions whose target will not be free whatever else happens.
@@ -48,27 +50,45 @@ class StepInputs:
     lease_s: float
     wait_after_requeue_s: float = WAIT_AFTER_REQUEUE_S
     hopeless: frozenset[int] = frozenset()
+    shards: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[int, Job] = field(default_factory=dict)
     report: Callable[[int], Report | None] = lambda _: None
     answering_s: float = math.inf
 
     def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
-        return sum(
-            j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
-        )
+        return held_gpus(j for j in self.jobs.values() if j.job_id != job_id)[node]
 
     def free(self, transition: Transition, target: Allocation) -> bool:
-        """Return whether no other job holds the target's GPUs."""
+        """Return whether no other job holds the target's GPUs, or the same half of one."""
+        if self._joins(transition, target):
+            return True
         return all(
             self.gpus_of_others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
 
+    def spare_gpu(self, transition: Transition, target: Allocation) -> Reason | None:
+        """Return that a GPU besides the target is free on its node; None for whole GPUs.
+
+        Slurm could give a job that asks for half of a GPU that one.
+        """
+        if not target.half:
+            return None
+        (node, gpus), *_ = target.shares
+        own = 0 if self._joins(transition, target) else gpus
+        in_use = self.gpus_of_others(node, transition.job_id) + own
+        return Reason("gpu-free-meanwhile") if in_use < self.sizes.get(node, 0) else None
+
+    def _joins(self, transition: Transition, target: Allocation) -> bool:
+        """Return whether a target is half of a GPU of which another job holds the other half."""
+        node, *_ = target.nodes
+        return target.half and has_free_half(node, self.jobs.values(), transition.job_id)
+
     def taken(self, transition: Transition) -> bool:
         """Return whether other jobs hold GPUs of the target, and are not about to leave them."""
         target = transition.target
-        if target is None:
+        if target is None or self._joins(transition, target):
             return False
         soon_free = handovers.given(transition, self.live, self.jobs)
         return any(
@@ -77,12 +97,19 @@ class StepInputs:
             for node, gpus in target.shares
         )
 
+    def shards_of_half(self, target: Allocation) -> int:
+        """Return the shards of half of a GPU of the target's node; 0: it cannot be divided."""
+        shards = self.shards.get(target.nodes[0], 0)
+        return shards // 2 if shards % 2 == 0 else 0
+
     def promised(self, transition: Transition, target: Allocation) -> bool:
         """Return whether a target's free GPUs are those that another job is about to get.
 
         Transitions that wait for admission do not count: they give way. Nor do those of the same
         exchange that are still in their old shape: they go back, too.
         """
+        if self._joins(transition, target):
+            return False
         begun = [
             t
             for t in self.live

@@ -23,7 +23,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
     StepInputs,
     is_requeued_attempt,
 )
-from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
@@ -181,9 +181,16 @@ class TransitionSteps(StateSteps):
             ):  # its start priority took that away
                 return TransitionState.CLEAR
             return TransitionState.UNDONE if t.given_up else TransitionState.DONE
-        fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
-        self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+        if t.target.half and not site.shards_of_half(t.target):
+            return self._fall_back(t, job, site, Reason("gpu-undivided", nodes=t.target.nodes))
+        self._give_size(t, job, site, t.target)
         return TransitionState.COOL
+
+    def _give_size(self, t: Transition, job: Job, site: StepInputs, target: Allocation) -> None:
+        """Write the size of a target, which the job waits for."""
+        shards = site.shards_of_half(target) if target.half else 0
+        fields = shape.sized(job, target, time_limit_s=self._limit_s(t), shards=shards)
+        self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
 
     def _cool(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         """Wait for credential and GPUs; the written shape is read back meanwhile."""
@@ -198,7 +205,7 @@ class TransitionSteps(StateSteps):
         wrong = shape.difference(job, t.target)
         if wrong:
             return self._reshape_again(t, job, site, wrong)
-        if obstacle := site.obstacle(job, t.target):
+        if obstacle := site.obstacle(job, t.target) or site.spare_gpu(t, t.target):
             return self._fall_back(t, job, site, obstacle)
         if site.free(t, t.target):
             return TransitionState.RELEASE
@@ -355,8 +362,7 @@ class TransitionSteps(StateSteps):
         if t.tries > 3:
             return self._fall_back(t, job, site, Reason("change-partial", difference=wrong))
         if t.target is not None and t.tries > 1:  # the read may have been older than the write
-            fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
-            self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+            self._give_size(t, job, site, t.target)
         return None
 
     def _fall_back(

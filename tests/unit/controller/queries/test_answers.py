@@ -45,9 +45,9 @@ def test_every_answer_is_json_with_the_same_fields_whatever_is_known():
 def test_fields_of_a_status_row_do_not_change():
     (row, *_) = ask("status")["jobs"]
     assert sorted(row) == [
-        "display_id", "elastic", "gpu_type", "gpus", "held", "job_id", "kind", "name", "partition",
-        "progress", "resizes", "samples_per_s", "state", "steps_per_s", "stopped", "transition",
-        "unmanaged_reason", "user", "waiting", "wants", "where",
+        "display_id", "elastic", "gpu_type", "gpus", "half", "held", "job_id", "kind", "name",
+        "partition", "progress", "resizes", "samples_per_s", "state", "steps_per_s", "stopped",
+        "transition", "unmanaged_reason", "user", "waiting", "wants", "where",
     ]  # fmt: skip
 
 

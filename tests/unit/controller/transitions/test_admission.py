@@ -128,3 +128,35 @@ def test_who_waits_for_one_under_way_has_hope():
 def test_what_is_under_way_is_never_given_up_here():
     both = [move(1, {"n1": 4}, {"n3": 3}, TransitionState.VERIFY), move(2, {"n2": 4}, {"n3": 3})]
     assert lost(both) == {2}
+
+
+def half(job_id, index=0, *, node="n1"):
+    held = Allocation.of("a100", {node: 1}, half=True)
+    return dataclasses.replace(job(job_id, {node: 1}), allocation=held, parts=((node, index),))
+
+
+def to_half(job_id, old):
+    target = Allocation.of("a100", {"n1": 1}, half=True)
+    return dataclasses.replace(move(job_id, old, {"n1": 1}), target=target, planned=target)
+
+
+def test_half_of_a_gpu_is_free_where_another_job_has_the_other_half():
+    start = to_half(1, None)
+    others = [half(2), job(3, {"n1": 3})]
+    assert chosen([start], others) == {1}
+    assert chosen([start], [half(2), half(4), job(3, {"n1": 3})]) == set()
+    assert chosen([start], [job(3, {"n1": 4})]) == set()
+
+
+def test_a_job_divides_its_own_gpu_and_leaves_half_of_one_for_a_free_one():
+    assert chosen([to_half(1, {"n1": 1})], [job(3, {"n1": 3})]) == {1}
+    leaves = move(1, None, {"n1": 1})
+    jobs = {1: half(1), 2: half(2), 3: job(3, {"n1": 3})}
+    assert admitted([leaves], jobs, SIZES) == frozenset()
+    jobs[3] = job(3, {"n1": 2})
+    assert admitted([leaves], jobs, SIZES) == {1}
+    # Alone on its GPU, it gets the whole one.
+    del jobs[2]
+    jobs[3] = job(3, {"n1": 3})
+    assert admitted([leaves], jobs, SIZES) == {1}
+    assert hopeless([leaves], jobs, SIZES) == frozenset()

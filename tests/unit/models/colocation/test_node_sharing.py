@@ -13,6 +13,7 @@ from slurm_elastic.models.colocation.node_sharing import (
     StepTime,
     application_of,
     node_type,
+    shared_gpu_type,
 )
 from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, PartOfNode, SharedSpeeds
 from tests.support.decisions.synthetic_clusters import Cluster, node
@@ -252,3 +253,26 @@ def test_speeds_of_pairs_follow_from_those_beside_several(truth, companies):
         beside(speeds, [f"j{i}" for i in sorted(company)], total, times=1)
     for i, speed in enumerate(truth):
         assert speeds.of("n", part("me"), part(f"j{i}")).speed == pytest.approx(speed, abs=0.12)
+
+
+def test_jobs_on_one_gpu_are_compared_with_the_time_on_a_whole_one():
+    site = Site()
+    site.cluster = Cluster([node("g1", shards=2)])
+    site.cluster.add(1, elastic="1", on={"g1": 1})
+    site.cluster.add(9, on={"g1": 2})
+    site.run()  # with a neighbour on the node
+    half = {"half_of": 0, "on": {"g1": 1}}
+    site.cluster.jobs.clear()
+    site.cluster.add(1, elastic="1", **half)
+    site.cluster.add(2, elastic="1", **half)
+    site.cluster.add(9, on={"g1": 2})
+    site.step_s = 1.25
+    site.run()
+    kind = shared_gpu_type(site.cluster.nodes[0])
+    jobs = {j.name: PartOfNode(application=application_of(j), gpus=1) for j in site.cluster.jobs}
+    known = site.learner.speeds.of(kind, jobs["job1"], jobs["job2"])
+    assert known.measured >= 1
+    assert known.speed == pytest.approx(0.8, abs=0.11)
+    # It is no neighbour of the node.
+    on_node = node_type(site.cluster.nodes[0])
+    assert not site.learner.speeds.of(on_node, jobs["job1"], jobs["job2"]).measured

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.cluster import Allocation, JobState
 from slurm_elastic.slurm.readers import json_records, pyslurm_records
 from slurm_elastic.slurm.readers.job_parser import JobParser
 
@@ -173,7 +173,7 @@ def test_a_job_that_holds_parts_of_gpus_holds_no_gpu(parser):
     raw = Raw(state="RUNNING", held={"shard": 1}, requested_tres=None)  # as pyslurm writes them
     job = parser.job(raw)
     assert (job.managed, job.allocation, job.gpus, job.devices) == (True, None, 0, ())
-    assert job.shared_on == ("g1",)
+    assert job.parts == (("g1", -1),)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,7 @@ def test_gpus_of_which_jobs_hold_parts_are_in_use(gres_used, used, shared):
     )
     node = pyslurm_records.node(raw, held, barred=False)
     assert (node.used_gpus, node.shared_gpus, node.free_gpus) == (used, shared, 4 - used)
+    assert node.shards == 2
 
 
 @pytest.mark.parametrize(("jobs", "used"), [(0, 1), (2, 3), (8, 4)])
@@ -211,3 +212,37 @@ def test_a_record_of_which_nothing_can_be_read_is_logged_once(parser):
         for _ in range(3):
             assert parser.jobs([Raw(state="RUNNING", held=5)]) == {}
     assert len(lines) == 1
+
+
+RECORD = '{"elastic":"1,share=yes","shape":{"time_limit":10},"v":1}'
+
+
+@pytest.mark.parametrize(
+    ("held", "comment", "half"),
+    [
+        ("shard:2(0/4,2/4)", RECORD, True),
+        ("shard:1(0/4,1/4)", RECORD, False),  # by hand
+        ("shard:2(0/4,2/4)", "", False),
+        ("shard:2(0/4,2/4)", RECORD.replace("time_limit", "min_nodes"), True),
+        ("shard:2(0/4,2/4)", RECORD.replace('"time_limit":10', ""), False),  # not recorded
+        (
+            "shard:2(0/4,2/4)",
+            RECORD.replace('"time_limit":10', '"tres_per_node":"gres/shard:2"'),  # its user's
+            False,
+        ),
+    ],
+)
+def test_an_elastic_job_holds_half_of_a_gpu(parser, held, comment, half):
+    parser.gpu_types = {"g1": "a100"}
+    gres = json_records.gres_of(held)
+    job = parser.job(Raw(state="RUNNING", held=gres, admin_comment=comment, requested_tres=None))
+    expected = Allocation.of("a100", {"g1": 1}, half=True) if half else None
+    assert (job.allocation, job.parts) == (expected, (("g1", 1),))
+    assert job.gpus == half
+
+
+def test_an_elastic_job_that_waits_for_half_of_a_gpu_waits_for_one(parser):
+    fields = {"gres_per_node": {"shard": 2}, "requested_tres": None, "state_reason": "BeginTime"}
+    job = parser.job(Raw(admin_comment=RECORD, **fields))
+    assert (job.gpus, job.shards) == (1, 2)
+    assert parser.job(Raw(**fields)).shards == 0

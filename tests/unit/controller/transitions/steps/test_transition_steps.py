@@ -1,5 +1,6 @@
 """What is done to a job in each state, and who wins when somebody interferes."""
 
+import dataclasses
 import math
 import time
 
@@ -9,7 +10,7 @@ from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudge
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs, present_job
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
-from slurm_elastic.core.cluster import JobState, UnusableNodes
+from slurm_elastic.core.cluster import Allocation, JobState, UnusableNodes
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.controller.job_records import FakeScontrol, Log, job, transition
@@ -27,6 +28,7 @@ class Stage:
         self.opened, self.beside = [], ()
         self.unusable = UnusableNodes(frozenset((*down, *lost)), frozenset(lost))
         self.answering_s = math.inf
+        self.shards = {}
 
     def advance(self, seen, admitted=(1,)):
         """Look at the job once; the state afterwards."""
@@ -41,6 +43,7 @@ class Stage:
             per_node={"gpu": {"a100": 4}},
             lease_s=300,
             answering_s=self.answering_s,
+            shards=self.shards,
         )
         self.steps.advance(self.t, present_job(self.t, site.jobs), site, self.enter)
         return self.t.state
@@ -481,3 +484,45 @@ def test_a_failed_job_is_not_asked_to_save_and_never_goes_back_to_where_it_faile
     assert stage.advance(waiting) is TransitionState.RESHAPE
     assert stage.t.target is None
     assert stage.advance(job(run=1)) is TransitionState.UNDONE
+
+
+HALF = Allocation.of("a100", {"n1": 1}, half=True)
+DIVIDED = {"run": 1, "gpus": 1, "min_nodes": 1, "shards": 2}
+
+
+class DividedStage(Stage):
+    """Job 7 is to have half of its GPU of n1, whose other GPUs are in use, or not all of them."""
+
+    def __init__(self, used, *, shards=4):
+        super().__init__(
+            dataclasses.replace(
+                transition({"n1": 1}, {"n1": 1}, TransitionState.RESHAPE),
+                target=HALF, planned=HALF,
+            ),
+            job({"n1": used}, job_id=9),
+        )  # fmt: skip
+        self.shards = {"n1": shards}
+
+
+def test_a_job_gets_half_of_its_gpu():
+    stage = DividedStage(3)
+    assert stage.advance(job(run=1, gpus=1)) is TransitionState.COOL
+    assert stage.scontrol.fields()["TresPerNode"] == "gres/shard:2"
+    stage.t.entered["drained"] = 0.0
+    assert stage.advance(job(**DIVIDED)) is TransitionState.RELEASE
+    assert stage.advance(job(**DIVIDED)) is TransitionState.VERIFY
+    running = dataclasses.replace(job({"n1": 1}, run=1), allocation=HALF, parts=(("n1", 0),))
+    assert stage.advance(running) is TransitionState.CLEAR
+    assert stage.t.problem is None
+
+
+@pytest.mark.parametrize(
+    ("used", "shards", "reason"), [(2, 4, "gpu-free-meanwhile"), (3, 0, "gpu-undivided")]
+)
+def test_a_job_gets_its_whole_gpu_back_where_slurm_could_not_divide_it(used, shards, reason):
+    stage = DividedStage(used, shards=shards)
+    stage.advance(job(run=1, gpus=1))
+    stage.t.entered["drained"] = 0.0
+    stage.advance(job(**DIVIDED))
+    assert stage.t.problem.code == reason
+    assert stage.t.target == HALF.whole

@@ -1,0 +1,69 @@
+"""GPUs of which several jobs hold parts: how many are in use, and by which jobs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.core.cluster import Job
+
+#: A GPU: its node and its index there.
+GpuName = tuple[str, int]
+
+
+def jobs_by_gpu(jobs: Iterable[Job]) -> dict[GpuName, tuple[Job, ...]]:
+    """Return the jobs that hold parts of each GPU whose index is known."""
+    holders: dict[GpuName, tuple[Job, ...]] = {}
+    for job in jobs:
+        for gpu in job.parts:
+            if gpu[1] >= 0:
+                holders[gpu] = (*holders.get(gpu, ()), job)
+    return holders
+
+
+def partners(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
+    """Return, by id, the other jobs on the GPU of each job that holds half of one."""
+    holders = jobs_by_gpu(jobs)
+    return {
+        job.job_id: tuple(other for other in present if other.job_id != job.job_id)
+        for present in holders.values()
+        for job in present
+        if job.allocation is not None and job.allocation.half
+    }
+
+
+def held_gpus(jobs: Iterable[Job]) -> Counter[str]:
+    """Return the GPUs in use on each node; one of which jobs hold parts counts once."""
+    held, divided = Counter[str](), set[GpuName]()
+    for job in jobs:
+        divided.update(job.parts)
+        if job.allocation is not None and not job.allocation.half:
+            held.update(dict(job.allocation.shares))
+    held.update(node for node, _ in divided)
+    return held
+
+
+def vacated_gpus(job: Job | None, jobs: Iterable[Job]) -> Mapping[str, int]:
+    """Return the GPUs on each node that a job would leave free: those that it has to itself."""
+    if job is None or job.allocation is None:
+        return {}
+    if not job.allocation.half:
+        return dict(job.allocation.shares)
+    others = {gpu for other in jobs if other.job_id != job.job_id for gpu in other.parts}
+    return Counter(node for gpu in job.parts if gpu not in others for node in [gpu[0]])
+
+
+def has_free_half(node: str, jobs: Iterable[Job], job_id: int) -> bool:
+    """Return whether another job holds half of a GPU of a node, and none the other half.
+
+    Args:
+        node: its name.
+        jobs: all.
+        job_id: the job that would take it.
+    """
+    others = (other for other in jobs if other.job_id != job_id)
+    return any(
+        gpu[0] == node and len(present) == 1 and present[0].allocation is not None
+        for gpu, present in jobs_by_gpu(others).items()
+        if all(one.allocation is not None and one.allocation.half for one in present)
+    )

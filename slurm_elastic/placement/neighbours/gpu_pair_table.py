@@ -1,0 +1,60 @@
+"""Predicted speeds of two jobs on one GPU, as one round uses them.
+
+What a job and its partner use of a GPU is not measured: nothing is known of two applications
+before they have shared one. Until then `EXPECTED_SPEED` counts, and such a pair may be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_elastic.config.placement_settings import NeighbourSettings
+from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
+from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
+from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+
+#: Mean speed of the 780 published pairs, each at most 1 (docs/data.md): 0.914.
+EXPECTED_SPEED = 0.91
+
+
+class GpuPairTable:
+    """Speeds of the jobs of one snapshot beside each other on one GPU.
+
+    Args:
+        snapshot: the cluster.
+        speeds: what is known.
+        applications: of the jobs that state one, by id.
+        settings: `[neighbours]`.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        speeds: SharedSpeeds,
+        applications: Mapping[int, str],
+        settings: NeighbourSettings,
+    ) -> None:
+        self.gate, self.measurements = settings.gate, settings.measurements
+        self.pairs_jobs = settings.share_gpus == "act"
+        self._snapshot, self._speeds, self._applications = snapshot, speeds, applications
+
+    def known(self, node: str, job_id: int, other_id: int) -> NeighbourSpeed:
+        """Return what is known of the speed of a job beside another one on a GPU of a node."""
+        gpu_type = shared_gpu_type(self._snapshot.node[node])
+        return self._speeds.of(gpu_type, self._part(job_id), self._part(other_id))
+
+    def speed(self, node: str, job_id: int, other_id: int) -> float:
+        """Return the speed that is measured, at most 1, or expected before that."""
+        known = self.known(node, job_id, other_id)
+        return min(1.0, known.speed) if known.measured else EXPECTED_SPEED
+
+    def hurts(self, node: str, job_id: int, other_id: int) -> bool:
+        """Return whether a job was measured to be slower beside another one than the gate."""
+        known = self.known(node, job_id, other_id)
+        return known.measured >= self.measurements and known.speed < self.gate
+
+    def _part(self, job_id: int) -> PartOfNode:
+        job = self._snapshot.job.get(job_id)
+        name = self._applications.get(job_id) or (application_of(job) if job else "")
+        return PartOfNode(application=name, gpus=1)

@@ -1,0 +1,389 @@
+"""Two jobs on one GPU: waiting jobs beside running ones, and pairs that part again. Pure.
+
+Both jobs of a pair have `share=yes` in their directives, and each holds half of the GPU's shards.
+Pairs are made after everything else is decided: a job that waits, and for which nothing is free,
+kept or given up, gets half of the GPU of a running job. The running job is requeued first, with
+half of its GPU; the other one starts as soon as that runs. A half whose other half is free counts
+as a whole GPU everywhere else.
+
+Pairs part before the policy decides: a job of a pair gets a GPU that is free, if what both lose
+by sharing exceeds the cost of its restart. Without a free GPU, a job that was measured to slow the
+one that was there before it waits again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.gpu_parts import jobs_by_gpu
+from slurm_elastic.core.plan import Action, Decision, Plan
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
+from slurm_elastic.placement.best_fit import NodeDemand, fit, takes
+from slurm_elastic.placement.decisions import BEGIN_ORDER
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob
+from slurm_elastic.placement.free_resources import FreeResources
+from slurm_elastic.placement.neighbours.gpu_pair_table import EXPECTED_SPEED, GpuPairTable
+from slurm_elastic.placement.neighbours.pair_matching import PossiblePair, matched
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.placement.pending_claims import waiting_jobs
+
+#: Fields of a submission by which Slurm computes CPUs or memory from GPUs, which a job on shards
+#: does not have.
+_BY_GPUS = ("cpus_per_tres", "mem_per_tres")
+#: Most waiting jobs of a round that are compared with most running ones, of a node and in all: one
+#: pair of a node is made in a round.
+_MOST_WAITING, _MOST_ON_NODE, _MOST_RUNNING = 64, 4, 64
+
+
+def part_pairs(
+    assignment: Assignment, round_jobs: Mapping[int, RoundJob], table: GpuPairTable | None
+) -> None:
+    """Give one job of each pair a free GPU, or let it wait, where that is better.
+
+    Args:
+        assignment: the target of a job that parts is booked there.
+        round_jobs: all elastic jobs.
+        table: speeds on one GPU; None: they are not measured.
+    """
+    pairs = {
+        frozenset((t.job.job_id, t.partner.job_id))
+        for t in round_jobs.values()
+        if t.partner is not None
+    }
+    for pair in sorted(pairs, key=sorted):
+        jobs = [round_jobs[j] for j in sorted(pair) if j in round_jobs]
+        movable = [t for t in jobs if t.separable and t.current and t.current.half]
+        movable.sort(key=lambda t: (t.cost_s, t.job.job_id))
+        outcomes = (_parted(assignment, t, table) for t in movable)
+        outcome = next((o for o in outcomes if o is not None), None)
+        if outcome is not None:
+            assignment.later.take(outcome.round_job.need, outcome.target)
+            assignment.outcomes[outcome.job_id] = outcome
+
+
+def _parted(
+    assignment: Assignment, round_job: RoundJob, table: GpuPairTable | None
+) -> JobOutcome | None:
+    """Return the outcome of a job that leaves its half; None: it stays."""
+    current, partner = round_job.current, round_job.partner
+    assert current is not None
+    assert partner is not None
+    job, (node,) = round_job.job, current.nodes
+    own = table.speed(node, job.job_id, partner.job_id) if table else EXPECTED_SPEED
+    other = table.speed(node, partner.job_id, job.job_id) if table else EXPECTED_SPEED
+    named = {"job": partner.display_id, "user": partner.user, "speed": min(own, other)}
+    gain = 2 - own - other
+    if round_job.directive.max_gpus > 1:  # with a GPU of its own it may grow again
+        gain = max(gain, assignment.config.resize.min_gain)
+    pays = _disagree(job, partner) or gain * round_job.window_s > round_job.cost_s
+    target = _free_gpu(assignment, round_job, current.gpu_type) if pays else None
+    if target is not None:
+        reason = Reason("leaves-shared-gpu", gain=gain, cost_s=round_job.cost_s, **named)
+    elif (
+        _slows_earlier_one(job, partner) and table and table.hurts(node, partner.job_id, job.job_id)
+    ):
+        reason = Reason("slows-partner", **named)
+    else:
+        return None
+    return JobOutcome(round_job, target, reason=reason, promised=True)
+
+
+def _disagree(job: Job, partner: Job) -> bool:
+    """Return whether one of two jobs on a GPU does not allow that, or not any more."""
+    return any(j.directive is None or j.directive.share == "no" for j in (job, partner))
+
+
+def _free_gpu(assignment: Assignment, round_job: RoundJob, gpu_type: str) -> Allocation | None:
+    """Return a GPU of this type that is free for a job, now and later; None: there is none."""
+    if not round_job.directive.allows(1, gpu_type):
+        return None
+    demand = dataclasses.replace(round_job, current=None).demand(assignment.frame)
+    return fit(demand, gpu_type, 1, assignment.later.meet(assignment.now))
+
+
+def _slows_earlier_one(job: Job, partner: Job) -> bool:
+    """Return whether a job came onto the GPU of another one, by the starts of their attempts."""
+    return (job.start_time or 0.0, job.job_id) > (partner.start_time or 0.0, partner.job_id)
+
+
+def share_gpus(
+    plan: Plan,
+    assignment: Assignment,
+    round_jobs: Mapping[int, RoundJob],
+    table: GpuPairTable | None,
+) -> Plan:
+    """Return the plan with pairs of jobs on one GPU; the same plan where there is none.
+
+    Args:
+        plan: decided without them.
+        assignment: what is free beside the plan.
+        round_jobs: all elastic jobs.
+        table: speeds on one GPU; None: nothing is shared.
+    """
+    plan = _as_held(plan, round_jobs)
+    if table is None or not table.pairs_jobs:
+        return plan
+    open_gpus = _OpenGpus(assignment.frame, round_jobs)
+    hosts = [
+        t
+        for t in round_jobs.values()
+        if _is_host(t, plan, assignment.frame) and open_gpus.has_no_other(t.job)
+    ]
+    hosts = _first_of_each_node(hosts)
+    guests = _guests(plan, assignment.frame, round_jobs) if hosts else []
+    if not guests:
+        return plan
+    room = _Room(assignment.later.meet(assignment.now))
+    pairs = [
+        pair
+        for host in hosts
+        for guest in guests
+        if (pair := _pair(host, guest, table)) is not None
+        and pair.allowed
+        and room.fits(host, guest)
+    ]
+    changed: dict[int, Decision] = {}
+    nodes: set[str] = set()
+    host_ids = {t.job.job_id for t in hosts}
+    for first, second in matched(pairs):
+        host, guest = round_jobs[first], round_jobs[second]
+        if second in host_ids:
+            host, guest = guest, host
+        (node,) = _half(host).nodes
+        # Beside the pairs before this one; of two on a node Slurm might exchange the jobs.
+        if node in nodes or not room.fits(host, guest):
+            continue
+        nodes.add(node)
+        room.take(host, guest)
+        changed |= _decisions(host, guest, plan, table)
+    if not changed:
+        return plan
+    decisions = (changed.get(d.job_id, d) for d in plan.decisions)
+    return dataclasses.replace(plan, decisions=_in_order(decisions))
+
+
+def _first_of_each_node(hosts: Iterable[RoundJob]) -> list[RoundJob]:
+    """Return some running jobs of each node, first those that need no restart."""
+    on_node, chosen = Counter[str](), []
+    for host in sorted(hosts, key=lambda t: t.current == t.job.allocation):
+        (node,) = _half(host).nodes
+        on_node[node] += 1
+        if on_node[node] <= _MOST_ON_NODE:
+            chosen.append(host)
+    return chosen[:_MOST_RUNNING]
+
+
+def _as_held(plan: Plan, round_jobs: Mapping[int, RoundJob]) -> Plan:
+    """Return the plan with halves, which counted as whole GPUs, as what jobs hold and keep."""
+    halves = {
+        job_id: held
+        for job_id, t in round_jobs.items()
+        if (held := t.job.allocation) is not None and held.half and t.partner is None
+    }
+    if not halves:
+        return plan
+    decisions = [
+        d
+        if (held := halves.get(d.job_id)) is None
+        else dataclasses.replace(
+            d, current=held, target=held if d.action is Action.KEEP else d.target
+        )
+        for d in plan.decisions
+    ]
+    return dataclasses.replace(plan, decisions=tuple(decisions))
+
+
+class _OpenGpus:
+    """GPUs of each node on which Slurm could put a job that asks for half of one.
+
+    Slurm takes the first GPU of a node with enough free shards, and a request cannot name one.
+
+    Args:
+        frame: the cluster.
+        round_jobs: all elastic jobs.
+    """
+
+    def __init__(self, frame: NodeArrays, round_jobs: Mapping[int, RoundJob]) -> None:
+        self._frame = frame
+        self._divided: dict[str, list[tuple[Job, ...]]] = {}
+        for (node, _), present in jobs_by_gpu(frame.snapshot.jobs).items():
+            self._divided.setdefault(node, []).append(present)
+        self._unclear = {n for j in frame.snapshot.jobs for n, index in j.parts if index < 0}
+        for round_job in round_jobs.values():
+            if round_job.eligibility is Eligibility.MOVING:
+                for place in (round_job.current, round_job.record.target):
+                    self._unclear.update(place.nodes if place else ())
+
+    def has_no_other(self, job: Job) -> bool:
+        """Return whether a job's half, or its GPU once it leaves it, is the only one on its node.
+
+        Not where jobs come and go, or where jobs hold other parts of GPUs.
+        """
+        held = job.allocation
+        if held is None or held.nodes[0] in self._unclear:
+            return False
+        (node,) = held.nodes
+        if node not in self._frame.index or self._frame.free[self._frame.index[node]] > 0:
+            return False
+        return all(p == (job,) or _is_pair(p) for p in self._divided.get(node, ()))
+
+
+def _is_pair(present: Sequence[Job]) -> bool:
+    return len(present) == 2 and all(j.allocation and j.allocation.half for j in present)
+
+
+def _is_host(round_job: RoundJob, plan: Plan, frame: NodeArrays) -> bool:
+    """Return whether a running job has a GPU, or half of one, beside which another may start."""
+    job, held = round_job.job, round_job.job.allocation
+    decision = plan.decision[job.job_id]
+    if job.state is not JobState.RUNNING or held is None or held.gpus != 1 or job.companions:
+        return False
+    if not _may_share(round_job, held.gpu_type) or decision.action is not Action.KEEP:
+        return False
+    node = frame.snapshot.node.get(held.nodes[0])
+    if node is None or node.shards < 2 or node.shards % 2 or not node.available:
+        return False
+    if held.half:
+        is_settled = round_job.eligibility is not Eligibility.MOVING
+        return is_settled and round_job.partner is None
+    return round_job.eligibility is Eligibility.FREE
+
+
+def _guests(
+    plan: Plan, frame: NodeArrays, round_jobs: Mapping[int, RoundJob]
+) -> Sequence[RoundJob]:
+    """Return the jobs that wait for a GPU, and for which none is free, kept or given up."""
+    claimed = {claim.job_id for claim in plan.claims}
+    guests = []
+    for job in waiting_jobs(round_jobs, frame):
+        round_job = round_jobs.get(job.job_id)
+        if round_job is None or job.job_id in claimed or not job.managed or round_job.record.held:
+            continue
+        decision = plan.decision[job.job_id]
+        starts_at_all = round_job.reason is None or round_job.reason.code == "slurm-starts"
+        if starts_at_all and decision.action is Action.KEEP and round_job.record.stopped is None:
+            guests.append(round_job)
+    return guests[:_MOST_WAITING]
+
+
+def _may_share(round_job: RoundJob, gpu_type: str) -> bool:
+    """Return whether a job may run on half of a GPU of this type."""
+    job, directive = round_job.job, round_job.directive
+    shape = job.submission.shape if job.submission else {}
+    return (
+        directive.share == "yes"
+        and bool(shape)
+        and directive.allows(1, gpu_type)
+        and not job.cpus_follow_gpus
+        and not any(name in shape for name in _BY_GPUS)
+    )
+
+
+def _half(host: RoundJob) -> Allocation:
+    held = host.job.allocation
+    assert held is not None
+    return dataclasses.replace(held, half=True)
+
+
+class _Room:
+    """What is free beside a plan, for jobs that start on halves of GPUs.
+
+    Args:
+        free: is changed.
+    """
+
+    def __init__(self, free: FreeResources) -> None:
+        self._free = free
+        self._demands: dict[int, NodeDemand] = {}
+
+    def fits(self, host: RoundJob, guest: RoundJob) -> bool:
+        """Return whether a waiting job may start on the node of a running one, but for its GPU."""
+        place, gpus = _half(host).whole, self._free.gpus
+        index = self._free.frame.index.get(place.nodes[0])
+        if index is None or not _may_share(guest, place.gpu_type):
+            return False
+        demand = self._demand(guest)
+        if not demand.allowed[index]:
+            return False
+        in_use, gpus[index] = int(gpus[index]), 1
+        fits = takes(demand, place, self._free)
+        gpus[index] = in_use
+        return fits
+
+    def take(self, host: RoundJob, guest: RoundJob) -> None:
+        """Book a job beside another one."""
+        self._free.take(guest.need, _half(host))
+
+    def _demand(self, guest: RoundJob) -> NodeDemand:
+        demand = self._demands.get(guest.job.job_id)
+        if demand is None:
+            frame = self._free.frame
+            # Slurm's backfill has often planned the node: for this very job, when its GPU is whole.
+            allowed = frame.allowed(guest.job, planned=True)
+            demand = dataclasses.replace(guest.demand(frame), allowed=allowed)
+            self._demands[guest.job.job_id] = demand
+        return demand
+
+
+def _pair(host: RoundJob, guest: RoundJob, table: GpuPairTable) -> PossiblePair | None:
+    """Return a pair and what it is worth; None: the host's restart would not be paid back."""
+    half, host_id, guest_id = _half(host), host.job.job_id, guest.job.job_id
+    (node,) = half.nodes
+    cost_s = 0.0 if host.job.allocation == half else host.cost_s
+    if cost_s and host.window_s <= cost_s:
+        return None
+    speeds = (
+        table.speed(node, host_id, guest_id),
+        table.speed(node, guest_id, host_id),
+    )
+    return PossiblePair(
+        first=host_id,
+        second=guest_id,
+        speeds=speeds,
+        surely=speeds,
+        gates=(table.gate, table.gate),
+        caution=0.0,
+        cost=cost_s / host.window_s if cost_s else 0.0,
+    )
+
+
+def _decisions(
+    host: RoundJob, guest: RoundJob, plan: Plan, table: GpuPairTable
+) -> dict[int, Decision]:
+    """Return the decisions of a pair: the guest starts, or the host makes room for it first."""
+    half, host_id, guest_id = _half(host), host.job.job_id, guest.job.job_id
+    (node,) = half.nodes
+    beside_guest = {"job": guest.job.display_id, "user": guest.job.user}
+    beside_host = {"job": host.job.display_id, "user": host.job.user}
+    waiting = plan.decision[guest_id]
+    if host.job.allocation == half:
+        speed = table.speed(node, guest_id, host_id)
+        starts = dataclasses.replace(
+            waiting,
+            target=half,
+            action=Action.START,
+            reason=Reason("starts-on-half", speed=speed, **beside_host),
+            waiting_for=None,
+        )
+        return {guest_id: starts}
+    speed = table.speed(node, host_id, guest_id)
+    divides = dataclasses.replace(
+        plan.decision[host_id],
+        target=half,
+        action=Action.MOVE,
+        reason=Reason("halves-gpu", speed=speed, cost_s=host.cost_s, **beside_guest),
+        gain=speed - 1,
+        cost_s=host.cost_s,
+        waiting_for=None,
+    )
+    waits = dataclasses.replace(waiting, waiting_for=Reason("half-given-first", **beside_host))
+    return {host_id: divides, guest_id: waits}
+
+
+def _in_order(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Return decisions in the order in which they begin."""
+    return tuple(sorted(decisions, key=lambda d: BEGIN_ORDER.index(d.action)))
