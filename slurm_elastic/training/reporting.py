@@ -28,6 +28,8 @@ _WAIT_ALONE_S = 120.0
 #: How long a training that begins waits for esrun's first message, which says whether its ranks may
 #: change (our choice: never reached but where esrun has been stopped).
 _FIRST_MESSAGE_S = 10.0
+#: Fields of `share_fields`.
+_DIVISION_OF_SHARE = ("micro_batch", "accumulation")
 _CPU = torch.device("cpu")
 
 
@@ -105,9 +107,13 @@ class Reporter:
         self._send("starting")
 
     def announce(self, **fields: Any) -> None:
-        """Add fields to every report, and send them at once: the program may end before a step."""
+        """Add fields to every report, and send them at once: the program may end before a step.
+
+        How a rank divides its share is not sent yet, as the execution plan may change it.
+        """
         self.set_fields(**fields)
-        self._send("starting")
+        known = {n: v for n, v in self._common_fields.items() if n not in _DIVISION_OF_SHARE}
+        self._link.send({"phase": "starting"} | known)
 
     def set_fields(self, **fields: Any) -> None:
         """Add fields to every report from now on."""
