@@ -19,13 +19,15 @@ coefficients, none below 0, are those of least squared relative errors. All but 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 
-#: By which coefficients are drawn towards 0; most sweeps of the search, and the change of a
-#: coefficient at which it ends (our choice).
-_RIDGE, _SWEEPS, _CHANGE = 1e-3, 500, 1e-5
+#: By which coefficients are drawn towards 0 (our choice).
+_RIDGE = 1e-3
 #: Parameters are gathered twice with shard=full, gradients are reduced once.
 _GATHERED = 1.5
 
@@ -66,21 +68,10 @@ def _terms(plan: ExecutionPlan, batch: int) -> tuple[float, ...]:
 
 
 def _least_squares(rows: list[list[float]]) -> list[float]:
-    """Return coefficients, none below 0, with which each row's sum is nearest to 1.
+    """Return coefficients, none below 0, with which each row's sum is nearest to 1."""
+    from scipy.optimize import nnls  # noqa: PLC0415 - seldom needed, and slow
 
-    One coefficient after the other is set to its best value (coordinate descent).
-    """
-    count = len(rows[0])
-    products = [[sum(r[i] * r[j] for r in rows) for j in range(count)] for i in range(count)]
-    sums = [sum(r[i] for r in rows) for i in range(count)]
-    coefficients = [0.0] * count
-    for _ in range(_SWEEPS):
-        old = list(coefficients)
-        for i in range(count):
-            ridge = _RIDGE if i else 0.0
-            others = sum(products[i][j] * coefficients[j] for j in range(count) if j != i)
-            if products[i][i] + ridge > 0:
-                coefficients[i] = max(0.0, (sums[i] - others) / (products[i][i] + ridge))
-        if all(abs(a - b) <= _CHANGE for a, b in zip(old, coefficients, strict=True)):
-            break
-    return coefficients
+    towards_0 = math.sqrt(_RIDGE) * np.eye(len(rows[0]))[1:]
+    matrix = np.vstack([rows, towards_0])
+    coefficients, _ = nnls(matrix, np.repeat([1.0, 0.0], [len(rows), len(towards_0)]))
+    return [float(c) for c in coefficients]
