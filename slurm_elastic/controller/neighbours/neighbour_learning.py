@@ -15,6 +15,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.gpu_parts import partners
 from slurm_elastic.core.report import LEAST_STEPS, Report
+from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import (
     SharingLearner,
@@ -26,7 +27,7 @@ from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, SharedSpe
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 
-_NAME = "neighbour_speeds"
+_NAME, _MEMORY_NAME = "neighbour_speeds", "gpu_memory"
 #: Seconds between two writes to the ledger.
 _WRITE_S = 300.0
 #: Longer than this between two reports, and the time of the steps between them is not known.
@@ -66,10 +67,11 @@ class NeighbourLearning:
         self.config = config
         self._ledger = ledger
         self._learner: SharingLearner | None = None
+        self._memory: GpuMemory | None = None
         #: Time of the newest report of each job with a step time, and the application it states.
         self._last: dict[int, tuple[int, float]] = {}
         self._stated: dict[int, str] = {}
-        self._written = (0.0, 0)
+        self._written = (0.0, (0, 0))
 
     @property
     def learner(self) -> SharingLearner:
@@ -78,8 +80,15 @@ class NeighbourLearning:
             self._learner = SharingLearner(SharedSpeeds.of_json(self._ledger.get(_NAME)))
         return self._learner
 
+    @property
+    def memory(self) -> GpuMemory:
+        """Memory that applications use of a GPU, read from the ledger at first."""
+        if self._memory is None:
+            self._memory = GpuMemory.of_json(self._ledger.get(_MEMORY_NAME))
+        return self._memory
+
     def report(self, report: Report, job: Job, now: float) -> None:
-        """Keep the step time of a report, if it is one of the job's present shape."""
+        """Keep the step time and memory of a report, if it is one of the job's present shape."""
         if self.config.neighbours.mode == "off" or report.run != job.run:
             return
         if report.application:
@@ -95,6 +104,13 @@ class NeighbourLearning:
             return
         run, since = self._last.get(job.job_id, (-1, 0.0))
         self._last[job.job_id] = (report.run, now)
+        if held.gpus == 1 and report.peak_memory_bytes and report.gpu_bytes and self._memory:
+            self._memory.record(
+                self._stated.get(job.job_id) or application_of(job),
+                held.gpu_type,
+                peak=report.peak_memory_bytes,
+                capacity=report.gpu_bytes,
+            )
         learner = self._learner
         if learner is None or run != report.run or now - since > _MOST_S:
             return
@@ -123,10 +139,12 @@ class NeighbourLearning:
         alive = snapshot.job.keys()
         self._last = {k: v for k, v in list(self._last.items()) if k in alive}
         self._stated = {k: v for k, v in list(self._stated.items()) if k in alive}
-        at, changes = self._written
-        if learner.speeds.changes != changes and snapshot.time - at >= _WRITE_S:
+        at, written = self._written
+        changes = (learner.speeds.changes, self.memory.changes)
+        if written != changes and snapshot.time - at >= _WRITE_S:
             self._ledger.put(_NAME, learner.speeds.to_json())
-            self._written = (snapshot.time, learner.speeds.changes)
+            self._ledger.put(_MEMORY_NAME, self.memory.to_json())
+            self._written = (snapshot.time, changes)
 
     def table(self, snapshot: Snapshot) -> NeighbourTable | None:
         """Return the table that placement is to count; None: it counts none."""
@@ -140,7 +158,7 @@ class NeighbourLearning:
         if self.config.neighbours.mode == "off" or self._learner is None:
             return None
         speeds = self._learner.speeds
-        return GpuPairTable(snapshot, speeds, self._stated, self.config.neighbours)
+        return GpuPairTable(snapshot, speeds, self._stated, self.config.neighbours, self.memory)
 
     def neighbours(self, snapshot: Snapshot) -> dict[int, tuple[Neighbour, ...]]:
         """Return the neighbours of each running elastic job, for answers."""

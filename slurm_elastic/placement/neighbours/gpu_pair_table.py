@@ -1,7 +1,8 @@
 """Predicted speeds of two jobs on one GPU, as one round uses them.
 
-What a job and its partner use of a GPU is not measured: nothing is known of two applications
-before they have shared one. Until then `EXPECTED_SPEED` counts, and such a pair may be tried.
+What a job and its partner use of a GPU is not measured, but for its memory: no speed is known of
+two applications before they have shared one. Until then `EXPECTED_SPEED` counts, and such a pair
+may be tried.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 
 from slurm_elastic.config.placement_settings import NeighbourSettings
 from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.neighbour_speeds import NeighbourSpeed
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
 from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
@@ -26,6 +28,7 @@ class GpuPairTable:
         speeds: what is known.
         applications: of the jobs that state one, by id.
         settings: `[neighbours]`.
+        memory: that applications use of a GPU; None: nothing was reported.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class GpuPairTable:
         speeds: SharedSpeeds,
         applications: Mapping[int, str],
         settings: NeighbourSettings,
+        memory: GpuMemory | None = None,
     ) -> None:
         self.gate, self.measurements = settings.gate, settings.measurements
         self.pairs_jobs = settings.share_gpus == "act"
         self._snapshot, self._speeds, self._applications = snapshot, speeds, applications
+        self._memory = memory or GpuMemory()
 
     def known(self, node: str, job_id: int, other_id: int) -> NeighbourSpeed:
         """Return what is known of the speed of a job beside another one on a GPU of a node."""
@@ -53,6 +58,11 @@ class GpuPairTable:
         """Return whether a job was measured to be slower beside another one than the gate."""
         known = self.known(node, job_id, other_id)
         return known.measured >= self.measurements and known.speed < self.gate
+
+    def has_memory(self, node: str, job_id: int, other_id: int) -> bool:
+        """Return whether two jobs fit into the memory of a GPU of a node, as far as is known."""
+        first, second = (self._part(i).application for i in (job_id, other_id))
+        return self._memory.fits(self._snapshot.node[node].gpu_type, first, second)
 
     def _part(self, job_id: int) -> PartOfNode:
         job = self._snapshot.job.get(job_id)

@@ -330,11 +330,16 @@ class _Room:
 
 
 def _pair(host: RoundJob, guest: RoundJob, table: GpuPairTable) -> PossiblePair | None:
-    """Return a pair and what it is worth; None: the host's restart would not be paid back."""
+    """Return a pair and what it is worth.
+
+    None: the host's restart would not be paid back, or the GPU's memory does not suffice for both.
+    """
     half, host_id, guest_id = _half(host), host.job.job_id, guest.job.job_id
     (node,) = half.nodes
     cost_s = 0.0 if host.job.allocation == half else host.cost_s
     if cost_s and host.window_s <= cost_s:
+        return None
+    if not table.has_memory(node, host_id, guest_id):
         return None
     speeds = (
         table.speed(node, host_id, guest_id),

@@ -133,3 +133,25 @@ def test_without_measurements_explain_says_so():
     site.run(1)
     assert "is not known yet" in line(site.answer())
     assert not site.plan().changes
+
+
+def test_memory_that_jobs_with_one_gpu_report_is_known_to_the_next_controller():
+    ledger = Ledger(":memory:")
+    learning = NeighbourLearning(schema.parse(""), ledger)
+    cluster = Cluster([node("g1"), node("g2")])
+    cluster.add(1, elastic="1-2", on={"g1": 1})
+    cluster.add(2, elastic="1-2", on={"g2": 2})
+    learning.follow(cluster.snapshot())
+    for job, peak in zip(cluster.jobs, (30, 10), strict=True):
+        report = Report(
+            job_id=job.job_id, run=0, phase="training", gpus=job.gpus, gpu_type="a100",
+            global_batch=32, step_time_s=1.0, steps_measured=9, application=f"training{job.job_id}",
+            peak_memory_bytes=peak, gpu_bytes=40,
+        )  # fmt: skip
+        learning.report(report, job, cluster.time)
+    cluster.time += 600.0
+    learning.follow(cluster.snapshot())
+    later = NeighbourLearning(learning.config, ledger).memory
+    names = [name for name, *_ in later.to_json()]
+    assert [name.rpartition("training")[2] for name in names] == ["1"]
+    assert not later.fits("a100", names[0], names[0])

@@ -8,6 +8,7 @@ from slurm_elastic.config.schema import Config, NeighbourSettings, ResizeSetting
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
+from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
 from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
@@ -55,9 +56,9 @@ def measured(cluster, speeds):
     return known
 
 
-def plan(cluster, speeds=None, config=CONFIG):
+def plan(cluster, speeds=None, config=CONFIG, memory=None):
     snapshot = cluster.snapshot()
-    table = GpuPairTable(snapshot, speeds or SharedSpeeds(), {}, config.neighbours)
+    table = GpuPairTable(snapshot, speeds or SharedSpeeds(), {}, config.neighbours, memory)
     return decide_round(
         snapshot, cluster.records, config=config, policy=FairShare(config), state={},
         gpu_pairs=table,
@@ -132,6 +133,16 @@ def test_a_pair_below_the_gate_is_not_made_again():
     assert changes(cluster, good) == [(1, Action.MOVE, HALF, "halves-gpu")]
     strict = dataclasses.replace(CONFIG, neighbours=NeighbourSettings(share_gpus="act", gate=0.92))
     assert changes(cluster, config=strict) == []  # unknown pairs are expected to reach 0.91
+
+
+def test_a_pair_whose_memory_does_not_suffice_is_not_made():
+    cluster, memory = site(), GpuMemory()
+    for job, peak in zip(cluster.snapshot().jobs, (20, 30), strict=True):
+        memory.record(application_of(job), "a100", peak=peak, capacity=50)
+    assert plan(cluster, memory=memory).changes == ()
+    memory.record(application_of(cluster.snapshot().jobs[0]), "a100", peak=20, capacity=80)
+    memory.record(application_of(cluster.snapshot().jobs[1]), "a100", peak=30, capacity=80)
+    assert plan(cluster, memory=memory).changes
 
 
 def test_the_better_partner_is_chosen():
