@@ -3,9 +3,9 @@
 A requeued job gives up its GPUs, which a reservation keeps for it, and what counts against limits:
 a task of its array (`--array=0-9%2`), jobs and resources of its QOS, account or user, licenses.
 Nothing keeps those. A job that waits for nothing but such a limit starts in that moment, and the
-requeued one waits until that one ends. So, while there is one, a job is not requeued (our
-definition, by Slurm's reasons of pending jobs, the GPUs that are free and the limits that are
-known: a job that could not start in any case hinders no other).
+requeued one waits until that one ends. So, while there is one, a job is requeued only to give way
+to others (our definition, by Slurm's reasons of pending jobs, the GPUs that are free and the limits
+that are known: a job that could not start in any case hinders no other).
 """
 
 from __future__ import annotations

@@ -173,9 +173,10 @@ def elastic_jobs(
         if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and partition and not partition.up:
             eligibility = Eligibility.FIXED
             reason = Reason("partition-down", partition=partition.name)
-        changeable = eligibility in (Eligibility.FREE, Eligibility.YIELDS)
-        if changeable and not record.by_companions and (limit := rival_reason(job, rivals)):
-            eligibility, reason = Eligibility.FIXED, Reason("limit-awaited", slurm_reason=limit)
+        by_requeue = eligibility is Eligibility.FREE and not record.by_companions
+        if by_requeue and (limit := rival_reason(job, rivals)):
+            # It gives way all the same: else users could keep what they hold, by another job.
+            eligibility, reason = Eligibility.YIELDS, Reason("limit-awaited", slurm_reason=limit)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, reason = Eligibility.YIELDS, stay[job.job_id]
         partner = next(iter(partners.get(job.job_id, ())), None)

@@ -6,9 +6,12 @@ import pytest
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.eligibility import Eligibility, elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
 
@@ -33,12 +36,12 @@ def eligibility(c):
 
 def stays(c):
     state, reason = eligibility(c)
-    return state is Eligibility.FIXED and reason is not None and reason.code == "limit-awaited"
+    return state is Eligibility.YIELDS and reason is not None and reason.code == "limit-awaited"
 
 
 def test_a_task_of_an_array_with_a_limit_stays_while_others_wait_for_their_turn():
     expected = Reason("limit-awaited", slurm_reason="JobArrayTaskLimit")
-    assert eligibility(cluster("JobArrayTaskLimit")) == (Eligibility.FIXED, expected)
+    assert eligibility(cluster("JobArrayTaskLimit")) == (Eligibility.YIELDS, expected)
     assert not stays(cluster("JobArrayTaskLimit", array=11))
 
 
@@ -96,3 +99,13 @@ def test_a_job_that_can_be_changed_in_place_gives_nothing_up():
     c = cluster("JobArrayTaskLimit")
     c.records[1] = dataclasses.replace(c.records[1], in_place=True)
     assert eligibility(c)[0] is Eligibility.FREE
+
+
+def test_a_job_beside_such_a_rival_gives_way_to_others_all_the_same():
+    c = cluster("QOSMaxJobsPerUserLimit", gpus=0)
+    assert stays(c)
+    c.add(8, gpus=6, account="x", reason="Resources", priority=9)
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=Config(), policy=FairShare(Config()), state={}
+    )
+    assert plan.decision[1].action is Action.SHRINK
