@@ -107,13 +107,14 @@ class Reporter:
         self._send("starting")
 
     def announce(self, **fields: Any) -> None:
-        """Add fields to every report, and send them at once: the program may end before a step.
+        """Add fields to every report, and tell esrun at once: the program may end before a step.
 
-        How a rank divides its share is not sent yet, as the execution plan may change it.
+        It is no report: esrun adds the fields to its next one. How a rank divides its share is not
+        among them, as the execution plan may change it.
         """
         self.set_fields(**fields)
-        known = {n: v for n, v in self._common_fields.items() if n not in _DIVISION_OF_SHARE}
-        self._link.send({"phase": "starting"} | known)
+        known = self._common_fields.items()
+        self._link.send({n: value for n, value in known if n not in _DIVISION_OF_SHARE})
 
     def set_fields(self, **fields: Any) -> None:
         """Add fields to every report from now on."""

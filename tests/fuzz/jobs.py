@@ -115,7 +115,7 @@ def _raw(job_id: int, uid: int, nodes: dict[str, int], **changed: Any) -> Raw:
             gres={"gpu": SimpleNamespace(count=gpus)}, node=SimpleNamespace(count=len(nodes) or 1)
         ),
         "gres_per_node": {}, "memory_per_node": None, "memory_per_cpu": 100, "memory_per_gpu": None,
-        "required_nodes": "", "excluded_nodes": "", "constraints": [], "reservation": "", "licenses": [],
+        "required_nodes": "", "excluded_nodes": "", "constraints": [], "reservation": "", "licenses": [], "wckey": "", "resource_sharing": "",
         "dependencies": {}, "comment": "", "extra": "", "admin_comment": record.admin_comment(),
         "is_requeueable": True, "allocated_nodes": ",".join(nodes), "exit_code": 0, "exit_code_signal": 0, "is_batch_job": True, "heterogeneous_id": 0,
     }  # fmt: skip

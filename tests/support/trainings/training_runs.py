@@ -505,6 +505,8 @@ class FakeLauncher:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reports: list[dict[str, Any]] = []
+        #: Fields that are sent before the first report.
+        self.announced: list[dict[str, Any]] = []
         self._orders: dict[str, Any] = {"seq": 0, "action": "run", "report_every_s": 0.0}
         self._connection: socket.socket | None = None
         self._closed = False
@@ -578,8 +580,10 @@ class FakeLauncher:
                     message = json.loads(line)
                     if "group" in message:
                         self.group.append(message["group"])
-                    else:
+                    elif "phase" in message["report"]:
                         self.reports.append(message["report"])
+                    else:
+                        self.announced.append(message["report"])
 
     def _send(self) -> None:
         if self._connection is not None:
