@@ -114,7 +114,7 @@ class ControllerUnderTest:
             config=settings, reader=None, scontrol=_NoSlurm(), ledger=Ledger(":memory:"),  # type: ignore[arg-type]
             policy=policy_protocol.load(settings), account="selastic", log=log,
         )  # fmt: skip
-        self.controller._jobs = dict(snapshot.job)
+        self.controller.listing.jobs = dict(snapshot.job)
         self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         self.handler = RequestHandler(
             self.controller,

@@ -257,7 +257,7 @@ def one(rng: random.Random) -> str:
             policy=_POLICY, account="selastic", log=log,
         )  # fmt: skip
         try:
-            controller._jobs = reader.jobs()
+            controller.listing.jobs = reader.jobs()
             controller.round()
             snapshot = controller.view.snapshot
             assert {301, 302} <= snapshot.job.keys(), "alice's jobs are not seen"
@@ -265,7 +265,7 @@ def one(rng: random.Random) -> str:
             assert (used["g03"], used["g04"]) == (2, 1), f"GPUs in use: {used}"
             for _ in range(2):
                 controller.engine.step(
-                    controller._jobs, sizes=controller._sizes, per_node=controller._per_node,
+                    controller.listing.jobs, sizes=controller._sizes, per_node=controller._per_node,
                     unusable=reader.unusable,
                 )  # fmt: skip
             _shown(controller)
