@@ -31,6 +31,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.mark.alone  # it compares times of steps
 def test_the_controller_keeps_the_fastest_plan_of_each_size(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
