@@ -138,9 +138,10 @@ def spelled(placement: Iterable[Place], most: int = 4) -> str:
     return "; ".join(parts)
 
 
-def gpus(count: int, gpu_type: str) -> str:
-    """Return a number of GPUs with their type: `8 a100`, `1 GPU`."""
-    return f"{count} {clean(gpu_type) or ('GPU' if count == 1 else 'GPUs')}"
+def gpus(count: int, gpu_type: str, *, half: bool = False) -> str:
+    """Return a number of GPUs with their type: `8 a100`, `1 GPU`, `half of 1 a100`."""
+    amount = f"{'half of ' if half else ''}{count}"
+    return f"{amount} {clean(gpu_type) or ('GPU' if count == 1 else 'GPUs')}"
 
 
 #: Words for the states of a transition.

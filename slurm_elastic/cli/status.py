@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from slurm_elastic.rpc.answers import JobRow, PartitionRow, ProbableStart, StatusAnswer, Waiting
     from slurm_elastic.rpc.decision_answers import ShowAnswer
 
+
+def _gpus_held(row: JobRow) -> str:
+    """Return the number of GPUs that a job holds; `1/2` for half of one, `-` for none."""
+    if row.get("half"):
+        return "1/2"
+    return str(row["gpus"]) if row["gpus"] else "-"
+
+
 _COLUMNS = (
     Column("JOBID", lambda r: r["display_id"], right=True),
     Column("NAME", lambda r: r["name"], most=20),
     Column("USER", lambda r: r["user"], most=12),
-    Column("GPUS", lambda r: _gpus_held(r), right=True),  # noqa: PLW0108 - defined below
+    Column("GPUS", _gpus_held, right=True),
     Column("WANTS", lambda r: r["wants"]),
     Column("TYPE", lambda r: r["gpu_type"] or "any"),
     Column("WHERE", lambda r: placement_text(r)),  # noqa: PLW0108 - defined below
@@ -123,13 +131,6 @@ def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
     head = notes + [_partition(p) for p in answer["partitions"]]
     indented = [f"  {line}" for line in jobs] if answer["jobs"] else ["  no elastic jobs"]
     return head + indented
-
-
-def _gpus_held(row: JobRow) -> str:
-    """Return the number of GPUs that a job holds; `1/2` for half of one, `-` for none."""
-    if row.get("half"):
-        return "1/2"
-    return str(row["gpus"]) if row["gpus"] else "-"
 
 
 def placement_text(row: JobRow) -> str:

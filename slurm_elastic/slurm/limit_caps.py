@@ -1,4 +1,4 @@
-"""Which association and QOS limits bind which jobs, as caps over sets of jobs. Pure.
+"""Caps over sets of jobs that follow from the limits of associations and QOS.
 
 A limit of a QOS replaces the same limit of associations, and that of a partition's QOS the one of
 the job's QOS (with the flag OverPartQOS the other way round). Jobs under the replacing limit still
@@ -172,7 +172,8 @@ class _QosOfJobs:
     def before(self, job: Job, row: QosRow) -> _Replaced:
         """Return the limits of a QOS of a job that an earlier one replaces.
 
-        None while a job has several partitions to start in: which QOS counts is not known.
+        While a job has several partitions to start in, no limit counts as replaced: the QOS that
+        will count is not known.
         """
         if "," in job.partition:
             return frozenset()

@@ -267,8 +267,7 @@ def _state(answer: ExplainAnswer) -> str:
             text += f" Kept for it until {formatting.clock(job['waiting']['kept_until'], now)}."
         return text
     placement = formatting.spelled(job["where"])
-    amount = "half of " if job.get("half") else ""
-    held = f"{amount}{formatting.gpus(job['gpus'], job['gpu_type'])}"
+    held = formatting.gpus(job["gpus"], job["gpu_type"], half=job.get("half", False))
     text = f"{name} holds {held} on {placement}{since}."
     if job["unmanaged_reason"]:
         return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
@@ -370,8 +369,8 @@ def _target(decision: DecisionRow, present_type: str) -> str:
     if not decision["gpus"]:
         return ""
     if decision["action"] == "move" or decision["gpu_type"] != present_type:
-        half = "half of " if decision.get("half") else ""
-        shape = f"{half}{formatting.gpus(decision['gpus'], decision['gpu_type'])}"
+        half = decision.get("half", False)
+        shape = formatting.gpus(decision["gpus"], decision["gpu_type"], half=half)
         return f"{shape} on {formatting.spelled(decision['where'])}"
     return str(decision["gpus"])
 

@@ -68,14 +68,14 @@ def planned(answer: PlanAnswer, *, all_jobs: bool = False) -> list[str]:
 
 def _shape(row: PlanRow) -> str:
     kind = row["gpu_type"] or row["from_type"]
-    half = "half of " if row.get("half") else ""
+    half = row.get("half", False)
     if row["action"] == "start":
-        return f"start {half}{formatting.gpus(row['gpus'], kind)}"
+        return f"start {formatting.gpus(row['gpus'], kind, half=half)}"
     if row["action"] == "preempt":
         return f"{row['from_gpus']} → 0 {formatting.clean(kind)}"
     if row["action"] == "move":
         old = formatting.gpus(row["from_gpus"], row["from_type"])
-        new = f"{half}{formatting.gpus(row['gpus'], kind)}"
+        new = formatting.gpus(row["gpus"], kind, half=half)
         return f"{old} → {new} on {formatting.places(row['where'])}"
     return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
 

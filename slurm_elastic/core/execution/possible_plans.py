@@ -109,7 +109,7 @@ class PlanCandidates:
 
     @property
     def own(self) -> ExecutionPlan:
-        """See `own_plan`."""
+        """Plan that the training chooses itself: see `own_plan`."""
         return own_plan(self.directive, self.supported, sum(self.gpus_on_nodes))
 
     @property

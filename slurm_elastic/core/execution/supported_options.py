@@ -51,6 +51,8 @@ _WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", r
 _COUNT = re.compile("[1-9][0-9]{0,4}", re.ASCII)
 #: Words without a value, in the order of the canonical text.
 _FLAGS = ("tensor", "shard", "mesh", "recompute", "recomputable")
+#: Fields of words that have another name.
+_FIELDS = {"own-shard": "own_sharding", "own-tensor": "own_tensor"}
 #: Values of `own-shard`.
 _OWN_SHARDINGS = {s.value: s for s in (Sharding.OPTIMIZER, Sharding.FULL)}
 
@@ -141,10 +143,6 @@ class SupportedOptions:
         if self.own_tensor > 1:
             words.append(f"own-tensor={self.own_tensor}")
         return ",".join(words)
-
-
-#: Fields of words that have another name.
-_FIELDS = {"own-shard": "own_sharding", "own-tensor": "own_tensor"}
 
 
 def _count(value: str, word: str, shown: str, *, most: int) -> int:

@@ -209,7 +209,7 @@ class PlanTrials:
     def _worth_trying(
         self, unknown: list[str], shape: AllocationShape, candidates: PlanCandidates
     ) -> list[str]:
-        """Return the plans to try, the next one first, without those that are hopeless.
+        """Return the plans to try, the next one first, without those predicted to be too slow.
 
         Args:
             unknown: plans that were not measured in the allocation, in the order of the candidates.
@@ -239,7 +239,7 @@ class PlanTrials:
     def _possible(
         self, candidates: PlanCandidates, shape: AllocationShape, *, divided: bool
     ) -> dict[PlanKind, str]:
-        """Return the text of each faster plan that nothing known speaks against.
+        """Return the text of each faster plan that is not known to fail, or not to fit.
 
         Args:
             candidates: plans for the allocation.

@@ -57,7 +57,8 @@ class StepInputs:
 
     def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
-        return held_gpus(j for j in self.jobs.values() if j.job_id != job_id)[node]
+        others = (j for j in self.jobs.values() if j.job_id != job_id and _is_on(j, node))
+        return held_gpus(others)[node]
 
     def free(self, transition: Transition, target: Allocation) -> bool:
         """Return whether no other job holds the target's GPUs, or the same half of one."""
@@ -197,3 +198,9 @@ def is_requeued_attempt(transition: Transition, job: Job) -> bool:
         and TransitionState.REQUEUE.value in transition.entered
         and job.run == transition.run
     )
+
+
+def _is_on(job: Job, node: str) -> bool:
+    """Return whether a job holds GPUs of a node, or a part of one."""
+    holds = job.allocation is not None and job.allocation.on(node) > 0
+    return holds or any(name == node for name, _ in job.parts)
