@@ -84,6 +84,8 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
+        self.core_speed = core_speed()
+        self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
         self._unit_is_over = threading.Event()
@@ -132,10 +134,11 @@ class Run:
         beside = ["-n", str(CLUSTERS), "-m", "not alone"]
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
-            passed = self._pytest("beside", *beside, CLUSTER_TESTS)
+            passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
         self._unit_is_over.wait()
-        return passed & self._pytest("alone", "-n", str(ALONE), "-m", "alone", CLUSTER_TESTS)
+        alone = ["-n", str(ALONE), "-m", "alone"]
+        return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
     def _releases(self) -> bool:
         """Try the releases of Slurm."""
@@ -146,10 +149,7 @@ class Run:
 
     def _packages(self) -> bool:
         """Build packages, and install, use and remove them."""
-        began = time.monotonic()
-        passed = self._printed_if_failed("packages", self._build_and_try_packages)
-        self.times["packages"] = time.monotonic() - began
-        return passed
+        return self._printed_if_failed("packages", self._build_and_try_packages)
 
     def _build_and_try_packages(self, log: IO[bytes]) -> bool:
         if self._has_docker:
@@ -178,7 +178,7 @@ class Run:
         print(f"tests: second try of {len(failed)}")
         self.second_tries = failed
         self.outcomes = [o for o in self.outcomes if o.test not in failed]
-        return self._pytest("second", *failed) and all(
+        return self._pytest("second try", *failed) and all(
             o.result == "passed" for o in self.outcomes if o.test in failed
         )
 
@@ -187,7 +187,9 @@ class Run:
         results = Counter(outcome.result for outcome in self.outcomes)
         counts = ", ".join(f"{count} {result}" for result, count in sorted(results.items()))
         times = ", ".join(f"{part} {clock(seconds)}" for part, seconds in self.times.items())
-        print(f"\ntests: {counts or 'none run'}; {times}")
+        in_all = clock(time.monotonic() - self._began)
+        print(f"\ntests: {counts or 'none run'} in {in_all}; {times}")
+        print(f"tests: speed of a core: {self.core_speed:.1f} million rounds of a loop per second")
         print(f"tests: the {SLOWEST} slowest")
         slowest = sorted(self.outcomes, key=lambda outcome: outcome.seconds, reverse=True)
         for outcome in slowest[:SLOWEST]:
@@ -210,7 +212,9 @@ class Run:
         path = self.folder / name
         pytest = [sys.executable, "-m", "pytest"]
         command = [*before, *pytest, *words, *self.options, f"--outcomes={path}"]
+        began = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
+        self.times[name] = time.monotonic() - began
         with self._adding:
             self.outcomes += read(path)
         self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)
@@ -228,6 +232,17 @@ class Run:
         if code not in (0, NO_DOCKER):
             print(self._up_log.read_text("utf-8", "replace"))
         return code in (0, NO_DOCKER)
+
+
+def core_speed() -> float:
+    """Return how many million rounds of an empty loop Python does per second of CPU time.
+
+    The minutes of two machines can be compared by it.
+    """
+    began = time.process_time()
+    for _ in range(2_000_000):
+        pass
+    return 2 / (time.process_time() - began)
 
 
 def clock(seconds: float) -> str:
@@ -253,10 +268,8 @@ def main() -> int:
         if "cluster" in arguments.parts:
             run.start_cluster()
 
-        def timed(part: str) -> bool:
-            began = time.monotonic()
+        def passes(part: str) -> bool:
             passed = parts[part]()
-            run.times[part] = time.monotonic() - began
             if not passed:
                 print(f"tests: {part} failed")
             return passed
@@ -270,10 +283,12 @@ def main() -> int:
                 with ThreadPoolExecutor(1) as pool:
                     if tests:
                         pool.submit(run.compile_tests)
-                    passed = timed("lint")
+                    began = time.monotonic()
+                    passed = passes("lint")
+                    run.times["lint"] = time.monotonic() - began
             if passed and tests:
                 with ThreadPoolExecutor(len(tests)) as pool:
-                    passed = all(list(pool.map(timed, tests)))
+                    passed = all(list(pool.map(passes, tests)))
                 passed = passed or run.second_try()
         finally:
             run.close()

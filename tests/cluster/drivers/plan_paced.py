@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs train_gpt.py at a speed that depends on the execution plan: devices that do not exist here.
+"""Runs train_gpt.py and reports a speed that depends on the plan: devices that do not exist here.
 
-`PACE` is a JSON object of seconds per step by plan; in a plan with 0 seconds the program fails, in
-one with "memory" it runs out of memory.
+`PACE` is a JSON object of the seconds per step that are reported, by plan; in a plan with 0 seconds
+the program fails, in one with "memory" it runs out of memory. All steps really take `STEP_S`: what
+they take on a busy machine says nothing about a plan.
 """
 
 import json
@@ -10,10 +11,13 @@ import os
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from slurm_elastic.training.measure.step_times import StepDurations, StepTimer
 from slurm_elastic.training.reporting import Reporter  # before torch, as in the example
 
+STEP_S = 0.1
 PACE = json.loads(os.environ["PACE"])
 plan = ""
 set_fields = Reporter.set_fields
@@ -31,11 +35,21 @@ def noting_the_plan(self: Reporter, **fields: object) -> None:
     set_fields(self, **fields)
 
 
+take = StepTimer.take
+
+
+def as_planned(self: StepTimer) -> StepDurations | None:
+    """Return the durations of this attempt's plan in place of the measured ones."""
+    measured, step_s = take(self), PACE.get(plan, STEP_S)
+    return measured and replace(measured, step_s=step_s, micro_step_s=step_s)
+
+
 Reporter.set_fields = noting_the_plan
+StepTimer.take = as_planned
 
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-register_optimizer_step_post_hook(lambda *_: time.sleep(PACE.get(plan, 0.1)))
+register_optimizer_step_post_hook(lambda *_: time.sleep(STEP_S))
 real = Path(os.environ["REAL_EXAMPLES"], "train_gpt.py")
 sys.path.insert(0, str(real.parent))
 runpy.run_path(str(real), run_name="__main__")

@@ -17,7 +17,7 @@ from tests.support.container_cluster.walked_training import (
 
 DRIVER = Path(__file__).parents[1] / "drivers" / "plan_paced.py"
 OUT = "/shared/home/alice/plans"
-#: Seconds per step; 0: the program fails; "memory": it runs out of memory.
+#: Seconds per step as reported; 0: the program fails; "memory": it runs out of memory.
 PACE = {
     "2x1": 1.6, "1x1+tensor=2": 0.6, "4x1": 1.6, "2x1+tensor=2": 0.6, "1x1+tensor=4": 0,
     "1x1": "memory",
@@ -31,7 +31,6 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.mark.alone  # it compares times of steps
 def test_the_controller_keeps_the_fastest_plan_of_each_size(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
