@@ -31,6 +31,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.mark.alone  # the next plan is tried once the job has trained as long as its restart took
 def test_the_controller_keeps_the_fastest_plan_of_each_size(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
