@@ -191,8 +191,18 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
 
 
 def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
-    job = submit(cluster, "g04")
+    """Also where a tool of the site writes AdminComment, and selasticd is restarted then."""
+    job, noted = submit(cluster, "g04"), submit(cluster, "g05")
+    cluster.exec(["scontrol", "update", f"jobid={noted}", "AdminComment+=JS1:x"])
     until(lambda: gpus(cluster, job) == 4)
+    until(lambda: gpus(cluster, noted) == 4)
+    assert shown(cluster, noted)["admin_comment"].endswith(",JS1:x")
+    cluster.exec(["scontrol", "update", f"jobid={job}", "AdminComment=JS1:x"])
+    daemon.wait_for(f"JobId={job} AdminComment=replaced Directive=kept")
+    daemon.stop()
+    daemon.start()
+    until(lambda: "the directive read before counts" in daemon.selastic("explain", str(job)))
+    assert "AdminComment of an elastic job was replaced" in daemon.selastic("check", check=False)
     daemon.selastic("update", str(job), "--elastic=1-2")
     until(lambda: gpus(cluster, job) == 2)
     daemon.selastic("hold", str(job))

@@ -245,4 +245,4 @@ def test_an_elastic_job_that_waits_for_half_of_a_gpu_waits_for_one(parser):
     fields = {"gres_per_node": {"shard": 2}, "requested_tres": None, "state_reason": "BeginTime"}
     job = parser.job(Raw(admin_comment=RECORD, **fields))
     assert (job.gpus, job.shards) == (1, 2)
-    assert parser.job(Raw(**fields)).shards == 0
+    assert parser.job(Raw(id=8, **fields)).shards == 0
