@@ -363,7 +363,7 @@ def _replaced_records(view: View) -> list[str]:
         return []
     which = "an elastic job" if replaced == 1 else f"{replaced} elastic jobs"
     harm = f"the record in AdminComment of {which} was replaced, and one not read before is lost"
-    return [f"{harm}; let the site's tool append (scontrol update AdminComment+=TEXT)"]
+    return [f"{harm}; let the site's tool add its text after what AdminComment has"]
 
 
 def sole_user(state_dir: Path) -> int:

@@ -11,9 +11,9 @@ r"""A submission: the directive and the requested shape, as recorded by job_subm
     >>> str(parse_comment("elastic:2-16 first try").directive)
     '2-16'
 
-The record is in AdminComment, which users cannot write; a site's tool may have appended text to it
-(`scontrol update AdminComment+=`). Comment, the portable form, can be changed by the job's owner at
-any time; nothing in it can affect other users' jobs.
+The record is in AdminComment, which users cannot write; a site's tool may have added text after it.
+Comment, the portable form, can be changed by the job's owner at any time; nothing in it can affect
+other users' jobs.
 Fields of `shape` are named as in job_submit.lua and hold Slurm's own units: minutes for
 `time_limit`, megabytes for `min_mem_per_node`, 4294967295 for "unlimited", `nice` as typed.
 Fields that the user did not give are missing. Standard library only.
@@ -131,7 +131,7 @@ def parse_admin_comment(text: str | None) -> Submission | None:
     shape = record.get("shape")
     if not isinstance(shape, dict):
         raise SubmissionError("shape", "is not an object")
-    appended = text[end:].lstrip(",").strip()  # Slurm puts a comma before it
+    appended = text[end:].lstrip(", ").strip()
     others = (_unescaped("other", record.get("other", "")), appended)
     return Submission(
         _directive(record["elastic"], "elastic"),

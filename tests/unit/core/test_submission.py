@@ -77,8 +77,7 @@ def test_damaged(text, part):
 
 
 @pytest.mark.parametrize("before", ["", "site"])
-def test_text_that_a_tool_of_the_site_appends_is_kept_apart(before):
-    """As `scontrol update AdminComment+=TEXT` does it."""
+def test_text_that_a_tool_of_the_site_adds_after_it_is_kept_apart(before):
     read = parse_admin_comment(record(other=before) + ",JS1:H4sI}\n" + "x" * 70000)
     assert read is not None
     assert str(read.directive) == "2-16"
