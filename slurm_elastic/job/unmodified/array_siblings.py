@@ -9,6 +9,7 @@ Tasks that run one after the other (`--array=0-9%1`) may share a pattern.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import zlib
@@ -49,8 +50,12 @@ class ArraySiblings:
         #: End of the names of all marks of this pattern; "" outside arrays.
         self._end = f".array-{array}-{number:08x}" if array.isdecimal() else ""
         self._run_id, self._directories, self._clock = run_id, tuple(directories), clock
-        self._look_at = 0.0
+        self._look_at = math.inf
         self.running = ""
+
+    def begin(self) -> None:
+        """Let the next look write the mark, as the program is about to start."""
+        self._look_at = -math.inf
 
     def look(self, *, at_once: bool = False) -> bool:
         """Renew the mark and look for others; return whether `running` has changed.
@@ -58,15 +63,16 @@ class ArraySiblings:
         Args:
             at_once: even if the last look was just now.
         """
-        if not self._end or (not at_once and self._clock() < self._look_at):
+        is_due = self._look_at < math.inf if at_once else self._clock() >= self._look_at
+        if not self._end or not is_due:
             return False
         self._look_at = self._clock() + _LOOK_S
         last, self.running = self.running, self._other(self._mark())
         return self.running != last
 
     def leave(self) -> None:
-        """Remove the mark, as the program has ended."""
-        self._look_at = 0.0
+        """Remove the mark, as the program has ended; there are no looks until `begin`."""
+        self._look_at = math.inf
         for directory in self._directories if self._end else ():
             with contextlib.suppress(OSError):
                 os.unlink(f"{directory}/{self._run_id}{self._end}")  # noqa: PTH108
@@ -84,7 +90,10 @@ class ArraySiblings:
             return None
 
     def _other(self, now: float | None) -> str:
-        for directory in self._directories if now is not None else ():
+        """Return the run id in the mark of another task; "" if there is none, or `now` is None."""
+        if now is None:
+            return ""
+        for directory in self._directories:
             with contextlib.suppress(OSError), os.scandir(directory) as entries:
                 for entry in entries:
                     other = entry.name.removesuffix(self._end)

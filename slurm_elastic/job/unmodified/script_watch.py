@@ -154,7 +154,8 @@ class ScriptWatch:
             restarted: whether this job has run before and may resume.
         """
         with self._lock:
-            self._look_for_siblings(at_once=True)
+            self._siblings.begin()
+            self._look_for_siblings()
             originals = self._rehearsal.begin_attempt()
             if restarted:
                 remove_empty(self._pattern)

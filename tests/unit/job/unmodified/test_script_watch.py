@@ -663,6 +663,10 @@ def test_tasks_of_an_array_with_one_pattern_answer_no_notice_while_both_run(
         capsys.readouterr().err
     )
     second.watch.end_attempt(0)
+    second.order("notice", 1)
+    second.now += 60
+    second.watch.check()
+    assert len(list((tmp_path / "memory").glob("*.array-6-*"))) == 1, "it has left no mark"
     first.order("run")
     first.now += 60
     assert first.settle().proven
