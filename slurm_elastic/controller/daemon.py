@@ -46,6 +46,7 @@ from slurm_elastic.controller.server.request_dispatcher import RequestRefusedErr
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc.answers import CheckAnswer
@@ -218,6 +219,8 @@ class Daemon:
             counts=self._counts,
             wait_after_requeue_s=reader.wait_after_requeue_s,
         )
+        with contextlib.suppress(LedgerError):  # each look says what is wrong with it
+            reader.remember(controller.store.kept_submissions())
         controller.rival = lambda: self._rival(reader)
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one
@@ -344,9 +347,23 @@ class Daemon:
             reader=self._reading,
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
-            problems=[*(str(n.parameters["error"]) for n in view.notes), *network_problems(view)],
+            problems=[
+                *(str(n.parameters["error"]) for n in view.notes),
+                *network_problems(view),
+                *_replaced_records(view),
+            ],
         )
         return dict(answer)
+
+
+def _replaced_records(view: View) -> list[str]:
+    """Return a line for `selastic check` if others write AdminComment of elastic jobs."""
+    replaced = sum(j.record_replaced and j.state is not JobState.ENDED for j in view.snapshot.jobs)
+    if not replaced:
+        return []
+    which = "an elastic job" if replaced == 1 else f"{replaced} elastic jobs"
+    harm = f"the record in AdminComment of {which} was replaced, and one not read before is lost"
+    return [f"{harm}; let the site's tool add its text after what AdminComment has"]
 
 
 def sole_user(state_dir: Path) -> int:

@@ -174,6 +174,7 @@ class Job:
     Attributes:
         job_id: Slurm's raw id; `display_id` as people name it (`4711`, `4711_3`).
         submission: directive and submitted shape from AdminComment; None for a rigid job.
+        record_replaced: AdminComment has another text by now; `submission` is what it had before.
         override: directive of `selastic update`, which replaces the submitted one; None: none.
         managed: False for an elastic job that must not be changed; see `unmanaged_reason`
             (interactive, heterogeneous, held by its owner, …).
@@ -229,6 +230,7 @@ class Job:
     time_limit_s: int | None = None
     run: int = 0
     submission: Submission | None = None
+    record_replaced: bool = False
     override: Directive | None = None
     managed: bool = True
     unmanaged_reason: Reason | None = None

@@ -54,7 +54,7 @@ ACTIONS = ("run", "notice", "resume", "rehearse")
 #: when restarted; the others: why its checkpoint cannot be kept.
 REHEARSALS = (
     *("", "able", "refuted", "failed"),
-    *("no-room", "not-writable", "changes", "no-watch", "node-local"),
+    *("no-room", "not-writable", "changes", "no-watch", "node-local", "shared"),
 )
 
 #: `wait`: the controller takes the job back to where it worked. `restart`: the program is started

@@ -11,8 +11,9 @@ r"""A submission: the directive and the requested shape, as recorded by job_subm
     >>> str(parse_comment("elastic:2-16 first try").directive)
     '2-16'
 
-The record is in AdminComment, which users cannot write. Comment, the portable form, can be changed
-by the job's owner at any time; nothing in it can affect other users' jobs.
+The record is in AdminComment, which users cannot write; a site's tool may have added text after it.
+Comment, the portable form, can be changed by the job's owner at any time; nothing in it can affect
+other users' jobs.
 Fields of `shape` are named as in job_submit.lua and hold Slurm's own units: minutes for
 `time_limit`, megabytes for `min_mem_per_node`, 4294967295 for "unlimited", `nice` as typed.
 Fields that the user did not give are missing. Standard library only.
@@ -49,6 +50,7 @@ _STRINGS = frozenset(
     """)
 )
 _RECORD = re.compile(r'\s*\{\s*(?:"at"\s*:\s*[0-9]+\s*,\s*)?"elastic"')
+_DECODER = json.JSONDecoder()
 _COMMENT = re.compile(r"elastic:(\S+)")
 
 
@@ -77,7 +79,8 @@ class Submission:
         directive: As submitted.
         shape: The fields of the job that the user gave, by their names in job_submit.lua; empty
             when only Comment carries the directive.
-        other: Earlier content of AdminComment, written by the site's own script.
+        other: Earlier content of AdminComment, written by the site's own script, and what has been
+            appended to the record since.
         submitted: Epoch seconds; 0 when only Comment carries the directive. Distinguishes jobs
             whose id slurmctld has used twice.
     """
@@ -115,21 +118,25 @@ def parse_admin_comment(text: str | None) -> Submission | None:
     """
     if not text or not _RECORD.match(text):
         return None
-    if len(text) > MAX_BYTES:
-        raise SubmissionError("AdminComment", f"{len(text)} characters are more than {MAX_BYTES}")
+    start = len(text) - len(text.lstrip())
     try:
-        record = json.loads(text)
+        record, end = _DECODER.raw_decode(text[: start + MAX_BYTES], start)
     except (ValueError, RecursionError) as error:
-        raise SubmissionError("AdminComment", f"is not JSON: {error}") from None
+        problem = f"is not JSON: {error}"
+        if len(text) > MAX_BYTES:
+            problem = f"{len(text)} characters are more than {MAX_BYTES}"
+        raise SubmissionError("AdminComment", problem) from None
     if record.get("v") != VERSION:
         raise SubmissionError("v", f"is {record.get('v')!r:.20}, this release reads {VERSION}")
     shape = record.get("shape")
     if not isinstance(shape, dict):
         raise SubmissionError("shape", "is not an object")
+    appended = text[end:].lstrip(", ").strip()
+    others = (_unescaped("other", record.get("other", "")), appended)
     return Submission(
         _directive(record["elastic"], "elastic"),
         {name: _value(name, value) for name, value in shape.items() if name in _NUMBERS | _STRINGS},
-        _unescaped("other", record.get("other", "")),
+        ",".join(text for text in others if text),
         _number("at", record.get("at", 0)),
     )
 

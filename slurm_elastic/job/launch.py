@@ -53,9 +53,17 @@ SIGNALS = frozenset(
 
 
 def log_line(text: str) -> None:
-    """Write one line to the job's log."""
-    sys.stderr.write(f"esrun: {text}\n")
-    sys.stderr.flush()
+    """Write one line to the job's log; on a full disk it is lost, and the job goes on."""
+    line = f"esrun: {text}\n"
+    try:
+        descriptor = sys.stderr.fileno()
+    except OSError:  # it is no file
+        sys.stderr.write(line)
+        return
+    try:  # not buffered: what cannot be written would change the exit code of Python
+        os.write(descriptor, line.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
 
 
 def hold_signals() -> None:

@@ -215,7 +215,8 @@ class ExplainAnswer(TypedDict):
     `on_trial`: since when the attempt lacks a checkpoint newer than the last change; null: it has
     one. `failed`: why the job goes back to where it worked. `layout`: replicas, stages, spatial
     groups and options of the present attempt, as it reported them; "": it has not. `plans`: null
-    unless the directive has `plan=auto`.
+    unless the directive has `plan=auto`. `record_replaced`: others have written AdminComment; not
+    from controllers before 0.2.0.
     """
 
     time: float
@@ -232,6 +233,7 @@ class ExplainAnswer(TypedDict):
     on_trial: float | None
     failed: ReasonRow | None
     barred: list[BarredRow]
+    record_replaced: bool
     companions: list[CompanionPlaceRow]
     neighbours: list[NeighbourRow]
     not_in_place: ReasonRow | None

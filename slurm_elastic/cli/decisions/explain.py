@@ -43,6 +43,10 @@ _WOULD = {
     "preempt": "give all its GPUs and wait",
 }
 
+_RECORD_REPLACED = (
+    "its AdminComment has another text than job_submit.lua wrote; the directive read before counts"
+)
+
 #: Where the texts of `explain` begin.
 _INDENT = 18
 
@@ -103,6 +107,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("On trial", _on_trial(answer))
     add("Going back", reason_text(answer.get("failed")))
     add("Barred", _barred(answer))
+    add("Record", _RECORD_REPLACED if answer.get("record_replaced") else "")
     add("Companions", _companions(answer))
     add("Neighbours", neighbours.sentence(answer))
     add("In place", _not_in_place(answer))

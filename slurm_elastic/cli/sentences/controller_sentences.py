@@ -41,6 +41,8 @@ def _refused(p: Parameters) -> str:
         "changes": "it saves faster than its checkpoint can be copied: save less often",
         "node-local": f"its checkpoints are in {place}, which each node has for itself: write them"
         " to a file system that all nodes share",
+        "shared": "another task of its array writes checkpoints of the same pattern: write"
+        " $SLURM_ARRAY_TASK_ID in it",
         "no-watch": "reads cannot be seen on its node: raise fs.inotify.max_user_instances or"
         " fs.inotify.max_user_watches; the job's log names the one that is too small",
     }

@@ -270,6 +270,7 @@ def explain(
             {"gpu_type": gpu_type, "gpus": gpus, "reason": rows.reason(reason)}
             for gpu_type, gpus, reason in record.barred
         ],
+        "record_replaced": job.record_replaced,
         "companions": [_companion(rows, companion) for companion in job.companions],
         "neighbours": [] if ended else neighbour_rows(view, viewer, job_id),
         "not_in_place": rows.reason(record.not_in_place),

@@ -35,6 +35,7 @@ from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.resize_kind import ResizeKind
+from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 from slurm_elastic.topology import Topology
 
 #: A job that has not reported for this many seconds is left alone.
@@ -335,6 +336,8 @@ class JobStore:
             self._down = frozenset(down)
             alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
             for job in alive.values():
+                if job.elastic:
+                    self._record_submission(job)
                 if job.elastic and job.state is JobState.RUNNING:
                     entry = self.entry(job)
                     entry.dirty |= entry.trials.lapse(snapshot.time)
@@ -360,6 +363,25 @@ class JobStore:
             self._profiles.save(alive.values())
             if time.monotonic() >= self._forget_at:
                 self._forget(snapshot.time, alive)
+
+    def _record_submission(self, job: Job) -> None:
+        """Keep the submission of each attempt, in case AdminComment is replaced."""
+        entry = self.entry(job)
+        last = entry.recorded
+        if last is None or (last.run, last.submit_time) != (job.run, job.submit_time):
+            entry.recorded = KeptSubmission.of(job)
+            entry.dirty |= entry.recorded != last
+
+    def kept_submissions(self) -> dict[int, KeptSubmission]:
+        """Return the submissions of the ledger by job id, the newest of each.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        rows = (
+            (i, KeptSubmission.from_body(body.get("recorded"))) for i, body in self._ledger.jobs()
+        )
+        return {job_id: kept for job_id, kept in rows if kept is not None}
 
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
         """Delete old rows of the ledger."""

@@ -156,6 +156,12 @@ class Ledger:
             ).fetchone()
         return str(row["key"]) if row else ""
 
+    def jobs(self) -> list[tuple[int, Body]]:
+        """Return (id, record) of every job, the newest last."""
+        with self._open() as db:
+            rows = db.execute("SELECT job_id, record FROM jobs ORDER BY seen").fetchall()
+        return [(r["job_id"], _body(r["record"], f"job {r['job_id']}")) for r in rows]
+
     def named_jobs(self) -> list[tuple[str, str, Body]]:
         """Return (user, name, record) of every job that ever held GPUs, the newest last."""
         with self._open() as db:

@@ -24,7 +24,7 @@ from slurm_elastic.core.report import Report
 #: Rehearsals that were undone before the job was requeued, at most; and the wait after the first
 #: one, which doubles (s; our choice).
 _MOST_TRIES, _FIRST_WAIT_S = 5, 120.0
-_REFUSALS = ("no-room", "not-writable", "changes", "no-watch", "node-local")
+_REFUSALS = ("no-room", "not-writable", "changes", "no-watch", "node-local", "shared")
 _GB = 1e9
 #: Smaller sizes are not rounded to 0.1 GB: 34 MB would be none.
 _LEAST_GB = 1.0

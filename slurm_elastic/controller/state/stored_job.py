@@ -22,6 +22,7 @@ from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class StoredJob:
     """Record of one job in the ledger; see `JobRecord` for most fields.
 
     Attributes:
+        recorded: its submission, as AdminComment had it; None: AdminComment never had one.
         pin: node list that the job was last given; None: not known.
         pins: earlier node lists, the latest last: a slurmctld that dies falls back to them.
         override: directive that a user has put in place of the submitted one; "": none.
@@ -87,6 +89,7 @@ class StoredJob:
     reported: bool = False
     reported_run: int = -1
     ending: JobEnding | None = None
+    recorded: KeptSubmission | None = None
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class StoredJob:
         rows = {key: dataclasses.asdict(row) for key, row in self.measurements.items()}
         body["measurements"] = rows
         body["budget"] = dataclasses.asdict(self.budget) if self.budget else None
+        body["recorded"] = self.recorded.to_body() if self.recorded else None
         body["ending"] = dataclasses.asdict(self.ending) if self.ending else None
         body["lesson"] = self.observations.to_body()  # the key in every ledger since 0.1.0
         body["watch"], body["trials"] = self.watch.to_body(), self.trials.to_body()
@@ -117,6 +121,7 @@ class StoredJob:
         entry.plan_trials = PlanTrials.from_body(body.get("plan_trials"))
         entry.placed = PlacedCompanions.from_body(body.get("placed"))
         entry.ending = JobEnding.from_body(body.get("ending"))
+        entry.recorded = KeptSubmission.from_body(body.get("recorded"))
         try:
             entry.layout = str(ExecutionPlan.parse(entry.layout)) if entry.layout else ""
         except (ExecutionPlanError, AttributeError, TypeError):

@@ -21,10 +21,10 @@ from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.failed_changes import exhausted
 from slurm_elastic.controller.transitions.steps.state_steps import HELD
-from slurm_elastic.controller.transitions.steps.transition_steps import LAUNCH_FAILED
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
 #: Prefix of the comment of a held job, for users of Slurm's own tools.

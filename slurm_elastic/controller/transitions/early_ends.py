@@ -1,4 +1,4 @@
-"""Jobs that end by a change, and are sent back to the queue.
+"""Jobs that end by a change, or cannot be launched after it: they are sent back to the queue.
 
 A slurmctld that is killed forgets what it has done in the last seconds. If that was a requeue of
 ours, it takes the attempt, which that requeue has ended, for one that has failed. `TransitionSteps`
@@ -8,6 +8,10 @@ esrun keeps a job when its program fails on trial. It cannot where the batch scr
 before it reaches esrun (`module load` on another node, `set -e`): Slurm ends the job. Slurm lets an
 operator requeue an ended job as long as it lists it (`MinJobAge`), so the job is sent back to the
 queue, and from there to where it worked last (docs/reliability-failed-changes.md).
+
+Where a Prolog fails that runs for some seconds (a health check), the change is over by then, as the
+job was running. Slurm drains the node, and holds the job. The job would not be there without the
+change, so the hold is lifted; Slurm's own starts are Slurm's.
 
 What decides that stands in the ledger, so that a controller that was started in between decides the
 same.
@@ -25,6 +29,8 @@ from slurm_elastic.controller.transitions.steps.step_inputs import is_requeued_a
 from slurm_elastic.controller.transitions.transition_records import last_change
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
+from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Seconds from the start within which a script fails before it reaches esrun (our choice).
@@ -50,7 +56,9 @@ class EarlyEnds:
         self._judged: set[tuple[str, int]] = set()
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Transition], *, act: bool) -> None:
-        """Send jobs back to the queue that have just failed; before the store records their end.
+        """Send jobs back to the queue that have just failed, or that Slurm holds after a change.
+
+        To be called before the store records their end.
 
         Args:
             snapshot: read just now.
@@ -70,6 +78,28 @@ class EarlyEnds:
             elif (transition := self._beginning(job)) is not None:
                 self._send_back(job, transition, now=snapshot.time)
         self._judged = {(job.key, job.run) for job in ended}
+        for job in snapshot.jobs if act else ():
+            if job.elastic and job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
+                waited_s = snapshot.time - job.submit_time  # since Slurm has requeued it
+                if job.job_id not in live and waited_s >= WAIT_AFTER_REQUEUE_S:
+                    self._lift_hold(job)
+
+    def _lift_hold(self, job: Job) -> None:
+        """Release a job that could not be launched where the last change had sent it."""
+        last = last_change(self._ledger, job)
+        if last is None or started_run(last) != job.run - 1:
+            return
+        try:
+            self._scontrol.update(job, {"StartTime": "now"})
+            self._scontrol.release(job)
+        except ScontrolError as error:
+            self._log.warning(f"JobId={job.display_id} Action=release Problem={error}")
+            return
+        nodes = ",".join(last.target.nodes) if last.target else ""
+        self._log.warning(
+            f"JobId={job.display_id} Run={job.run} Change=launch-failed NodeList={nodes}"
+            " Action=release"
+        )
 
     def _is_requeued(self, job: Job) -> bool:
         """Return whether the last change of a job had requeued the attempt that has ended now."""

@@ -70,7 +70,7 @@ TRANSITIONS = (
         "rehearsal-refused", "The checkpoint cannot be kept, so there is no rehearsal.",
         word(
             "problem", "why it cannot be kept",
-            "no-room", "not-writable", "changes", "no-watch", "node-local",
+            "no-room", "not-writable", "changes", "no-watch", "node-local", "shared",
         ),
         text("directory", "in which it would be kept", optional=True),
         number("gigabytes", "to be freed there", "GB", optional=True),

@@ -38,20 +38,32 @@ def temporary_directory(
     return ""
 
 
-def refusal_line(pattern: str, *, written: int, state: str) -> str:
+def refusal_line(pattern: str, *, written: int, state: str, job_id: str, node: str = "") -> str:
     """Return why a script that resumes is not started where none of its checkpoints is.
 
     Args:
         pattern: of the checkpoints.
         written: checkpoints that the job has completed.
         state: file with what is known of the job.
+        job_id: as `scontrol` takes it.
+        node: on which the newest was completed, if that is another one; "": not known.
     """
+    last = f", the last one on {node}" if node else ""
+    there = (
+        f" To go on from there, once the job is held: scontrol update jobid={job_id}"
+        f" ReqNodeList={node}, then selastic release {job_id}."
+    )
     return (
         f"--checkpoint {pattern}: nothing matches on this node, though the job has completed"
-        f" {written} checkpoint{'' if written == 1 else 's'}; the program is not started, as it"
-        " would begin anew. Write checkpoints to a file system that all nodes share. To begin"
-        f" anew on purpose, delete {state} and requeue the job"
+        f" {written} checkpoint{'' if written == 1 else 's'}{last}; the program is not started, as"
+        " it would begin anew. Write checkpoints to a file system that all nodes share."
+        f"{there if node else ''} To begin anew on purpose, delete {state} and requeue the job"
     )
+
+
+def this_node() -> str:
+    """Return the name of this node in Slurm; "" outside a job."""
+    return os.environ.get("SLURMD_NODENAME", "")
 
 
 def _device(path: Path) -> int | None:

@@ -56,6 +56,7 @@ class Rehearsal:
         self._replaced: dict[str, bool] = {}
         self._problem = ""
         self._declined_at = 0.0
+        self._sibling = ""
 
     # --- attempts ---
 
@@ -282,6 +283,21 @@ class Rehearsal:
             "kept_bytes": error.needed_bytes or None,
         }
 
+    def share(self, sibling: str) -> dict[str, Any]:
+        """Record another task of the array with the same pattern; return fields of the report.
+
+        Args:
+            sibling: its run id; "": there is none any more.
+        """
+        self._sibling = sibling
+        if sibling:
+            log_line(
+                f"--checkpoint {self._pattern}: job {sibling.rpartition('-')[2]}, another task of"
+                " this array, writes checkpoints of the same pattern; the job is not resized while"
+                " both run: write $SLURM_ARRAY_TASK_ID in the pattern"
+            )
+        return self.report()
+
     def report(self, paths: Sequence[str] = ()) -> dict[str, Any]:
         """Return the fields of the report.
 
@@ -289,6 +305,8 @@ class Rehearsal:
             paths: of a save that has just been completed.
         """
         resume = self._resume
+        if self._sibling:
+            return {"rehearsal": "shared", "kept_in": "", "kept_bytes": None}
         if resume.proven:
             return {"rehearsal": "", "kept_in": "", "kept_bytes": None}
         if resume.refuted:

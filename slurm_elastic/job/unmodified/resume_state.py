@@ -26,7 +26,7 @@ from slurm_elastic.job.unmodified.checkpoints.learned_saves import LearnedSaves,
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
-_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "has_ended")
+_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "node", "has_ended")
 #: Of one that has ended, only these are kept: a batch script may run hundreds in a loop.
 _OF_ENDED_SCRIPT = ("proven", "refuted", "jump", "has_ended")
 #: Other scripts that are kept.
@@ -53,6 +53,7 @@ class ResumeState:
         saves: saves of the present attempt.
         command: of the newest run with a checkpoint (`program_command`).
         sizes: ranks of the runs, up to the newest one, in which that was the same.
+        node: on which esrun ran when the script completed its newest checkpoint; "": not known.
         has_ended: whether it has ended with exit code 0, after which the batch script went on.
         pattern: of the checkpoints of the script that all this is about; "": not known.
         others: by pattern, the same of the other scripts.
@@ -71,6 +72,7 @@ class ResumeState:
     saves: int = 0
     command: str = ""
     sizes: tuple[int, ...] = ()
+    node: str = ""
     has_ended: bool = False
     pattern: str = ""
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class ResumeState:
         counts = (state.count, state.start_world, state.kept_saves, state.saves, *state.sizes)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
-        texts = (state.copying, state.jump, state.command, state.pattern)
+        texts = (state.copying, state.jump, state.command, state.node, state.pattern)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is none")
         if not isinstance(state.others, dict):

@@ -23,6 +23,7 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.unmodified.array_siblings import ArraySiblings
 from slurm_elastic.job.unmodified.checkpoints import learned_saves
 from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
     CheckpointScanner,
@@ -33,7 +34,7 @@ from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, lea
 from slurm_elastic.job.unmodified.command_history import CommandHistory
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
-from slurm_elastic.job.unmodified.node_disks import refusal_line
+from slurm_elastic.job.unmodified.node_disks import refusal_line, this_node
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
 from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
@@ -98,7 +99,7 @@ class ScriptWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
-        self._file = resume_file
+        self._file, self._run_id = resume_file, run_id
         self._resume = resume_file.load()
         self._resume.select(pattern)
         self.command = CommandHistory(command, world, self._resume)
@@ -124,6 +125,7 @@ class ScriptWatch:
             ranks=world,
             clock=clock,
         )
+        self._siblings = ArraySiblings(pattern, run_id, resume_file.directories, clock=clock)
         self._reads = ResumeDetection()
         self._scanner.before_read = self._reads.ignore
         self._lock = threading.Lock()
@@ -152,6 +154,8 @@ class ScriptWatch:
             restarted: whether this job has run before and may resume.
         """
         with self._lock:
+            self._siblings.begin()
+            self._look_for_siblings()
             originals = self._rehearsal.begin_attempt()
             if restarted:
                 remove_empty(self._pattern)
@@ -179,7 +183,7 @@ class ScriptWatch:
                 "kind": "script",
                 "step": self._resume.count,
                 "checkpoint_step": self._resume.count or None,
-                "proven": self._resume.proven,
+                "proven": self._is_proven,
                 "jump": self._resume.jump,
                 **self._rehearsal.report(),
             }
@@ -206,6 +210,7 @@ class ScriptWatch:
             self.count_last()
         self._copy.end_attempt()
         with self._lock:
+            self._siblings.leave()
             resumed = self._reads.has_resumed()
             fields = self._rehearsal.end_attempt(code, resumed=resumed)
         self._state.update(fields)
@@ -228,6 +233,8 @@ class ScriptWatch:
         notice = self._notice
         with self._lock:
             is_new_notice = orders.action == "notice" and orders.notice != notice.orders.notice
+            if is_new_notice:
+                self._look_for_siblings(at_once=True)
             if is_new_notice and self._send_signal:
                 self.count_new()
                 notice.saves_before = self._scanner.begun
@@ -274,7 +281,14 @@ class ScriptWatch:
 
     def refusal_line(self) -> str:
         """Return why it is not started without its checkpoints."""
-        return refusal_line(self._pattern, written=self._resume.count, state=self._file.path)
+        node = self._resume.node
+        return refusal_line(
+            self._pattern,
+            written=self._resume.count,
+            state=self._file.path,
+            job_id=self._run_id.rpartition("-")[2],
+            node="" if node == this_node() else node,
+        )
 
     def count_last(self) -> None:
         """Count, if it is the first one, a checkpoint that the program wrote before it ended."""
@@ -300,6 +314,7 @@ class ScriptWatch:
     def stop(self) -> None:
         """Stop the watch: the program reports by itself."""
         self._is_stopped = True
+        self._siblings.leave()
 
     def _run(self) -> None:
         while not self._is_stopped:
@@ -320,6 +335,7 @@ class ScriptWatch:
     def check(self) -> None:
         """Scan the checkpoints once, and report."""
         with self._lock:
+            self._look_for_siblings()
             self.count_new()
             self._keep_if_due()
             self._answer_if_due()
@@ -327,6 +343,17 @@ class ScriptWatch:
             self._end_if_alone()
         if is_unused:
             self._state.expire_notice(is_unused=True)
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether the script is shown to resume, and its checkpoints are its own."""
+        return self._resume.proven and not self._siblings.running
+
+    def _look_for_siblings(self, *, at_once: bool = False) -> None:
+        """Report when another task of the array begins or ends to share the pattern."""
+        if self._siblings.look(at_once=at_once):
+            fields = self._rehearsal.share(self._siblings.running)
+            self._state.update({"proven": self._is_proven, **fields})
 
     def _end_if_alone(self) -> None:
         """End ranks that train alone, when none of them saves."""
@@ -375,6 +402,7 @@ class ScriptWatch:
         self._resume.count = max(earlier_count + 1, self._program_step or 0)
         self._resume.start_world = self._resume.start_world or self._world
         self._resume.saves += 1
+        self._resume.node = this_node()
         self.command.record()
         self._record_resume(earlier_count)  # before the next line, which reads the checkpoint
         # What a rehearsal has lost is put back.
@@ -386,7 +414,7 @@ class ScriptWatch:
             "phase": "training",
             "checkpoint_step": self._resume.count,
             "checkpoint_age_s": self._clock() - checkpoint.changed_at,
-            "proven": self._resume.proven,
+            "proven": self._is_proven,
             "jump": self._resume.jump,
         }
         if self._program_step is None:
@@ -428,6 +456,8 @@ class ScriptWatch:
         notice = self._notice
         if not notice.is_given or notice.orders.notice == self._copy.declined:
             return {}
+        if self._siblings.running:  # the checkpoint may be of another task
+            return {"phase": "saving", "notice": notice.orders.notice}
         needs_copy = notice.orders.rehearsal and not self._resume.proven
         return notice.fields(checkpoint, needs_copy=needs_copy, is_saving=self._scanner.unsettled)
 
@@ -487,7 +517,7 @@ class ScriptWatch:
 
     def _record_resume(self, earlier_count: int) -> None:
         """Decide at the first new checkpoint of a restart whether the script has resumed."""
-        if not self._reads.is_active:
+        if not self._reads.is_active or self._siblings.running:
             return
         resumed = self._reads.has_resumed()
         self._reads.close()

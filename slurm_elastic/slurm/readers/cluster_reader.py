@@ -6,12 +6,11 @@ error.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_elastic.core.cluster import (
     Job,
@@ -27,6 +26,7 @@ from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.readers import pyslurm_records
 from slurm_elastic.slurm.readers.job_parser import JobParser
+from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 from slurm_elastic.slurm.readers.lost_nodes import LostNodes
 from slurm_elastic.slurm.readers.record_source import RecordSource, SlurmConf
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
@@ -59,6 +59,14 @@ class ReaderChoice:
         return f"{self.name} ({self.reason})"
 
 
+class _ClusterRecords(NamedTuple):
+    """Records of all nodes and partitions, and when they were read (monotonic s)."""
+
+    read_at: float
+    nodes: tuple[Any, ...]
+    partitions: tuple[Any, ...]
+
+
 class ClusterReader:
     """Reader of slurmctld. Thread-safe: one call at a time.
 
@@ -88,9 +96,8 @@ class ClusterReader:
         self._lost_nodes = LostNodes()
         self._knows_defaults = False
         self._has_cpus_per_gpu: bool | None = None
-        #: Records of the partitions that the first reading of jobs needed, for the next snapshot,
-        #: and when they were read (monotonic s).
-        self._first_partitions: tuple[float, tuple[Any, ...]] = (-math.inf, ())
+        #: Nodes and partitions that the first reading of jobs needed, for the next snapshot.
+        self._first_records: _ClusterRecords | None = None
         self._parser = JobParser(
             mark=source.mark,
             keeps_licenses=choice is None or choice.release.keeps_licenses,
@@ -107,11 +114,14 @@ class ClusterReader:
         """Return all jobs of slurmctld, by raw id."""
         records = self.source.jobs()
         if not self._knows_defaults:
-            partitions = tuple(self.source.partitions())
-            self._first_partitions = time.monotonic(), partitions
-            self._learn_defaults(map(pyslurm_records.partition, partitions))
-            self._learn_types(self.source.nodes())
+            cluster = self._first_records = self._read_cluster()
+            self._learn_defaults(map(pyslurm_records.partition, cluster.partitions))
+            self._learn_types(cluster.nodes)
         return self._parser.jobs(records)
+
+    def remember(self, submissions: Mapping[int, KeptSubmission]) -> None:
+        """Take submissions, by job id, that an earlier controller has read."""
+        self._parser.kept = dict(submissions) | self._parser.kept
 
     def some_jobs(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Return at least the jobs of these raw ids, as far as slurmctld knows them."""
@@ -131,7 +141,10 @@ class ClusterReader:
         jobs = self.jobs() if jobs is None else jobs
         reservations = self.reservations()
         foreign = {n for r in reservations if not r.ours and _active(r) for n in r.nodes}
-        records = tuple(self.source.nodes())
+        cluster, self._first_records = self._first_records, None
+        if cluster is None or time.monotonic() - cluster.read_at >= _JUST_NOW_S:
+            cluster = self._read_cluster()
+        records = cluster.nodes
         self._learn_types(records)
         lost = self._lost_nodes.look({str(n.name): str(n.state) for n in records})
         used = _used(jobs.values())
@@ -147,8 +160,7 @@ class ClusterReader:
             )
             for n in records
         )
-        records_of_partitions = self._partitions()
-        partitions = tuple(map(pyslurm_records.partition, records_of_partitions))
+        partitions = tuple(map(pyslurm_records.partition, cluster.partitions))
         self._learn_defaults(partitions)
         return Snapshot(
             time=time.time(),
@@ -157,18 +169,14 @@ class ClusterReader:
             switches=switches,
             partitions=partitions,
             limits=self._caps(
-                jobs, {str(p.name): str(p.qos or "") for p in records_of_partitions}, nodes
+                jobs, {str(p.name): str(p.qos or "") for p in cluster.partitions}, nodes
             ),
             reservations=reservations,
         )
 
-    def _partitions(self) -> tuple[Any, ...]:
-        """Return the records of all partitions: those that were read just now, or read anew."""
-        read_at, records = self._first_partitions
-        self._first_partitions = (-math.inf, ())
-        if time.monotonic() - read_at < _JUST_NOW_S:
-            return records
-        return tuple(self.source.partitions())
+    def _read_cluster(self) -> _ClusterRecords:
+        nodes, partitions = tuple(self.source.nodes()), tuple(self.source.partitions())
+        return _ClusterRecords(time.monotonic(), nodes, partitions)
 
     def _learn_types(self, records: Iterable[Any]) -> None:
         """Note the GPU type of each node; jobs that hold parts of GPUs do not tell it."""

@@ -5,9 +5,10 @@ Strings that users can write are hostile: a field that is not UTF-8 reads as emp
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -22,6 +23,7 @@ from slurm_elastic.core.submission import (
     parse_comment,
 )
 from slurm_elastic.slurm.readers import pyslurm_records
+from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 
 _STATES = {
     "PENDING": JobState.PENDING,
@@ -37,8 +39,12 @@ _STATES = {
 }
 
 
-#: A submission, or why there is none.
-_Parsed = tuple[Submission | None, Reason | None]
+class _Parsed(NamedTuple):
+    """A submission, or why there is none; and whether AdminComment has something else now."""
+
+    submission: Submission | None = None
+    problem: Reason | None = None
+    replaced: bool = False
 
 
 class JobParser:
@@ -67,13 +73,20 @@ class JobParser:
         self._parsed: dict[int, tuple[object, Job]] = {}
         #: Jobs whose unreadable record has been logged.
         self._unreadable: set[int] = set()
+        #: By job: submissions that AdminComment has, or had.
+        self.kept: dict[int, KeptSubmission] = {}
+        #: Jobs whose AdminComment was logged as replaced.
+        self._replaced: set[int] = set()
 
     def jobs(self, records: Iterable[Any]) -> dict[int, Job]:
         """Return the jobs of all records, by raw id; forget the others."""
         records = tuple(records)
         jobs = [job for job in map(self.job, records) if job is not None]
         self._parsed = {j.job_id: last for j in jobs if (last := self._parsed.get(j.job_id))}
-        self._unreadable &= {int(raw.id) for raw in records}
+        ids = {int(raw.id) for raw in records}
+        self._unreadable &= ids
+        self._replaced &= ids
+        self.kept = {i: kept for i, kept in self.kept.items() if i in ids}
         current = {(j.job_id, j.submit_time) for j in jobs}
         self._submissions = {k: v for k, v in self._submissions.items() if k[:2] in current}
         return {j.job_id: j for j in jobs}
@@ -118,7 +131,7 @@ class JobParser:
         state = _STATES.get(raw.state, JobState.ENDED)
         if state is JobState.ENDED:
             return self._ended(raw)
-        submission, problem = self._submission(raw)
+        submission, problem, is_replaced = self._submission(raw)
         if submission and not problem:
             problem = pyslurm_records.unmanageable(raw)
             if raw.licenses and not self._keeps_licenses:
@@ -174,6 +187,7 @@ class JobParser:
             time_limit_s=pyslurm_records.limit_s(raw.time_limit),
             run=int(raw.requeue_count or 0),
             submission=submission,
+            record_replaced=is_replaced,
             managed=not problem,
             unmanaged_reason=problem,
             allocation=allocation,
@@ -212,7 +226,7 @@ class JobParser:
 
     def _ended(self, raw: Any) -> Job:
         """Return an ended job, with the fields that history needs."""
-        submission, _ = self._submission(raw)
+        submission, _, is_replaced = self._submission(raw)
         return Job(
             job_id=int(raw.id),
             display_id=pyslurm_records.display_id(raw),
@@ -226,23 +240,55 @@ class JobParser:
             end_time=pyslurm_records.epoch(raw.end_time),
             run=int(raw.requeue_count or 0),
             submission=submission,
+            record_replaced=is_replaced,
             requeueable=bool(raw.is_requeueable),
             exit_code=pyslurm_records.exit_code(raw),
             end_state=str(raw.state or ""),
         )
 
     def _submission(self, raw: Any) -> _Parsed:
-        """Return directive and shape, parsed once per job, and the error in them, or None."""
+        """Return directive and shape, parsed once per attempt, and the error in them, or None."""
         admin = pyslurm_records.text(raw, "admin_comment")
         comment = pyslurm_records.text(raw, "comment")
         key = (int(raw.id), float(raw.submit_time or 0), admin + "\0" + comment)
         if key not in self._submissions:
             try:
-                submission = parse_admin_comment(admin) or parse_comment(comment)
-                self._submissions[key] = (submission, None)
+                parsed = _Parsed(parse_admin_comment(admin))
             except SubmissionError as error:
-                self._submissions[key] = (None, Reason("directive-invalid", error=str(error)))
+                parsed = _Parsed(problem=Reason("directive-invalid", error=str(error)))
+            self._submissions[key] = self._kept(raw, parsed, comment)
         return self._submissions[key]
+
+    def _kept(self, raw: Any, parsed: _Parsed, comment: str) -> _Parsed:
+        """Return the submission in AdminComment, else the one that it had, else Comment's.
+
+        Args:
+            raw: record of the job.
+            parsed: what AdminComment has.
+            comment: of the job.
+        """
+        job_id, uid, run = int(raw.id), int(raw.user_id or 0), int(raw.requeue_count or 0)
+        submit_time = float(raw.submit_time or 0)
+        if parsed.submission is not None:
+            self._replaced.discard(job_id)
+            self.kept[job_id] = KeptSubmission(
+                uid=uid, run=run, submit_time=submit_time, submission=parsed.submission
+            )
+            return parsed
+        kept = self.kept.get(job_id)
+        if kept is not None and kept.belongs_to(uid=uid, run=run, submit_time=submit_time):
+            self.kept[job_id] = dataclasses.replace(kept, run=run, submit_time=submit_time)
+            if job_id not in self._replaced:
+                self._replaced.add(job_id)
+                name = pyslurm_records.display_id(raw)
+                self._log.warning(f"JobId={name} AdminComment=replaced Directive=kept")
+            return _Parsed(kept.submission, replaced=True)
+        if parsed.problem is not None:
+            return parsed
+        try:
+            return _Parsed(parse_comment(comment))
+        except SubmissionError as error:
+            return _Parsed(problem=Reason("directive-invalid", error=str(error)))
 
     def _user(self, raw: Any) -> str:
         uid = int(raw.user_id or 0)

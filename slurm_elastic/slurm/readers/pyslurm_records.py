@@ -26,6 +26,13 @@ _UNUSABLE = (
     "RESPOND",
     "INVAL",
 )
+#: Slurm itself holds a job that it could not launch; as squeue shows it.
+LAUNCH_FAILED = "launch_failed_requeued_held"
+#: Descriptions that Slurm puts in place of a reason.
+_DESCRIPTIONS = {
+    "launch failed requeued held": LAUNCH_FAILED,
+    "job requeued in held state": "JobHeldUser",
+}
 #: Slurm's reason of a job that waits for free GPUs only, while one of our reservations is for a
 #: few seconds on nodes that it could get.
 _BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
@@ -387,6 +394,7 @@ def named_nodes(raw: Any, name: str) -> tuple[str, ...]:
 def reason(raw: Any) -> str:
     """Return why a job waits, in Slurm's notation."""
     state_reason = text(raw, "state_reason")
+    state_reason = _DESCRIPTIONS.get(state_reason, state_reason)
     any_node = state_reason.startswith(_SOME_DOWN) and not text(raw, "required_nodes")
     return "Resources" if state_reason == _BEHIND_OURS or any_node else state_reason
 

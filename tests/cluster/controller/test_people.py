@@ -191,8 +191,19 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
 
 
 def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
-    job = submit(cluster, "g04")
+    """Also where a tool of the site writes AdminComment, and selasticd is restarted then."""
+    job, noted = submit(cluster, "g04"), submit(cluster, "g05")
+    record = shown(cluster, noted)["admin_comment"]
+    cluster.exec(["scontrol", "update", f"jobid={noted}", f"AdminComment={record},JS1:x"])
     until(lambda: gpus(cluster, job) == 4)
+    until(lambda: gpus(cluster, noted) == 4)
+    assert shown(cluster, noted)["admin_comment"].endswith(",JS1:x")
+    cluster.exec(["scontrol", "update", f"jobid={job}", "AdminComment=JS1:x"])
+    daemon.wait_for(f"JobId={job} AdminComment=replaced Directive=kept")
+    daemon.stop()
+    daemon.start()
+    until(lambda: "the directive read before counts" in daemon.selastic("explain", str(job)))
+    assert "AdminComment of an elastic job was replaced" in daemon.selastic("check", check=False)
     daemon.selastic("update", str(job), "--elastic=1-2")
     until(lambda: gpus(cluster, job) == 2)
     daemon.selastic("hold", str(job))
@@ -231,3 +242,22 @@ def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: Sl
         check=False,
     )
     assert "heterogeneous" in refused.stderr
+
+
+def test_a_job_that_cannot_be_launched_after_a_change_goes_on_elsewhere(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    """The change is over when the Prolog fails: Slurm drains the node, and holds the job."""
+    conf, prolog = "/etc/slurm/slurm.conf", "/etc/slurm/prolog"
+    write = (
+        f"cat >{prolog}; chmod 755 {prolog}; cp {conf} {conf}.kept; echo Prolog={prolog} >>{conf}"
+    )
+    cluster.exec(f"{write}; pkill -HUP slurmd", node="g01", stdin="#!/bin/sh\nsleep 1\nexit 1\n")
+    try:
+        job = submit(cluster, "g02", "-xg04", directive="1-8,types=a100,sizes=1:8")
+        daemon.wait_for(f"JobId={job} Run=2 Change=launch-failed NodeList=g01,g02 Action=release")
+        cluster.wait(job, "RUNNING")
+        assert set(held(cluster, job)) == {"g02"}
+    finally:
+        cluster.exec(f"mv {conf}.kept {conf}; rm {prolog}; pkill -HUP slurmd", node="g01")
+        cluster.exec("scontrol update node=g01 state=resume", check=False)

@@ -43,6 +43,7 @@ from slurm_elastic.core.cluster import (
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
+from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
 from tests.support.controller.job_records import Log
 
 #: Modules whose clock is the simulated one.
@@ -53,6 +54,8 @@ _MODULES = (
     requested_change,
 )  # fmt: skip
 _HELD = "JobHeldUser"
+#: Reasons for which Slurm does not start a job before it is released.
+_HOLDS = (_HELD, LAUNCH_FAILED)
 #: Of cred_expire in slurm.conf: how long a requeued job waits.
 _REQUEUE_S = 121.0
 
@@ -125,6 +128,13 @@ class SimulatedSlurm:
             submit_time=self.now, begin_time=self.now + _REQUEUE_S, reason="BeginTime",
         )  # fmt: skip
 
+    def fail_launch(self, job_id):
+        """Let the Prolog of a job's nodes fail: Slurm drains them, and holds the job."""
+        job = self.listed[job_id]
+        self.lost |= set(job.allocation.nodes)
+        self.send_back(job_id)
+        self._set(self.listed[job_id], reason=LAUNCH_FAILED, priority=0)
+
     def pass_time(self, seconds):
         """Advance the time, and start the jobs that fit."""
         self.now += seconds
@@ -133,7 +143,7 @@ class SimulatedSlurm:
             if job.companion is not None and self.companions_wait_for:
                 self._set(job, reason=self.companions_wait_for)
                 continue
-            if job.reason == _HELD or (job.begin_time or 0.0) > self.now:
+            if job.reason in _HOLDS or (job.begin_time or 0.0) > self.now:
                 continue
             place = self._place(job)
             reason = "Resources" if place is None else ""
@@ -198,7 +208,7 @@ class SimulatedSlurm:
 
     def release(self, job):
         job = self.listed[job.job_id]
-        self._set(job, priority=10, reason="" if job.reason == _HELD else job.reason)
+        self._set(job, priority=10, reason="" if job.reason in _HOLDS else job.reason)
 
     def hold(self, job):
         self._set(self.listed[job.job_id], reason=_HELD, priority=0)

@@ -71,15 +71,16 @@ class ScriptJob:
         command: str = "",
         directories: Sequence[str] | None = None,
         are_alone: Callable[[int], bool | None] = lambda _: False,
+        job_id: int = 7,
     ) -> None:
         self.runs.append(self)
         self.ended = 0
         self.home = home
         self.now = 100.0 + 1000 * run
         self.state = ReportState(
-            Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now
+            Report(job_id=job_id, run=run, phase="starting"), clock=lambda: self.now
         )
-        self.memory = ResumeStateFile("r-7", directories or [str(home / "memory")])
+        self.memory = ResumeStateFile(f"r-{job_id}", directories or [str(home / "memory")])
         self.signals = 0
         self.guard = RecordingGuard()
         self.watch = ScriptWatch(
@@ -87,7 +88,7 @@ class ScriptJob:
             state=self.state,
             resume_file=self.memory,
             send_signal=self._send_signal if has_signal else None,
-            run_id="r-7",
+            run_id=f"r-{job_id}",
             guard=self.guard,
             world=world,
             hosts=hosts,

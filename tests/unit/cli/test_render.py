@@ -506,6 +506,17 @@ def test_explain_a_job_on_trial_and_what_is_barred():
     assert "Going back:     it failed on 4 a100: exit code 1 before its first checkpoint" in shown
 
 
+def test_explain_a_job_whose_record_others_have_replaced():
+    jobs = tuple(replace(j, record_replaced=j.job_id == 4711) for j in example.SNAPSHOT.jobs)
+    view = replace(example.PLANNED, snapshot=replace(example.SNAPSHOT, jobs=jobs))
+    assert "  Record:         its AdminComment has another text than job_submit.lua wrote; the" in (
+        explained(4711, view)
+    )
+    answer = ask("explain", view, job_ids=(4711,))
+    del answer["record_replaced"]  # of an older controller
+    assert "Record:" not in text(explain.explained(answer))
+
+
 @pytest.mark.parametrize(("outcome", "shown"), [("trial", " on trial "), ("failed", " failed ")])
 def test_history_of_a_change_that_is_not_done(outcome, shown):
     answer = ask("history")

@@ -76,6 +76,14 @@ def test_damaged(text, part):
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("before", ["", "site"])
+def test_text_that_a_tool_of_the_site_adds_after_it_is_kept_apart(before):
+    read = parse_admin_comment(record(other=before) + ",JS1:H4sI}\n" + "x" * 70000)
+    assert read is not None
+    assert str(read.directive) == "2-16"
+    assert read.other.startswith(f"{before},JS1:H4sI}}" if before else "JS1:H4sI}")
+
+
 def test_fields_of_later_releases_are_skipped():
     read = parse_admin_comment(record(shape={"min_nodes": 2, "colour": "red"}, later=1))
     assert read is not None

@@ -83,6 +83,18 @@ def test_the_program_runs_as_a_rank(job: dict[str, str]) -> None:
     assert process.stderr.startswith("esrun: attempt 1: 2 ranks on g01, port ")
 
 
+@pytest.mark.parametrize("options", [(), ("--checkpoint", "*.pt")])
+def test_a_full_disk_under_the_log_does_not_end_the_program(
+    job: dict[str, str], options: tuple[str, ...]
+) -> None:
+    command = [str(ESRUN), *options, "sh", "-c", "echo trains; exit 3"]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            command, env=job, stdout=subprocess.PIPE, stderr=full, check=False, timeout=60
+        )
+    assert (process.stdout, process.returncode) == (b"trains\n", 3)
+
+
 def test_arguments_arrive_as_they_are(job: dict[str, str]) -> None:
     process = run(job, "printf", "%s|", "a b", "$HOME", "", "'", "--checkpoint", "*")
     assert process.stdout == "a b|$HOME||'|--checkpoint|*|"

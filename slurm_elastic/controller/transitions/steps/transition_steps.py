@@ -26,6 +26,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
+from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Pending for longer than this after RELEASE: the update is sent again.
@@ -35,8 +36,6 @@ PATIENCE_S = 6.0
 WAIT_S = 120
 #: Times that what was borrowed is given back, before it is left at that.
 _MOST_CLEARS = 20
-#: Slurm itself holds a job that it could not launch.
-LAUNCH_FAILED = "launch_failed_requeued_held"
 #: Slurm's reasons, by their beginning, of a job that does not start by waiting some seconds more:
 #: limits of a QOS, an association or a partition.
 _REFUSALS = (IMPOSSIBLE, "Assoc", "Max", "QOS", "Partition")

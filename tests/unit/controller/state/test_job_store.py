@@ -1,5 +1,6 @@
 """What is remembered of a job, from whom it is believed, and for how long."""
 
+import dataclasses
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_elastic.controller.state.trials.slurm_refusals import REFUSAL_S
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
+from slurm_elastic.core.submission import parse_admin_comment, parse_comment
 from tests.support.controller.job_records import job, transition
 
 
@@ -377,3 +379,16 @@ def test_a_job_that_slurm_forgot_before_its_end_was_seen(store):
     assert str(ended.held) == "4 a100 on n1"
     store.observe(snapshot(ended_job(), at=9001.0))  # it was only not shown
     assert store.ended.of(7).job.end_state == "COMPLETED"
+
+
+def test_the_submission_of_each_attempt_is_kept_over_restarts(store, ledger):
+    record = '{"at":90,"elastic":"1-4","shape":{},"v":1}'
+    first = job({"n1": 4}, submission=parse_admin_comment(record), submit_time=100.0)
+    for running in (first, dataclasses.replace(first, run=1, submit_time=200.0)):
+        store.observe(snapshot(running))
+        (kept,) = JobStore(ledger).kept_submissions().values()
+        assert kept.belongs_to(uid=running.uid, run=running.run, submit_time=running.submit_time)
+        assert kept.submission == running.submission
+    portable = job({"n1": 4}, job_id=8, submission=parse_comment("elastic:1-4"))
+    store.observe(snapshot(portable))
+    assert set(JobStore(ledger).kept_submissions()) == {7}

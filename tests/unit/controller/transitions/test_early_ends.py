@@ -158,6 +158,54 @@ def test_slurm_may_refuse_it(site, monkeypatch):
     assert len([x for x in site.log.lines if "presently disabled" in x]) == 1
 
 
+# --- Slurm cannot launch a job ---
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_job_that_is_not_launched_where_a_change_sent_it_is_not_left_on_hold(
+    monkeypatch, restarts
+):
+    site = SimulatedSite(monkeypatch, {"n1": 1, "n2": 4}, short_trials())
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=60)
+    while sizes(site) != [1, 4]:
+        play(site, [script], 0.5)
+    while site.controller.engine.live:
+        play(site, [], 0.5)
+    site.slurm.fail_launch(7)
+    failed_at = site.slurm.now
+    if restarts:
+        site.restart()
+    while len(sizes(site)) == 2:
+        assert site.slurm.now < failed_at + 30, "it does not wait for Slurm's two minutes"
+        play(site, [script], 0.5)
+    assert site.slurm.starts[-1][3].nodes == ("n1",)
+    play(site, [script], 900)
+    assert script.saved == 60
+    site.close()
+
+
+@pytest.mark.parametrize("how", ["first start", "second start", "observes"])
+def test_holds_of_other_starts_are_left_to_their_owner(site, how):
+    site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
+    script = SimulatedScript(site, 7, most=600)
+    if how == "first start":
+        play(site, [script], 2)
+    else:
+        while sizes(site) != [1, 4] or site.controller.engine.live:
+            play(site, [script], 0.5)
+        play(site, [script], 20)
+    if how == "second start":  # the one after the change was Slurm's
+        site.slurm.send_back(7)
+        site.slurm.pass_time(200)
+    if how == "observes":
+        site.controller.retire()
+    site.slurm.fail_launch(7)
+    site.slurm.lost.clear()
+    play(site, [], 60)
+    assert site.slurm.listed[7].reason == "launch_failed_requeued_held"
+
+
 # --- slurmctld is killed and has forgotten a requeue, which has ended the attempt ---
 
 

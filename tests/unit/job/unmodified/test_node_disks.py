@@ -53,7 +53,11 @@ def test_a_job_that_lives_in_a_temporary_directory(tmp_path: Path) -> None:
 
 
 def test_the_refusal_names_the_checkpoints_and_the_remedy() -> None:
-    line = refusal_line("/tmp/*.pt", written=1, state=f"{HOME}/a-7.json")
+    line = refusal_line("/tmp/*.pt", written=1, state=f"{HOME}/a-7.json", job_id="7")
     assert line.startswith("--checkpoint /tmp/*.pt: nothing matches on this node")
     assert "has completed 1 checkpoint;" in line
     assert f"delete {HOME}/a-7.json" in line
+    assert "ReqNodeList" not in line
+    line = refusal_line("/tmp/*.pt", written=2, state=f"{HOME}/a-7.json", job_id="7", node="g02")
+    assert "has completed 2 checkpoints, the last one on g02;" in line
+    assert "scontrol update jobid=7 ReqNodeList=g02, then selastic release 7." in line

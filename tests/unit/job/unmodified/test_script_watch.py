@@ -390,7 +390,10 @@ def test_a_batch_script_that_loops_over_many_seeds(tmp_path: Path) -> None:
         assert again.watch.has_nothing_left
 
 
-def test_a_script_that_resumes_is_not_started_without_its_checkpoints(tmp_path: Path) -> None:
+def test_a_script_that_resumes_is_not_started_without_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "g02")
     Job(tmp_path).save("s1.pt")
     second = Job(tmp_path, run=1)
     newest(tmp_path).read_text()
@@ -399,8 +402,10 @@ def test_a_script_that_resumes_is_not_started_without_its_checkpoints(tmp_path: 
         path.rename(path.with_suffix(".away"))
     lost = Job(tmp_path, run=2)
     assert lost.watch.has_lost_checkpoints
+    assert "g02" not in lost.watch.refusal_line(), "it is this node"
+    monkeypatch.setenv("SLURMD_NODENAME", "g03")
     line = lost.watch.refusal_line()
-    assert "nothing matches on this node, though the job has completed 2 checkpoints" in line
+    assert "this node, though the job has completed 2 checkpoints, the last one on g02;" in line
     assert f"delete {tmp_path}/memory/r-7.json" in line
     other = Job(tmp_path, run=2, pattern="fine-*.pt")
     assert not other.watch.has_lost_checkpoints, "another script, which has none yet"
@@ -639,3 +644,58 @@ def test_the_files_of_a_directory_are_learned(tmp_path: Path) -> None:
     assert second.state.report().step == 2
     third = Job(tmp_path, run=2)
     assert save(third, 4, ("a.zip", "b.zip")).step == 3
+
+
+def test_tasks_of_an_array_with_one_pattern_answer_no_notice_while_both_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "6")
+    Job(tmp_path).save("1.pt")
+    first = Job(tmp_path, run=1)
+    newest(tmp_path).read_text()
+    assert first.save("2.pt").proven
+    second = Job(tmp_path, job_id=8)
+    assert (second.state.report().rehearsal, second.save("3.pt").proven) == ("shared", False)
+    first.order("notice", 5)
+    report = first.settle()
+    assert (report.phase, report.proven, report.rehearsal) == ("saving", False, "shared")
+    assert "job 8, another task of this array, writes checkpoints of the same" in (
+        capsys.readouterr().err
+    )
+    second.watch.end_attempt(0)
+    second.order("notice", 1)
+    second.now += 60
+    second.watch.check()
+    assert len(list((tmp_path / "memory").glob("*.array-6-*"))) == 1, "it has left no mark"
+    first.order("run")
+    first.now += 60
+    assert first.settle().proven
+    first.order("notice", 6)
+    assert first.save("4.pt").phase == "saved"
+
+
+@pytest.mark.parametrize("array", ["", "9"])
+def test_other_arrays_and_other_patterns_are_no_siblings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: str
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "6")
+    Job(tmp_path)
+    other = Job(tmp_path, job_id=8, pattern="8-*.pt")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", array)
+    for job in (other, Job(tmp_path, job_id=9)):
+        assert job.state.report().rehearsal == ""
+
+
+def test_a_task_that_was_killed_leaves_a_mark_that_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--array=0-9%1`: each goes on with the checkpoints of the last one."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "6")
+    Job(tmp_path)
+    (mark,) = (tmp_path / "memory").glob("r-7.array-6-*")
+    second = Job(tmp_path, job_id=8)
+    assert second.save("1.pt").rehearsal == "shared"
+    long_ago = mark.stat().st_mtime - 200
+    os.utime(mark, (long_ago, long_ago))
+    second.now += 60
+    assert second.save("2.pt").rehearsal == "able"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.core.cluster import Allocation, JobState
+from slurm_elastic.slurm.readers import cluster_reader
 from slurm_elastic.slurm.readers.cluster_reader import ClusterReader, ReaderChoice
 from slurm_elastic.slurm.readers.json_records import JobJson, gres_of
 from slurm_elastic.slurm.readers.json_source import JsonSource
@@ -272,8 +273,11 @@ def test_the_wckey_of_a_job_but_not_the_default(reader, site):
     assert [jobs[i].wckey for i in (7, 8, 9)] == ["paper", "", ""]
 
 
-def test_partitions_are_read_once_at_the_start_and_anew_later(reader, site):
+def test_the_cluster_is_read_once_at_the_start_and_anew_later(reader, site, monkeypatch):
+    monkeypatch.setattr(cluster_reader, "_JUST_NOW_S", 60.0)
     jobs = reader.jobs()
     site.write("partitions", PARTITION.replace("State=UP", "State=DOWN"))
-    assert [p.up for p in reader.snapshot(jobs).partitions] == [True]
-    assert [p.up for p in reader.snapshot(jobs).partitions] == [False]
+    site.write("nodes", json.dumps({"nodes": [NODE | {"cpus": 16, "effective_cpus": 16}]}))
+    for up, cpus in ((True, 8), (False, 16)):
+        snapshot = reader.snapshot(jobs)
+        assert ([p.up for p in snapshot.partitions], snapshot.node["g01"].cpus) == ([up], cpus)

@@ -169,6 +169,18 @@ def test_a_job_that_waits_for_parts_of_gpus_waits_for_whole_ones(parser, reason,
     assert (job.gpus, job.gpu_type) == gpus
 
 
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ("launch failed requeued held", "launch_failed_requeued_held"),
+        ("job requeued in held state", "JobHeldUser"),
+        ("launch failure limit exceeded requeued held",) * 2,
+    ],
+)
+def test_what_slurm_writes_in_place_of_the_reason_of_a_hold(parser, described, reason):
+    assert parser.job(Raw(state_reason=described)).reason == reason
+
+
 def test_a_job_that_holds_parts_of_gpus_holds_no_gpu(parser):
     raw = Raw(state="RUNNING", held={"shard": 1}, requested_tres=None)  # as pyslurm writes them
     job = parser.job(raw)
@@ -245,4 +257,4 @@ def test_an_elastic_job_that_waits_for_half_of_a_gpu_waits_for_one(parser):
     fields = {"gres_per_node": {"shard": 2}, "requested_tres": None, "state_reason": "BeginTime"}
     job = parser.job(Raw(admin_comment=RECORD, **fields))
     assert (job.gpus, job.shards) == (1, 2)
-    assert parser.job(Raw(**fields)).shards == 0
+    assert parser.job(Raw(id=8, **fields)).shards == 0
