@@ -79,7 +79,8 @@ def _parted(
     gain = 2 - own - other
     if round_job.directive.max_gpus > 1:  # with a GPU of its own it may grow again
         gain = max(gain, assignment.config.resize.min_gain)
-    pays = _disagree(job, partner) or gain * round_job.window_s > round_job.cost_s
+    must = _disagree(job, partner) or round_job.record.half_barred is not None
+    pays = must or gain * round_job.window_s > round_job.cost_s
     target = _free_gpu(assignment, round_job, current.gpu_type) if pays else None
     if target is not None:
         reason = Reason("leaves-shared-gpu", gain=gain, cost_s=round_job.cost_s, **named)
@@ -276,6 +277,7 @@ def _may_share(round_job: RoundJob, gpu_type: str) -> bool:
     shape = job.submission.shape if job.submission else {}
     return (
         directive.share == "yes"
+        and round_job.record.half_barred is None
         and bool(shape)
         and directive.allows(1, gpu_type)
         and not job.cpus_follow_gpus

@@ -8,6 +8,7 @@ from slurm_elastic.config.schema import Config, NeighbourSettings, ResizeSetting
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
 from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
@@ -106,6 +107,7 @@ def test_the_running_job_gives_half_first_and_the_waiting_one_starts_there():
         {"shape": {}},
         {"cpus_follow_gpus": True},
         {"record": {"held": True}},
+        {"record": {"half_barred": Reason("program-failed", exit_code=1)}},
         {"managed": False},
     ],
 )
@@ -193,6 +195,14 @@ def test_consent_can_be_withdrawn():
     for change in ({"override": Directive.parse("1")}, {"submission": None}):
         cluster.jobs[1] = dataclasses.replace(cluster.jobs[1], **change)
         assert [(c[0], c[3]) for c in changes(cluster, full)] == [(1, "leaves-shared-gpu")]
+
+
+def test_a_job_that_failed_on_half_of_a_gpu_gets_the_next_free_one():
+    cluster = pair(site(gpus=2))
+    full = measured(cluster, {(1, 2): 1.0, (2, 1): 1.0})
+    barred = Reason("program-failed", exit_code=1)
+    cluster.records[2] = dataclasses.replace(cluster.records[2], half_barred=barred)
+    assert [(c[0], c[3]) for c in changes(cluster, full)] == [(2, "leaves-shared-gpu")]
 
 
 def test_the_newcomer_waits_again_if_it_slows_the_job_that_was_there():
