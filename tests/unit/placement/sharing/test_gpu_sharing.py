@@ -4,7 +4,12 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, NeighbourSettings, ResizeSettings
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    NeighbourSettings,
+    ResizeSettings,
+)
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
@@ -13,6 +18,7 @@ from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
 from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
+from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
@@ -57,17 +63,17 @@ def measured(cluster, speeds):
     return known
 
 
-def plan(cluster, speeds=None, config=CONFIG, memory=None):
+def plan(cluster, speeds=None, config=CONFIG, memory=None, policy=FairShare):
     snapshot = cluster.snapshot()
     table = GpuPairTable(snapshot, speeds or SharedSpeeds(), {}, config.neighbours, memory)
     return decide_round(
-        snapshot, cluster.records, config=config, policy=FairShare(config), state={},
+        snapshot, cluster.records, config=config, policy=policy(config), state={},
         gpu_pairs=table,
     )[0]  # fmt: skip
 
 
-def changes(cluster, speeds=None, config=CONFIG):
-    made = plan(cluster, speeds, config).changes
+def changes(cluster, speeds=None, config=CONFIG, policy=FairShare):
+    made = plan(cluster, speeds, config, policy=policy).changes
     return [(d.job_id, d.action, d.target, d.reason.code) for d in made]
 
 
@@ -182,6 +188,17 @@ def test_a_free_gpu_goes_to_a_job_that_waits_before_a_pair_parts():
     cluster.add(3, gpus=1)
     assert changes(cluster) == []
     assert [c.job_id for c in plan(cluster).claims] == [3]
+
+
+@pytest.mark.parametrize("policy", [FairShare, Fifo])
+def test_where_the_controller_starts_jobs_a_free_gpu_goes_to_one_that_waits_as_well(policy):
+    cluster = pair(site(gpus=2))
+    config = dataclasses.replace(CONFIG, controller=ControllerSettings(queue="controller"))
+    assert [c[3] for c in changes(cluster, config=config, policy=policy)] == ["leaves-shared-gpu"]
+    cluster.add(3, elastic="1", gpus=1)
+    assert [(c[0], c[1]) for c in changes(cluster, config=config, policy=policy)] == [
+        (3, Action.START)
+    ]
 
 
 def test_a_pair_at_full_speed_that_cannot_grow_stays():
