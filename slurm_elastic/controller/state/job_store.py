@@ -70,8 +70,9 @@ class JobStore:
         self._topology: Topology | None = None
         self._types: tuple[str, ...] = ()
         self._down: frozenset[str] = frozenset()
-        #: When each job on half of a GPU was last seen beside another one, by key (epoch s).
-        self._shared_at: dict[str, float] = {}
+        #: When each job that shared a GPU was first seen without the other one, by key (epoch s);
+        #: infinity: it shares it now.
+        self._shared_until: dict[str, float] = {}
         self._entries: dict[str, StoredJob] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
         self.kept_since = ledger.since()
@@ -136,7 +137,7 @@ class JobStore:
             return False
         if last is None or last[1].run != run:
             return True  # since its start; whether it was alone all the time is not known
-        return self._shared_at.get(job.key, -math.inf) >= last[0]
+        return self._shared_until.get(job.key, -math.inf) >= last[0]
 
     def last_report(self, job_id: int) -> Report | None:
         """Return the newest report of a job."""
@@ -376,10 +377,10 @@ class JobStore:
                 self._forget(snapshot.time, alive)
 
     def _note_partners(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
-        """Note which jobs share a GPU now."""
+        """Note which jobs share a GPU now, and which no longer do."""
         keys = [snapshot.job[i].key for i, others in partners(snapshot.jobs).items() if others]
-        shared_at = {**self._shared_at, **dict.fromkeys(keys, snapshot.time)}
-        self._shared_at = {k: at for k, at in shared_at.items() if k in alive}
+        over = {k: min(at, snapshot.time) for k, at in self._shared_until.items() if k in alive}
+        self._shared_until = {**over, **dict.fromkeys(keys, math.inf)}
 
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
         """Delete old rows of the ledger."""

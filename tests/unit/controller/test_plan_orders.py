@@ -122,6 +122,7 @@ def test_what_runs_out_of_memory_beside_another_job_on_one_gpu_goes_back_in_its_
     running = job({"n1": 1}, directive=AUTO)
     train(site, running, checkpoint_step=50)
     shared = dataclasses.replace(running, run=1, allocation=half, parts=(("n1", 0),))
+    site.store.entry(running).trials.begun(1, 3)
     failed = {
         "run": 1, "gpus": 1, "phase": "ended", "exit_code": 1, "failed_start": 1,
         "out_of_memory": True, "checkpoint_step": 50,
