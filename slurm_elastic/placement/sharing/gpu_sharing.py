@@ -52,7 +52,8 @@ def part_pairs(
         assignment: the target of a job that parts is booked there.
         round_jobs: all elastic jobs.
         table: speeds on one GPU; None: they are not measured.
-        ready: ids of waiting jobs that the policy is asked about: GPUs for their MIN are not free.
+        ready: ids of waiting jobs that the policy is asked about. GPUs for the MIN of those that
+            may not share are not free; the others get the halves that fall free.
     """
     pairs = {
         frozenset((t.job.job_id, t.partner.job_id))
@@ -62,8 +63,9 @@ def part_pairs(
     if not pairs:
         return
     free = assignment.later.meet(assignment.now)
+    shares = table is not None and table.pairs_jobs
     for job_id in ready:
-        _keep_least(free, round_jobs[job_id], assignment.frame)
+        _keep_least(free, round_jobs[job_id], assignment.frame, shares=shares)
     for pair in sorted(pairs, key=sorted):
         jobs = [round_jobs[j] for j in sorted(pair) if j in round_jobs]
         movable = [t for t in jobs if t.separable and t.current and t.current.half]
@@ -76,10 +78,21 @@ def part_pairs(
             assignment.outcomes[outcome.job_id] = outcome
 
 
-def _keep_least(free: FreeResources, round_job: RoundJob, frame: NodeArrays) -> None:
-    """Take GPUs for the least size of a waiting job, if it could start there."""
+def _keep_least(
+    free: FreeResources, round_job: RoundJob, frame: NodeArrays, *, shares: bool
+) -> None:
+    """Take GPUs for the least size of a waiting job, if it could start there.
+
+    Args:
+        free: is changed.
+        round_job: the job.
+        frame: the cluster.
+        shares: whether pairs are made: none are taken for a job that may get half of a GPU.
+    """
     demand, directive = round_job.demand(frame), round_job.directive
     for gpu_type in directive.types or frame.types:
+        if shares and _may_share(round_job, gpu_type):
+            return
         sizes = directive.sizes(gpu_type)
         unit = directive.unit_for(gpu_type)
         place = fit(demand, gpu_type, sizes[0], free, unit=unit) if sizes else None

@@ -227,9 +227,7 @@ def test_where_slurm_refuses_the_way_back_it_waits_in_the_queue(site):
 def test_from_half_of_a_gpu_a_job_goes_back_to_a_whole_one_if_one_is_free(free):
     half = Allocation.of("a100", {"n1": 1}, half=True)
     on_half = {"allocation": half, "parts": (("n1", 0),), "state": JobState.RUNNING}
-    first, second = (
-        record_of_job(job_id=i, directive="1-2,share=yes", **on_half) for i in (7, 8)
-    )
+    first, second = (record_of_job(job_id=i, directive="1-2,share=yes", **on_half) for i in (7, 8))
     node = Node(name="n1", gpu_type="a100", gpus=1 + free, used_gpus=1, shared_gpus=(0,))
     snapshot = Snapshot(time=1000.0, nodes=(node,), jobs=(first, second))
     trials = ShapeTrials(held=half, last=half.whole, worked=[("a100", 1)], failures=2)

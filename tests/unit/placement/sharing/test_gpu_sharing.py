@@ -191,7 +191,7 @@ def test_a_free_gpu_goes_to_a_job_that_waits_before_a_pair_parts():
 
 
 @pytest.mark.parametrize("policy", [FairShare, Fifo])
-def test_where_the_controller_starts_jobs_a_free_gpu_goes_to_one_that_waits_as_well(policy):
+def test_where_the_controller_starts_jobs_a_free_gpu_goes_to_one_that_may_not_share(policy):
     cluster = pair(site(gpus=2))
     config = dataclasses.replace(CONFIG, controller=ControllerSettings(queue="controller"))
     assert [c[3] for c in changes(cluster, config=config, policy=policy)] == ["leaves-shared-gpu"]
@@ -199,6 +199,10 @@ def test_where_the_controller_starts_jobs_a_free_gpu_goes_to_one_that_waits_as_w
     assert [(c[0], c[1]) for c in changes(cluster, config=config, policy=policy)] == [
         (3, Action.START)
     ]
+    # One that may share gets the half that falls free.
+    cluster.jobs.pop()
+    cluster.add(3, elastic="1,share=yes", gpus=1, shape=SHAPE)
+    assert changes(cluster, config=config, policy=policy)[0][3] == "leaves-shared-gpu"
 
 
 def test_a_pair_at_full_speed_that_cannot_grow_stays():
