@@ -163,7 +163,7 @@ def _decide(
     assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in pending_claims.waits_for_nearer.items():
         assignment.wait(round_jobs[job_id], refusal)
-    part_pairs(assignment, round_jobs, gpu_pairs)
+    part_pairs(assignment, round_jobs, gpu_pairs, ready=pending_claims.ready)
     changeable = [
         t
         for t in round_jobs.values()

@@ -58,6 +58,8 @@ class PlanOrders:
             return
         if not self.acts or not self._chooses(job, directive) or self._store.lost_node(job):
             return
+        if entry.trials.on and entry.trials.on_half:
+            return  # it goes back to a whole GPU: the job beside it may have taken the memory
         if (report.failed_gpus or report.gpus) != held.gpus:
             return  # its GPUs have changed since
         trials, now = entry.plan_trials, time.time()

@@ -240,6 +240,7 @@ class JobRecord:
             None: it has one.
         failed: how its attempt failed on trial; it is about to go back.
         barred: shapes in which it failed: (type, GPUs, how).
+        half_barred: how it failed on half of a GPU, so that it gets no other; None: it has not.
         jump: what jumped in its training over a change; "": nothing that is known.
         ordered_plan: execution plan that the controller has chosen for it; "": its own choice.
         plan_speeds: speeds of its plans, where they were tried.
@@ -277,6 +278,7 @@ class JobRecord:
     on_trial: float | None = None
     failed: Reason | None = None
     barred: tuple[tuple[str, int, Reason], ...] = ()
+    half_barred: Reason | None = None
     jump: str = ""
     length: DurationEstimate | None = None
     ordered_plan: str = ""

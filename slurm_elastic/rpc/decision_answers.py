@@ -115,10 +115,14 @@ class BatchRow(TypedDict):
 
 
 class BarredRow(TypedDict):
-    """A shape in which a job failed after a change: no decision gives it to the job any more."""
+    """A shape in which a job failed after a change: no decision gives it to the job any more.
+
+    `half`: of one GPU, on whatever type; not from controllers before 0.2.0.
+    """
 
     gpu_type: str
     gpus: int
+    half: bool
     reason: ReasonRow | None
 
 

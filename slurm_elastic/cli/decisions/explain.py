@@ -240,7 +240,8 @@ def _barred(answer: ExplainAnswer) -> str:
 def _barred_shapes(answer: ExplainAnswer) -> str:
     """Return the shapes in which the job failed, and the reasons; "" without any."""
     return ", ".join(
-        f"{formatting.gpus(r['gpus'], r['gpu_type'])} ({reason_text(r['reason'])})"
+        f"{formatting.gpus(r['gpus'], r['gpu_type'], half=r.get('half', False))}"
+        f" ({reason_text(r['reason'])})"
         for r in answer.get("barred") or []
     )
 

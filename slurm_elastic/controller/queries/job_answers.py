@@ -31,6 +31,7 @@ from slurm_elastic.rpc.answers import (
     Waiting,
 )
 from slurm_elastic.rpc.decision_answers import (
+    BarredRow,
     BatchRow,
     ChangeRow,
     CompanionPlaceRow,
@@ -266,10 +267,7 @@ def explain(
         "extended_s": record.extended_s,
         "on_trial": record.on_trial,
         "failed": rows.reason(record.failed),
-        "barred": [
-            {"gpu_type": gpu_type, "gpus": gpus, "reason": rows.reason(reason)}
-            for gpu_type, gpus, reason in record.barred
-        ],
+        "barred": _barred(rows, record),
         "record_replaced": job.record_replaced,
         "companions": [_companion(rows, companion) for companion in job.companions],
         "neighbours": [] if ended else neighbour_rows(view, viewer, job_id),
@@ -292,6 +290,17 @@ def _layout(job: Job, report: Report | None) -> str:
     if report is None or report.run != job.run or job.allocation is None:
         return ""
     return report.plan or report.layout
+
+
+def _barred(rows: JobRows, record: JobRecord) -> list[BarredRow]:
+    """Return the shapes that a job is not to get any more, halves of GPUs last."""
+    shapes = [(gpu_type, gpus, False, reason) for gpu_type, gpus, reason in record.barred]
+    if record.half_barred is not None:
+        shapes.append(("", 1, True, record.half_barred))
+    return [
+        {"gpu_type": gpu_type, "gpus": gpus, "half": half, "reason": rows.reason(reason)}
+        for gpu_type, gpus, half, reason in shapes
+    ]
 
 
 def _companion(rows: JobRows, companion: Companion) -> CompanionPlaceRow:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.gpu_parts import partners
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
@@ -69,6 +71,9 @@ class JobStore:
         self._topology: Topology | None = None
         self._types: tuple[str, ...] = ()
         self._down: frozenset[str] = frozenset()
+        #: When each job that shared a GPU was first seen without the other one, by key (epoch s);
+        #: infinity: it shares it now.
+        self._shared_until: dict[str, float] = {}
         self._entries: dict[str, StoredJob] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
         self.kept_since = ledger.since()
@@ -124,7 +129,16 @@ class JobStore:
                 in_force=self.in_force(job),
                 lost_node=self.lost_node(job),
                 topology=self._topology,
+                shared=self._shared_since(job, last, report.run),
             )
+
+    def _shared_since(self, job: Job, last: tuple[float, Report] | None, run: int) -> bool:
+        """Return whether a job may have shared its GPU at any time since its last report."""
+        if job.allocation is None or not job.allocation.half:
+            return False
+        if last is None or last[1].run != run:
+            return True  # since its start; whether it was alone all the time is not known
+        return self._shared_until.get(job.key, -math.inf) >= last[0]
 
     def last_report(self, job_id: int) -> Report | None:
         """Return the newest report of a job."""
@@ -335,6 +349,7 @@ class JobStore:
             down = (n.name for n in snapshot.nodes if any(word in n.state for word in _DOWN))
             self._down = frozenset(down)
             alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
+            self._note_partners(snapshot, alive)
             for job in alive.values():
                 if job.elastic:
                     self._record_submission(job)
@@ -382,6 +397,12 @@ class JobStore:
             (i, KeptSubmission.from_body(body.get("recorded"))) for i, body in self._ledger.jobs()
         )
         return {job_id: kept for job_id, kept in rows if kept is not None}
+
+    def _note_partners(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
+        """Note which jobs share a GPU now, and which no longer do."""
+        keys = [snapshot.job[i].key for i, others in partners(snapshot.jobs).items() if others]
+        over = {k: min(at, snapshot.time) for k, at in self._shared_until.items() if k in alive}
+        self._shared_until = {**over, **dict.fromkeys(keys, math.inf)}
 
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
         """Delete old rows of the ledger."""

@@ -42,6 +42,7 @@ class ReportRecording:
         in_force: Job,
         lost_node: bool,
         topology: Topology | None,
+        shared: bool,
     ) -> bool:
         """Record a report.
 
@@ -54,6 +55,8 @@ class ReportRecording:
             in_force: the job with the directive in force.
             lost_node: whether a node of the job was down in the last snapshot.
             topology: of the cluster; None: not known yet.
+            shared: whether its times may be those of half a GPU beside another job: no model of
+                whole GPUs may learn from them.
 
         Returns:
             Whether data of a decision has changed.
@@ -71,6 +74,7 @@ class ReportRecording:
         held = job.allocation
         if not (
             held
+            and not shared
             and job.run == report.run
             and held.gpus == report.gpus
             and report.steps_measured >= LEAST_STEPS
@@ -131,7 +135,9 @@ class ReportRecording:
         if lacked_memory and report.failed_gpus is not None and trials.held != own:
             trials.lose_companions(own, failure, now=now)
             return ended
-        if entry.plan_trials.fail(report, now):
+        # On half of a GPU the other job may have been the cause, whatever the plan.
+        may_be_plan = not trials.on_half or entry.plan_trials.has_answered(report)
+        if may_be_plan and entry.plan_trials.fail(report, now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
         if report.failed_gpus is not None and own is not None:

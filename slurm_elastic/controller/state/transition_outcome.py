@@ -84,6 +84,8 @@ def _refuses_shape(planned: Allocation, problem: Reason) -> bool:
     """Return whether Slurm did not let a job start in its planned shape, or gave it another one."""
     if not planned.gpus:
         return False
+    if planned.half and problem.code in ("no-gpus-held", "change-partial"):
+        return True  # the shards that it got are not half of a GPU, or a plugin refuses shards
     if problem.code == "not-started":
         return not str(problem.parameters.get("slurm_reason", "")).startswith(_NOT_THE_SHAPE)
     if problem.code == "runs-elsewhere":  # whole nodes, in a partition OverSubscribe=EXCLUSIVE

@@ -20,6 +20,7 @@ from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.gpu_parts import vacated_gpus
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 
@@ -178,15 +179,16 @@ def _is_to_go_back(job: Job, trials: ShapeTrials) -> bool:
 def exhausted(trials: ShapeTrials, most: int) -> bool:
     """Return whether a job has failed too often, going back included, to be started once more.
 
-    Where it has not come back to a shape that worked, as Slurm has started it elsewhere, it gets
-    more attempts.
+    Where it has not come back to a shape that worked, as Slurm has started it elsewhere or it had
+    half of a GPU, it gets more attempts.
 
     Args:
         trials: of the job.
         most: `[limits] vain_attempts`; 0: no limit.
     """
     enough = max(2, most)
-    returned = shape_of(trials.held) == trials.last_shape or not trials.worked
+    is_back = shape_of(trials.held) == trials.last_shape and not trials.on_half
+    returned = is_back or not trials.worked
     return most > 0 and trials.failures >= (enough if returned else _STRAYS * enough)
 
 
@@ -232,12 +234,11 @@ def way_back(
 
 def _free(job: Job, target: Allocation, snapshot: Snapshot, taken: Mapping[str, int]) -> bool:
     """Return whether a job may have these GPUs now, beside those that others are about to get."""
-    directive = job.directive
+    directive, own = job.directive, vacated_gpus(job, snapshot.jobs)
     if directive is None or not directive.allows(target.gpus, target.gpu_type):
         return False
     for name, gpus in target.shares:
-        node = snapshot.node.get(name)
-        held = job.allocation.on(name) if job.allocation else 0
+        node, held = snapshot.node.get(name), own.get(name, 0)
         if node is None or not node.available or name in job.excluded_nodes:
             return False
         if gpus > held and gpus > held + node.free_gpus - taken.get(name, 0):

@@ -40,7 +40,11 @@ _MOST_WAITING, _MOST_ON_NODE, _MOST_RUNNING = 64, 4, 64
 
 
 def part_pairs(
-    assignment: Assignment, round_jobs: Mapping[int, RoundJob], table: GpuPairTable | None
+    assignment: Assignment,
+    round_jobs: Mapping[int, RoundJob],
+    table: GpuPairTable | None,
+    *,
+    ready: Iterable[int] = (),
 ) -> None:
     """Give one job of each pair a free GPU, or let it wait, where that is better.
 
@@ -48,25 +52,60 @@ def part_pairs(
         assignment: the target of a job that parts is booked there.
         round_jobs: all elastic jobs.
         table: speeds on one GPU; None: they are not measured.
+        ready: ids of waiting jobs that the policy is asked about. GPUs for the MIN of those that
+            may not share are not free; the others get the halves that fall free.
     """
     pairs = {
         frozenset((t.job.job_id, t.partner.job_id))
         for t in round_jobs.values()
         if t.partner is not None
     }
+    if not pairs:
+        return
+    free = assignment.later.meet(assignment.now)
+    shares = table is not None and table.pairs_jobs
+    for job_id in ready:
+        _keep_least(free, round_jobs[job_id], assignment.frame, shares=shares)
     for pair in sorted(pairs, key=sorted):
         jobs = [round_jobs[j] for j in sorted(pair) if j in round_jobs]
         movable = [t for t in jobs if t.separable and t.current and t.current.half]
         movable.sort(key=lambda t: (t.cost_s, t.job.job_id))
-        outcomes = (_parted(assignment, t, table) for t in movable)
+        outcomes = (_parted(assignment, t, table, free) for t in movable)
         outcome = next((o for o in outcomes if o is not None), None)
         if outcome is not None:
-            assignment.later.take(outcome.round_job.need, outcome.target)
+            for resources in (assignment.later, free):
+                resources.take(outcome.round_job.need, outcome.target)
             assignment.outcomes[outcome.job_id] = outcome
 
 
+def _keep_least(
+    free: FreeResources, round_job: RoundJob, frame: NodeArrays, *, shares: bool
+) -> None:
+    """Take GPUs for the least size of a waiting job, if it could start there.
+
+    Args:
+        free: is changed.
+        round_job: the job.
+        frame: the cluster.
+        shares: whether pairs are made: none are taken for a job that may get half of a GPU.
+    """
+    demand, directive = round_job.demand(frame), round_job.directive
+    for gpu_type in directive.types or frame.types:
+        if shares and _may_share(round_job, gpu_type):
+            return
+        sizes = directive.sizes(gpu_type)
+        unit = directive.unit_for(gpu_type)
+        place = fit(demand, gpu_type, sizes[0], free, unit=unit) if sizes else None
+        if place is not None:
+            free.take(round_job.need, place)
+            return
+
+
 def _parted(
-    assignment: Assignment, round_job: RoundJob, table: GpuPairTable | None
+    assignment: Assignment,
+    round_job: RoundJob,
+    table: GpuPairTable | None,
+    free: FreeResources,
 ) -> JobOutcome | None:
     """Return the outcome of a job that leaves its half; None: it stays."""
     current, partner = round_job.current, round_job.partner
@@ -79,8 +118,9 @@ def _parted(
     gain = 2 - own - other
     if round_job.directive.max_gpus > 1:  # with a GPU of its own it may grow again
         gain = max(gain, assignment.config.resize.min_gain)
-    pays = _disagree(job, partner) or gain * round_job.window_s > round_job.cost_s
-    target = _free_gpu(assignment, round_job, current.gpu_type) if pays else None
+    must = _disagree(job, partner) or round_job.record.half_barred is not None
+    pays = must or gain * round_job.window_s > round_job.cost_s
+    target = _free_gpu(assignment.frame, round_job, current.gpu_type, free) if pays else None
     if target is not None:
         reason = Reason("leaves-shared-gpu", gain=gain, cost_s=round_job.cost_s, **named)
     elif (
@@ -97,12 +137,13 @@ def _disagree(job: Job, partner: Job) -> bool:
     return any(j.directive is None or j.directive.share == "no" for j in (job, partner))
 
 
-def _free_gpu(assignment: Assignment, round_job: RoundJob, gpu_type: str) -> Allocation | None:
+def _free_gpu(
+    frame: NodeArrays, round_job: RoundJob, gpu_type: str, free: FreeResources
+) -> Allocation | None:
     """Return a GPU of this type that is free for a job, now and later; None: there is none."""
     if not round_job.directive.allows(1, gpu_type):
         return None
-    demand = dataclasses.replace(round_job, current=None).demand(assignment.frame)
-    return fit(demand, gpu_type, 1, assignment.later.meet(assignment.now))
+    return fit(dataclasses.replace(round_job, current=None).demand(frame), gpu_type, 1, free)
 
 
 def _slows_earlier_one(job: Job, partner: Job) -> bool:
@@ -276,6 +317,7 @@ def _may_share(round_job: RoundJob, gpu_type: str) -> bool:
     shape = job.submission.shape if job.submission else {}
     return (
         directive.share == "yes"
+        and round_job.record.half_barred is None
         and bool(shape)
         and directive.allows(1, gpu_type)
         and not job.cpus_follow_gpus

@@ -268,6 +268,7 @@ def node_of(raw: Mapping[str, Any]) -> Any:
             k.removeprefix("gres/"): int(v) for k, v in used.items() if k.startswith("gres/")
         },
         shared_gpus=shared_gpus(text_of(raw.get("gres_used"))),
+        shards_of_gpus=shards_of_gpus(text_of(raw.get("gres_used"))),
         effective_cpus=number_of(raw.get("effective_cpus")),
         total_cpus=number_of(raw.get("cpus")),
         real_memory=number_of(raw.get("real_memory")),
@@ -362,6 +363,21 @@ def shared_gpus(text: str) -> tuple[int, ...]:
         if part.partition("/")[0].strip("0-")
     }
     return tuple(sorted(shared))
+
+
+def shards_of_gpus(text: str) -> tuple[int, ...]:
+    """Return the shards that each GPU of a node has, from what is in use of it; () without any.
+
+    >>> shards_of_gpus("gpu:a100:1(IDX:3),shard:a100:1(1/4,-/2)")
+    (4, 2)
+    """
+    totals = (
+        part.partition("/")[2]
+        for match in _GRES.finditer(text)
+        if match["name"] == "shard"
+        for part in (match["detail"] or "").split(",")
+    )
+    return tuple(int(total) for total in totals if total.isdecimal())
 
 
 def tres_of(text: str) -> dict[str, str]:

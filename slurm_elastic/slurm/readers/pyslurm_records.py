@@ -5,7 +5,7 @@ Strings that users can write are hostile: one that is not UTF-8 reads as empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -143,7 +143,7 @@ def node(
         - int(getattr(raw, "memory_reserved_for_system", None) or 0),
         used_gpus=held + in_parts,
         shared_gpus=shared or (),
-        shards=_shards_of_each_gpu(gres, count),
+        shards=_shards_of_each_gpu(gres, count, getattr(raw, "shards_of_gpus", ())),
         used_cpus=int(raw.allocated_cpus or 0),
         used_memory_mb=int(raw.allocated_memory or 0),
         partitions=frozenset(raw.partitions or ()),
@@ -157,10 +157,17 @@ def node(
     )
 
 
-def _shards_of_each_gpu(gres: Mapping[str, int], gpus: int) -> int:
-    """Return the shards of each GPU of a node; 0 if it has none, or its GPUs differ in them."""
+def _shards_of_each_gpu(gres: Mapping[str, int], gpus: int, by_gpu: Iterable[int]) -> int:
+    """Return the shards of each GPU of a node; 0 if it has none, or its GPUs differ in them.
+
+    Args:
+        gres: configured resources, by name.
+        gpus: of the node.
+        by_gpu: shards of each GPU, as gres.conf may set them one by one; empty: not known.
+    """
     shards = sum(v for k, v in gres.items() if k.partition(":")[0] == "shard")
-    return shards // gpus if gpus and shards % gpus == 0 else 0
+    differ = len(set(by_gpu)) > 1
+    return shards // gpus if gpus and shards % gpus == 0 and not differ else 0
 
 
 def has_parts_of_gpus(raw: Any) -> bool:

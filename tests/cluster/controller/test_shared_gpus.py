@@ -2,10 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.support.container_cluster.selasticd import eager_config, gpus, running, shown
+from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+from tests.support.container_cluster.selasticd import (
+    PYTHON,
+    Daemon,
+    eager_config,
+    gpus,
+    running,
+    shown,
+)
 from tests.support.container_cluster.slurm_cluster import (
     SlurmCluster,
     cluster_name,
@@ -51,7 +60,27 @@ def halves(cluster: SlurmCluster, *jobs: int) -> list[list[str]]:
     return [r["gres_detail"] if r["job_state"] == ["RUNNING"] else [] for r in records]
 
 
+def learn_that_slow_jobs_slow_others(daemon: Daemon) -> None:
+    """Write into the ledger of a daemon that does not run what it would have measured."""
+    speeds = SharedSpeeds()
+    slow = PartOfNode(application="alice/slow", gpus=1)
+    for name in ("alice/sbatch", "bob/sbatch"):  # of jobs without a name
+        beside = PartOfNode(application=name, gpus=1)
+        for part, other, step_s in ((beside, slow, 2.0), (slow, beside, 1.0)):
+            speeds.record_alone(part.application, "", 1.0)
+            for _ in range(9):
+                speeds.record_shared(
+                    part, [other], node_type="a100, one GPU", setting="", step_s=step_s
+                )
+    write = (
+        "import json, sys; from slurm_elastic.controller.state.ledger import Ledger;"
+        f" Ledger('{daemon.home}/ledger.sqlite').put('neighbour_speeds', json.load(sys.stdin))"
+    )
+    daemon.cluster.exec([PYTHON, "-c", write], user="selastic", stdin=json.dumps(speeds.to_json()))
+
+
 def test_two_jobs_that_allow_it_share_a_gpu_until_one_falls_free(cluster: SlurmCluster) -> None:
+    begun = cluster.exec(["date", "+%FT%T"]).stdout.strip()
     cluster.sbatch(SLEEP, "--gres=gpu:2", "-o/dev/null", user="bob")
     leaves = cluster.sbatch(SLEEP, "--gres=gpu:1", "-o/dev/null", user="bob")
     first = cluster.sbatch(SLEEP, "--elastic=1,share=yes", "-o/dev/null", "-t10")
@@ -81,4 +110,28 @@ def test_two_jobs_that_allow_it_share_a_gpu_until_one_falls_free(cluster: SlurmC
         usage = json.loads(daemon.selastic("usage", "--json", user="root"))
         spent = {row["job_id"]: row for row in usage["jobs"]}[second]
         assert 0 < spent["gpu_seconds"] < spent["seconds"], usage
+        # A third one joins the job that has half of a GPU, by a controller that dies meanwhile.
+        slow = cluster.sbatch(
+            SLEEP, "--elastic=1,share=yes", "-o/dev/null", "-t10", "-Jslow", "--hold"
+        )
+        daemon.when(slow, "COOL", daemon.kill_command, first=f"scontrol release {slow}")
+        assert shown(cluster, slow)["tres_per_node"] == "gres/shard:1"
+        daemon.start()
+        until(lambda: halves(cluster, slow)[0][:1] == ["shard:1(0/2,0/2,0/2,1/2)"], what=daemon.log)
+        # As it slows the one that was there first, it waits again, for a whole GPU.
+        daemon.stop()
+        learn_that_slow_jobs_slow_others(daemon)
+        daemon.start()
+        cluster.wait(slow, "PENDING")
+        until(lambda: "waits again" in daemon.selastic("history", str(slow)), what=daemon.log)
+        until(lambda: "gpu" in shown(cluster, slow)["tres_per_node"], what=daemon.log)
+        cluster.exec(["scancel", str(first), str(second), str(slow)])
+
+        def accounted() -> dict[str, Any]:
+            words = ("usage", "--check", "--json", "-S", begun)
+            return json.loads(daemon.selastic(*words, user="root", check=False))
+
+        # Of the first or the second: whole, half, whole; of the other one a half, as of the third.
+        until(lambda: accounted()["equal"] >= 5, what=accounted)
+        assert accounted()["differences"] == []
         daemon.check_log()

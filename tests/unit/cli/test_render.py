@@ -493,12 +493,14 @@ def test_explain_a_job_on_trial_and_what_is_barred():
         proven=True,
         on_trial=example.SNAPSHOT.time - 60,
         barred=(("a100", 4, crash), ("v100", 8, Reason("no-newer-checkpoint", waited_s=600.0))),
+        half_barred=crash,
     )
     shown = explained(4711, replace(example.PLANNED, records={4711: record}))
     assert "On trial:       the change at 14:04:24 is done once the job has written a" in shown
     assert (
         "Barred:         4 a100 (exit code 1 before its first checkpoint there), 8 v100 (no newer"
-        " checkpoint within 10 min); `selastic release 4711` allows them again.\n" in shown
+        " checkpoint within 10 min), half of 1 GPU (exit code 1 before its first checkpoint there);"
+        " `selastic release 4711` allows them again.\n" in shown
     )
     back = Reason("change-failed", gpus=4, gpu_type="a100", reason=crash)
     record = JobRecord(job_id=4711, proven=True, failed=back)

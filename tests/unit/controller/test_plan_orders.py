@@ -1,5 +1,7 @@
 """Plans that jobs with `plan=auto` are ordered to run in, by their reports."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
@@ -113,6 +115,24 @@ def test_the_next_job_of_the_application_begins_with_what_is_known(site):
         gains = store.entry(of).plan_trials.gains()
         kind = PlanKind(tensor=2)
         assert (gains and gains.of(kind, "a100", nodes=1, gpus=4)) == gain, of.user
+
+
+def test_what_runs_out_of_memory_beside_another_job_on_one_gpu_goes_back_in_its_plan(site):
+    half = Allocation.of("a100", {"n1": 1}, half=True)
+    running = job({"n1": 1}, directive=AUTO)
+    train(site, running, checkpoint_step=50)
+    shared = dataclasses.replace(running, run=1, allocation=half, parts=(("n1", 0),))
+    site.store.entry(running).trials.begun(1, 3)
+    failed = {
+        "run": 1, "gpus": 1, "phase": "ended", "exit_code": 1, "failed_start": 1,
+        "out_of_memory": True, "checkpoint_step": 50,
+    }  # fmt: skip
+    site.report(shared, **{**failed, "phase": "starting", "failed_start": None, "exit_code": None})
+    site.report(shared, **failed)
+    entry = site.store.entry(shared)
+    assert not entry.plan_trials.memory.failures
+    assert entry.trials.half is not None
+    assert site.report_handler.orders(7, 1, job=shared).on_failure != "restart"
 
 
 def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):

@@ -9,6 +9,9 @@ on, of the same type, does not fail because of the type: the number is barred on
 
 A change that Slurm refuses for the second time bars its shape, too (`slurm_refusals`).
 
+Half of a GPU has the shape of a whole one. A failure there, or a refusal, says nothing about whole
+GPUs: it bars halves only.
+
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
 
@@ -88,6 +91,7 @@ class ShapeTrials:
         doubted: transition on trial when a companion was lost; 0: none.
         failed: transitions that failed on trial, and how.
         refused: shapes that Slurm has refused once, the latest last.
+        half: failure on half of a GPU, or refusal of one: it is not to get another; None: none.
     """
 
     run: int = -1
@@ -115,6 +119,7 @@ class ShapeTrials:
     doubted: int = 0
     failed: dict[int, Reason] = field(default_factory=dict)
     refused: list[Shape] = field(default_factory=list)
+    half: BarredShape | None = None
 
     @property
     def last_shape(self) -> Shape | None:
@@ -125,6 +130,11 @@ class ShapeTrials:
     def changed(self) -> bool:
         """Whether a change began the attempt, or its shape is not the last that worked."""
         return self.changed_run == self.run or shape_of(self.held) != self.last_shape
+
+    @property
+    def on_half(self) -> bool:
+        """Whether the attempt holds half of a GPU."""
+        return self.held is not None and self.held.half
 
     @property
     def excluded(self) -> frozenset[Shape]:
@@ -270,9 +280,11 @@ class ShapeTrials:
             self.interval_gpu_s = max(gap * (held.gpus if held else 0), self.interval_gpu_s)
         self.saved = self.moved = now
         shape = shape_of(held)
-        if shape is None:
+        if held is None or shape is None:
             return
-        self.last = held
+        self.last = held.whole
+        if held.half:
+            self.half = None
         self.worked = [*(s for s in self.worked if s != shape), shape][-_MOST:]
         self.barred = [b for b in self.barred if b.shape != shape]
         self.refused = [s for s in self.refused if s != shape]
@@ -309,7 +321,7 @@ class ShapeTrials:
         self.failure, self.on = reason, False
         self._count_failure(reason)
         if (shape := shape_of(self.held)) is not None:
-            self._bar(shape, reason, now)
+            self._bar(shape, reason, now, half=self.on_half)
 
     def _count_failure(self, reason: Reason) -> None:
         self.failures += 1
@@ -317,8 +329,11 @@ class ShapeTrials:
             self.failed[self.transition] = reason
             self.failed = dict(list(self.failed.items())[-_MOST:])
 
-    def _bar(self, shape: Shape, reason: Reason, now: float) -> None:
-        """Bar a shape, unless it is the last that worked."""
+    def _bar(self, shape: Shape, reason: Reason, now: float, *, half: bool = False) -> None:
+        """Bar a shape, unless it is the last that worked; or half of a GPU."""
+        if half:
+            self.half = BarredShape(*shape, reason, now)
+            return
         if shape == self.last_shape:
             return
         if not is_temporary(reason):
@@ -338,7 +353,8 @@ class ShapeTrials:
         """Record that Slurm cannot start the job in a shape as it was placed.
 
         Another placement of the shape may be possible: the second refusal bars it, and with it the
-        sizes of `sizes_refused_with` that have not worked.
+        sizes of `sizes_refused_with` that have not worked. Half of a GPU is barred by the first
+        one: nobody needs it, and a running job has been restarted for it.
 
         Args:
             planned: allocation that Slurm refused.
@@ -348,6 +364,9 @@ class ShapeTrials:
             directive: sizes that it does not allow need no bar; None: it is not known.
         """
         shape = planned.gpu_type, planned.gpus
+        if planned.half:
+            self._bar(shape, reason, now, half=True)
+            return
         if shape in self.refused:
             others = sizes_refused_with(planned, reason, old=old)
             for gpus in sorted({*others, planned.gpus}):
@@ -363,10 +382,14 @@ class ShapeTrials:
 
         One refusal bars such a shape again.
         """
-        kept = [
-            b for b in self.barred if not (is_temporary(b.reason) and now - b.time >= REFUSAL_S)
-        ]
+
+        def is_over(barred: BarredShape) -> bool:
+            return is_temporary(barred.reason) and now - barred.time >= REFUSAL_S
+
+        kept = [b for b in self.barred if not is_over(b)]
         lapsed, self.barred = len(kept) < len(self.barred), kept
+        if self.half is not None and is_over(self.half):
+            lapsed, self.half = True, None
         return lapsed
 
     def judge_loss(self, reason: Reason | None) -> bool:
@@ -390,6 +413,8 @@ class ShapeTrials:
         if self.failure is None and self.left is not None:
             shape = self.left.shape
         self.barred = [b for b in self.barred if b.shape != shape or b.time < self.since]
+        if self.on_half and self.half is not None and self.half.time >= self.since:
+            self.half = None
         self.failures -= self.failure is not None or self.left is not None
         self.failure, self.on, self.left = None, self.newest is not None, None
         if self.changed_run == self.run:
@@ -403,7 +428,7 @@ class ShapeTrials:
 
     def clear(self) -> None:
         """Remove the failures: the owner has changed the job."""
-        self.barred, self.refused, self.failures = [], [], 0
+        self.barred, self.refused, self.failures, self.half = [], [], 0, None
 
     def outcome(self, transition: int) -> str | Reason:
         """Return how a transition that was carried out has ended: `worked`, `trial`, or failed."""
@@ -433,6 +458,7 @@ class ShapeTrials:
         body["failure"] = self.failure.to_json() if self.failure else None
         body["barred"] = [b.to_json() for b in self.barred]
         body["left"] = self.left.to_json() if self.left else None
+        body["half"] = self.half.to_json() if self.half else None
         body["failed"] = [[i, r.to_json()] for i, r in self.failed.items()]
         return body
 
@@ -448,8 +474,9 @@ class ShapeTrials:
         try:
             for name in ("held", "last"):
                 fields[name] = Allocation.from_body(fields.get(name))
-            left = fields.get("left")
-            fields["left"] = BarredShape.from_json(left) if left else None
+            for name in ("left", "half"):
+                row = fields.get(name)
+                fields[name] = BarredShape.from_json(row) if row else None
             fields["failure"] = Reason.from_json(fields.get("failure"))
             for name in ("worked", "refused"):
                 fields[name] = [(str(t), int(g)) for t, g in fields.get(name, ())]

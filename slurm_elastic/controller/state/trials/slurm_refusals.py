@@ -25,7 +25,7 @@ def is_temporary(reason: Reason) -> bool:
     """Return whether a shape is barred for a refusal that may be over later."""
     if reason.code == "not-started":
         return reason.parameters.get("slurm_reason") != IMPOSSIBLE
-    return reason.code in ("slurm-refused", "runs-elsewhere")
+    return reason.code in ("slurm-refused", "runs-elsewhere", "no-gpus-held", "change-partial")
 
 
 def sizes_refused_with(planned: Allocation, reason: Reason, *, old: Allocation | None) -> range:

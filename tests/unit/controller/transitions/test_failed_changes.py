@@ -1,13 +1,18 @@
 """A job whose change fails goes back, trains on, and is not sent there again."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.core.cluster import JobState
+from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
+from slurm_elastic.controller.transitions.failed_changes import exhausted, way_back
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
+from tests.support.controller.job_records import job as record_of_job
 from tests.support.controller.simulated_script import SimulatedScript
 from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 
@@ -216,3 +221,18 @@ def test_where_slurm_refuses_the_way_back_it_waits_in_the_queue(site):
     play(site, [script], 200)
     assert sizes(site)[2] == 1
     assert script.progress[-1] != 4
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_from_half_of_a_gpu_a_job_goes_back_to_a_whole_one_if_one_is_free(free):
+    half = Allocation.of("a100", {"n1": 1}, half=True)
+    on_half = {"allocation": half, "parts": (("n1", 0),), "state": JobState.RUNNING}
+    first, second = (record_of_job(job_id=i, directive="1-2,share=yes", **on_half) for i in (7, 8))
+    node = Node(name="n1", gpu_type="a100", gpus=1 + free, used_gpus=1, shared_gpus=(0,))
+    snapshot = Snapshot(time=1000.0, nodes=(node,), jobs=(first, second))
+    trials = ShapeTrials(held=half, last=half.whole, worked=[("a100", 1)], failures=2)
+    back = half.whole if free else None
+    assert way_back(first, trials, snapshot, ()) == back
+    alone = dataclasses.replace(snapshot, jobs=(first,))
+    assert way_back(first, trials, alone, ()) == half.whole
+    assert not exhausted(trials, 2), "it has not been back on a whole one"

@@ -4,14 +4,21 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.config.schema import Config, NeighbourSettings, ResizeSettings
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    NeighbourSettings,
+    ResizeSettings,
+)
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
 from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
+from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
@@ -56,17 +63,17 @@ def measured(cluster, speeds):
     return known
 
 
-def plan(cluster, speeds=None, config=CONFIG, memory=None):
+def plan(cluster, speeds=None, config=CONFIG, memory=None, policy=FairShare):
     snapshot = cluster.snapshot()
     table = GpuPairTable(snapshot, speeds or SharedSpeeds(), {}, config.neighbours, memory)
     return decide_round(
-        snapshot, cluster.records, config=config, policy=FairShare(config), state={},
+        snapshot, cluster.records, config=config, policy=policy(config), state={},
         gpu_pairs=table,
     )[0]  # fmt: skip
 
 
-def changes(cluster, speeds=None, config=CONFIG):
-    made = plan(cluster, speeds, config).changes
+def changes(cluster, speeds=None, config=CONFIG, policy=FairShare):
+    made = plan(cluster, speeds, config, policy=policy).changes
     return [(d.job_id, d.action, d.target, d.reason.code) for d in made]
 
 
@@ -106,6 +113,7 @@ def test_the_running_job_gives_half_first_and_the_waiting_one_starts_there():
         {"shape": {}},
         {"cpus_follow_gpus": True},
         {"record": {"held": True}},
+        {"record": {"half_barred": Reason("program-failed", exit_code=1)}},
         {"managed": False},
     ],
 )
@@ -182,6 +190,21 @@ def test_a_free_gpu_goes_to_a_job_that_waits_before_a_pair_parts():
     assert [c.job_id for c in plan(cluster).claims] == [3]
 
 
+@pytest.mark.parametrize("policy", [FairShare, Fifo])
+def test_where_the_controller_starts_jobs_a_free_gpu_goes_to_one_that_may_not_share(policy):
+    cluster = pair(site(gpus=2))
+    config = dataclasses.replace(CONFIG, controller=ControllerSettings(queue="controller"))
+    assert [c[3] for c in changes(cluster, config=config, policy=policy)] == ["leaves-shared-gpu"]
+    cluster.add(3, elastic="1", gpus=1)
+    assert [(c[0], c[1]) for c in changes(cluster, config=config, policy=policy)] == [
+        (3, Action.START)
+    ]
+    # One that may share gets the half that falls free.
+    cluster.jobs.pop()
+    cluster.add(3, elastic="1,share=yes", gpus=1, shape=SHAPE)
+    assert changes(cluster, config=config, policy=policy)[0][3] == "leaves-shared-gpu"
+
+
 def test_a_pair_at_full_speed_that_cannot_grow_stays():
     cluster = pair(site(gpus=2))
     assert changes(cluster, measured(cluster, {(1, 2): 1.0, (2, 1): 1.0})) == []
@@ -193,6 +216,14 @@ def test_consent_can_be_withdrawn():
     for change in ({"override": Directive.parse("1")}, {"submission": None}):
         cluster.jobs[1] = dataclasses.replace(cluster.jobs[1], **change)
         assert [(c[0], c[3]) for c in changes(cluster, full)] == [(1, "leaves-shared-gpu")]
+
+
+def test_a_job_that_failed_on_half_of_a_gpu_gets_the_next_free_one():
+    cluster = pair(site(gpus=2))
+    full = measured(cluster, {(1, 2): 1.0, (2, 1): 1.0})
+    barred = Reason("program-failed", exit_code=1)
+    cluster.records[2] = dataclasses.replace(cluster.records[2], half_barred=barred)
+    assert [(c[0], c[3]) for c in changes(cluster, full)] == [(2, "leaves-shared-gpu")]
 
 
 def test_the_newcomer_waits_again_if_it_slows_the_job_that_was_there():

@@ -208,6 +208,14 @@ def test_gpus_of_which_jobs_hold_parts_are_in_use(gres_used, used, shared):
     assert node.shards == 2
 
 
+def test_gpus_that_differ_in_their_shards_are_not_divided():
+    shards = "shard:a100:0(1/1,0/3)"
+    raw = json_records.node_of(
+        {"name": "g1", "state": ["IDLE"], "gres": "gpu:a100:2,shard:a100:4", "gres_used": shards}
+    )
+    assert pyslurm_records.node(raw, 0, barred=False).shards == 0
+
+
 @pytest.mark.parametrize(("jobs", "used"), [(0, 1), (2, 3), (8, 4)])
 def test_where_the_shared_gpus_are_not_known_each_job_has_another_one(jobs, used):
     fields = dict.fromkeys(("real_memory", "allocated_cpus", "allocated_memory"), 0)

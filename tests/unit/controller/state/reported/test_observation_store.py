@@ -1,6 +1,7 @@
 """What reports teach: believed times, applications that share, and what survives."""
 
 import contextlib
+import dataclasses
 import json
 import sqlite3
 
@@ -101,6 +102,30 @@ def test_only_times_of_the_present_shape_and_attempt_count(store):
         known = learned(store, of)
         assert known is None or known.observations == ()
         store = JobStore(Ledger(":memory:"), STATED)
+
+
+def test_times_beside_another_job_on_one_gpu_are_not_those_of_a_whole_one(store):
+    half = {
+        "allocation": Allocation.of("a100", {"n1": 1}, half=True), "parts": (("n1", 0),),
+        "run": 1,
+    }  # fmt: skip
+    of, other = (dataclasses.replace(running(i), **half) for i in (7, 8))
+    slow, fast = (report(run=1, step_time_s=s, micro_step_s=s) for s in (1.28, 0.64))
+
+    def measured_speeds():
+        known = learned(store, of)
+        return [o.step_s for o in known.observations], list(store.entry(of).measurements)
+
+    store.record_report(fast, of, 90.0)  # the first: whether another job was there is not known
+    store.observe(snapshot(of, other, at=100.0))
+    for now in (110.0, 120.0, 130.0):
+        store.record_report(slow, of, now)
+    store.observe(snapshot(of, other, at=135.0))
+    store.observe(snapshot(of, at=138.0))  # the other one has ended
+    store.record_report(slow, of, 140.0)  # part of the time it was there
+    assert measured_speeds() == ([], [])
+    store.record_report(fast, of, 150.0)
+    assert measured_speeds() == ([0.64], ["a100:1:1"])
 
 
 def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(store):

@@ -103,6 +103,42 @@ def test_a_shape_that_worked_before_an_unknown_limit_has_still_worked():
     assert ("a100", 4) in trials.worked
 
 
+HALF = Allocation.of("a100", {"n2": 1}, half=True)
+
+
+def test_what_fails_on_half_of_a_gpu_says_nothing_about_a_whole_one():
+    trials = changed(HALF, run=2)
+    trials.worked, trials.last = [("a100", 4)], FOUR
+    trials.fail(CRASH, now=210.0)
+    assert not trials.excluded
+    trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
+    assert trials.half.reason == CRASH
+    assert trials.outcome(3) == CRASH
+    assert not trials.lapse(1e9), "the program failed: that does not pass"
+    trials.withdraw_failure()
+    assert trials.half is None
+    trials.fail(CRASH, now=220.0)
+    trials.clear()
+    assert trials.half is None
+
+
+def test_a_job_that_works_on_half_of_a_gpu_goes_back_to_whole_ones():
+    trials = changed(HALF)
+    trials.record(told(1, 41), now=220.0)
+    assert (trials.last, trials.last_shape) == (HALF.whole, ("a100", 1))
+
+
+def test_half_of_a_gpu_that_slurm_refuses_is_barred_at_once_and_for_some_hours():
+    trials = trained()
+    trials.refuse(HALF, LIMIT, now=200.0)
+    assert trials.half.reason == LIMIT
+    trials.refuse(HALF.whole, LIMIT, now=200.0)
+    assert not trials.excluded, "the first refusal of a whole one"
+    assert not trials.lapse(200.0 + shape_trials.REFUSAL_S - 1)
+    assert trials.lapse(200.0 + shape_trials.REFUSAL_S)
+    assert trials.half is None
+
+
 def test_the_first_attempt_is_no_trial():
     trials = ShapeTrials()
     trials.follow(0, ONE, now=0.0)
