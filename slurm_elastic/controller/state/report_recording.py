@@ -11,6 +11,7 @@ from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileS
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
 from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.trials.plan_trials import failed_on
 from slurm_elastic.controller.state.trials.shape_trials import program_failure
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.report import LEAST_STEPS, Report
@@ -131,7 +132,7 @@ class ReportRecording:
         if lacked_memory and report.failed_gpus is not None and trials.held != own:
             trials.lose_companions(own, failure, now=now)
             return ended
-        if entry.plan_trials.fail(report, now):
+        if entry.plan_trials.fail(report, failed_on(report, job), now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
         if report.failed_gpus is not None and own is not None:
