@@ -13,6 +13,7 @@ from collections.abc import Container
 from typing import Any
 
 from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.trials.plan_trials import failed_on
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.possible_plans import PlanCandidates
@@ -51,17 +52,16 @@ class PlanOrders:
 
         It is to be called before the report is recorded as the failure of a size.
         """
-        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
         if not (report.out_of_memory and report.failed_start and report.phase == "ended"):
             return
+        entry, directive = self._store.entry(job), self._store.directive(job)
+        held = failed_on(report, job)
         if directive is None or not held or report.run != job.run or report.kind != "library":
             return
         if not self.acts or not self._chooses(job, directive) or self._store.lost_node(job):
             return
         if entry.trials.on and entry.trials.on_half:
             return  # it goes back to a whole GPU: the job beside it may have taken the memory
-        if (report.failed_gpus or report.gpus) != held.gpus:
-            return  # its GPUs have changed since
         trials, now = entry.plan_trials, time.time()
         known = trials.has_answered(report)
         trials.record(report, None)
@@ -76,6 +76,35 @@ class PlanOrders:
         if is_answered and report.failed_gpus is not None and base and base != held:
             # Its companions have ended: it is started again on its own GPUs.
             self._choose(job, directive, base, None, new_only=True)
+
+    def learn_lack_in_companion(self, report: Report, job: Job) -> None:
+        """Record the plan and GPUs with which the ranks of a companion ran out of memory.
+
+        The others train on, without that companion. With as many GPUs again, the job begins with a
+        plan that needs less.
+        """
+        why, change = report.change_reason, report.change
+        if why is None or why.code != "companion-out-of-memory" or change is None:
+            return
+        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
+        if directive is None or not held or report.run != job.run or report.kind != "library":
+            return
+        gpus, nodes = why.parameters["gpus"], why.parameters["nodes"]
+        if not isinstance(gpus, int) or not isinstance(nodes, int):
+            return  # a report may have any number
+        if not self._chooses(job, directive) or not directive.allows(gpus, held.gpu_type):
+            return
+        trials = entry.plan_trials
+        if report.failed_start is not None:  # all ranks have ended: `answer_lack_of_memory`
+            trials.lost_in = (report.run, change) if trials.has_answered(report) else trials.lost_in
+            return
+        candidates = PlanCandidates(directive, trials.supported, (gpus,))
+        shape = held.gpu_type, gpus, nodes
+        if trials.lose_companion(report.run, change, shape, candidates):
+            self._store.touch(job)
+            self._store.learning.add_plans(entry.observations, job, trials.results())
+            failed = next(reversed(trials.memory.failures[shape])) or "own"
+            self._log.warning(f"JobId={job.job_id} OutOfMemory=companion Plan={failed} GPUs={gpus}")
 
     def ordered(self, job: Job) -> str:
         """Return the plan that is ordered of a job; "": its own choice."""

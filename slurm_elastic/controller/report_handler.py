@@ -80,6 +80,7 @@ class ReportHandler:
             self._note_change(report, job)
             self._plans.acts = act
             self._plans.answer_lack_of_memory(report, job)
+            self._plans.learn_lack_in_companion(report, job)
             news = self._store.record_report(report, job, now)
             if self._neighbours is not None:
                 self._neighbours.report(report, job, now)

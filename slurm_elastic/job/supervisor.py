@@ -83,7 +83,7 @@ class Supervisor:
         )
         self._uses_library = False
         self._companions: ProgramCompanions | None = None
-        self._refused = False
+        self._refused = self._lacked_memory = False
         self._script = (
             self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
         )
@@ -166,6 +166,10 @@ class Supervisor:
             self._end_watches()
             self._step = self._supervise(self._launch.start())
             code, pause_s = self._step.wait(), min(2 * pause_s, _LONGEST_PAUSE_S)
+        companions = self._companions
+        self._lacked_memory = self._step.lacked_memory or bool(
+            companions and companions.lacked_memory
+        )
         self._end_watches()
         if self._companions:
             # Ranks of the library save what the base has not saved.
@@ -258,7 +262,7 @@ class Supervisor:
         goes_on = self._trial.goes_on(
             code,
             unmodified=unmodified,
-            out_of_memory=self._step.lacked_memory,
+            out_of_memory=self._lacked_memory,
             is_due=self._restart_is_due,
         )
         return goes_on and self._may_start_again()

@@ -34,6 +34,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "companion-exited": lambda p: (
         f"the ranks of {_companion(p)} ended with exit code {p['exit_code']}"
     ),
+    "companion-out-of-memory": lambda p: (
+        f"the ranks of {_companion(p)} ran out of memory on {counted(p['gpus'], 'GPU')}"
+    ),
     "companion-killed": lambda p: f"the ranks of {_companion(p)} were killed",
     "companion-terminated": lambda p: f"Slurm ended {_companion(p)}",
     "companion-disconnected": _disconnected,

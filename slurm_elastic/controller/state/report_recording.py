@@ -11,6 +11,7 @@ from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileS
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
 from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.trials.plan_trials import failed_on
 from slurm_elastic.controller.state.trials.shape_trials import program_failure
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.report import LEAST_STEPS, Report
@@ -137,7 +138,7 @@ class ReportRecording:
             return ended
         # On half of a GPU the other job may have been the cause, whatever the plan.
         may_be_plan = not trials.on_half or entry.plan_trials.has_answered(report)
-        if may_be_plan and entry.plan_trials.fail(report, now):
+        if may_be_plan and entry.plan_trials.fail(report, failed_on(report, job), now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
         if report.failed_gpus is not None and own is not None:

@@ -110,10 +110,19 @@ class FailedChanges:
                 ended = lost is not None and lost.state is JobState.ENDED
                 if lost is None or not ended or snapshot.time < (lost.end_time or 0) + _REPORT_S:
                     continue
-                reason = Reason("companion-failed", job=str(job_id))
+                reason = self._reason_of_loss(job, job_id)
                 by_itself = lost.end_state in _BY_ITSELF and not self._store.lost_node(lost)
                 if self._store.lose_companion(job, job_id, reason if by_itself else None):
                     self._log.warning(f"JobId={job.display_id} Companion={job_id} Problem={reason}")
+
+    def _reason_of_loss(self, job: Job, job_id: int) -> Reason:
+        """Return why a companion has ended, as far as the job's esrun has said."""
+        report = self._store.last_report(job.job_id)
+        reason = report.change_reason if report is not None else None
+        if reason is None or reason.code != "companion-out-of-memory":
+            return Reason("companion-failed", job=str(job_id))
+        is_of_this = reason.parameters["job"] == str(job_id)
+        return reason if is_of_this else Reason("companion-failed", job=str(job_id))
 
     def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
         """Return whether an attempt has reported, after its time limit, that it made no progress.

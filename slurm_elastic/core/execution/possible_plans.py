@@ -9,6 +9,9 @@
 >>> able = SupportedOptions(tensor=True, shard=True, mesh=True)
 >>> [str(plan) for plan in possible_plans(Directive.parse("2-8,plan=auto"), able, (2, 2))]
 ['4x1+shard=full', '2x1+tensor=2', '2x1+tensor=2+shard=full']
+>>> able = SupportedOptions(tensor=True, slices=True)
+>>> [str(plan) for plan in possible_plans(Directive.parse("2-8,plan=auto"), able, (2, 2))]
+['2x1+tensor=2', '2x1+tensor=2+shard=optimizer']
 """
 
 from __future__ import annotations
@@ -59,13 +62,20 @@ def possible_plans(
         # A layout alone leaves every option to the script.
         plan = ExecutionPlan(layout, tensor, recompute=supported.recompute and tensor > 1)
         plans.append(plan)
-        if supported.mesh and count == 1 and tensor > 1 and plan.replicas > 1:
-            plans.append(replace(plan, sharding=Sharding.FULL))
+        if count == 1 and tensor > 1 and plan.replicas > 1:
+            plans += [replace(plan, sharding=s) for s in _divisions(supported, tensor)]
     if supported.shard and gpus > 1:
         layout = LayoutText((gpus,))
         sharded = ExecutionPlan(layout, sharding=Sharding.FULL, recompute=supported.recompute)
         plans.insert(1, sharded)
     return tuple(p for p in plans if not p.obstacle_to_training() and not misfit(p, directive))
+
+
+def _divisions(supported: SupportedOptions, tensor: int) -> list[Sharding]:
+    """Return what replicas whose ranks share layers may divide, but for the own choice."""
+    able = {Sharding.OPTIMIZER: supported.slices, Sharding.FULL: supported.mesh}
+    own = supported.own_sharding if supported.own_tensor == tensor else Sharding.NONE
+    return [sharding for sharding, can in able.items() if can and sharding is not own]
 
 
 def own_plan(directive: Directive, supported: SupportedOptions, gpus: int) -> ExecutionPlan:

@@ -7,6 +7,8 @@ Words, separated by commas, each of which allows a part of a plan
     tensor       layers can be divided among ranks (tensor=2, 4 or 8)
     shard        replicas can divide parameters (shard=full)
     mesh         both at once (tensor=2+shard=full): older libraries can do each, but not both
+    slices       replicas whose ranks share layers can divide the state of the optimizer
+                 (tensor=2+shard=optimizer)
     recompute    the script asks for recomputation: each plan with options has to name it
     recomputable layers can run again in the backward pass, where a plan asks for it
     own-shard=S  the script's own choice divides state among replicas: S is full or optimizer
@@ -20,7 +22,7 @@ A word that is missing is not possible. Unknown words are ignored: a newer libra
 >>> str(options)
 'stages=6,tensor,recompute'
 >>> SupportedOptions.parse("")
-SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, recompute=False, \
+SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, slices=False, recompute=False, \
 recomputable=False, own_sharding=<Sharding.NONE: 'none'>, own_tensor=1)
 >>> SupportedOptions.parse("stages=1")
 Traceback (most recent call last):
@@ -50,7 +52,7 @@ _MOST_TEXT = 128
 _WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", re.ASCII)
 _COUNT = re.compile("[1-9][0-9]{0,4}", re.ASCII)
 #: Words without a value, in the order of the canonical text.
-_FLAGS = ("tensor", "shard", "mesh", "recompute", "recomputable")
+_FLAGS = ("tensor", "shard", "mesh", "slices", "recompute", "recomputable")
 #: Fields of words that have another name.
 _FIELDS = {"own-shard": "own_sharding", "own-tensor": "own_tensor"}
 #: Values of `own-shard`.
@@ -70,6 +72,7 @@ class SupportedOptions:
         tensor: whether layers can be divided among 2, 4 or 8 ranks.
         shard: whether replicas can divide parameters.
         mesh: whether replicas whose ranks share layers can do so, too.
+        slices: whether such replicas can divide the state of the optimizer.
         recompute: whether the script itself asks for recomputation, which each plan has to keep.
         recomputable: whether layers can run again in the backward pass.
         own_sharding: what replicas divide by the script's own choice.
@@ -83,6 +86,7 @@ class SupportedOptions:
     tensor: bool = False
     shard: bool = False
     mesh: bool = False
+    slices: bool = False
     recompute: bool = False
     recomputable: bool = False
     own_sharding: Sharding = Sharding.NONE

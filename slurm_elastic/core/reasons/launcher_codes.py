@@ -39,6 +39,11 @@ MEMBERS = (
         "companion-exited", "The ranks of a companion ended.", JOB,
         count("exit_code", "exit code; 128 + n for signal n"),
     ),
+    define(
+        "companion-out-of-memory", "The ranks of a companion ran out of memory.", JOB,
+        count("gpus", "GPUs of the training with them", "GPUs"),
+        count("nodes", "nodes of the training with them"),
+    ),
     define("companion-killed", "The ranks of a companion were killed.", JOB),
     define("companion-terminated", "Slurm ended a companion.", JOB),
     define(

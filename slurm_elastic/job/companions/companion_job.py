@@ -33,6 +33,7 @@ class CompanionJob:
         gone_by: monotonic time at which the job is cancelled if its script has not ended it.
         is_part: whether its ranks were started with the program, which cannot go on without them;
             else they have joined a running training.
+        group: GPUs and nodes of the training with its ranks, as last formed or planned.
     """
 
     def __init__(self, job_id: int, gpus: int, change: int, mark: str) -> None:
@@ -43,6 +44,7 @@ class CompanionJob:
         self.end_by: float | None = None
         self.gone_by: float | None = None
         self.is_part = False
+        self.group = (gpus, 1)
 
     @property
     def row(self) -> CompanionRow:

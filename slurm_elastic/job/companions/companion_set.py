@@ -120,6 +120,16 @@ class CompanionSet:
 
     # Called by other threads.
 
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether a companion without which no group has been formed has run out of memory."""
+        members = self._members
+        return any(
+            job.step is not None and job.step.lacked_memory
+            for job in list(self._jobs.values())
+            if not job.is_part and (job.job_id in members or job.state == "starting")
+        )
+
     def admit(self, job_id: int) -> str | None:
         """Return the mark of a companion that may connect now; None if it may not."""
         job = self._jobs.get(job_id)
@@ -304,12 +314,14 @@ class CompanionSet:
         assert job.place is not None
         others = [other for other in self._jobs.values() if other.desired]
         first_rank = sum(self._launch.tasks) + sum(other.gpus for other in others)
+        nodes = len(self._nodes({other.job_id for other in others} | {job.job_id}))
+        job.group = first_rank + job.gpus, nodes
         try:
             job.start_ranks(
                 self._launch,
                 port=self._port,
                 first_rank=first_rank,
-                nodes=len(self._nodes({other.job_id for other in others} | {job.job_id})),
+                nodes=nodes,
                 on_end=lambda code: self._post(lambda: self._handle_step_end(job, code)),
             )
         except OSError as error:
@@ -322,8 +334,14 @@ class CompanionSet:
         log_line(f"companion {job.job_id}: {job.gpus} ranks on {job.place.node} are started")
 
     def _handle_step_end(self, job: CompanionJob, code: int) -> None:
+        reason = Reason("companion-exited", job=str(job.job_id), exit_code=code)
+        if code and job.step is not None and job.step.lacked_memory:
+            gpus, nodes = job.group
+            reason = Reason("companion-out-of-memory", job=str(job.job_id), gpus=gpus, nodes=nodes)
+            # Also where it had joined before, or rank 0 has noticed the loss first.
+            if self._change is not None and self._jobs.get(job.job_id) is job:
+                self._change.reason = reason
         if job.state in ("starting", "joined"):
-            reason = Reason("companion-exited", job=str(job.job_id), exit_code=code)
             self._lose(job.job_id, reason)
         if job.state == "leaving":
             self._end(job)
@@ -412,9 +430,12 @@ class CompanionSet:
                 self._lose(job.job_id, Reason("companion-dropped", job=str(job.job_id)))
         members = [job for i, job in self._jobs.items() if i in self._members]
         gpus = sum(self._launch.tasks) + sum(job.gpus for job in members)
+        nodes = len(self._nodes(self._members))
+        for job in members:
+            job.group = gpus, nodes
         self._state.set_own({
             "gpus": gpus,
-            "nodes": len(self._nodes(self._members)),
+            "nodes": nodes,
             "generation": fields.get("generation"),
             "pause_s": fields.get("pause_s"),
         })  # fmt: skip

@@ -8,6 +8,8 @@ Our choices, for what is not measured:
 - With recomputation 0.3 of the activations are kept. Transformers keep less: 0.06 of them and one
   layer's (`plan_memory`).
 - Ranks that share layers keep 0.3 + 0.7/N of them, as transformers do.
+- Replicas that divide the state of the optimizer only keep whole gradients, and take in those of
+  the others for what they own: twice the bytes.
 - A pipeline whose micro-batches are not known has four for each stage.
 - `slowdown`: the time of a step over that of the same replicas without options.
 
@@ -30,7 +32,7 @@ from slurm_elastic.models.execution.plan_memory import divided_state
 _KEPT_INPUTS = 0.3
 _WHOLE_ON_ALL = 0.3
 _MICRO_BATCHES = 4
-_RECOMPUTED, _SHARDED, _SHARED, _STAGED, _ACCUMULATED = 1.33, 1.15, 1.2, 1.15, 1.03
+_RECOMPUTED, _SHARDED, _SLICED, _SHARED, _STAGED, _ACCUMULATED = 1.33, 1.15, 1.1, 1.2, 1.15, 1.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +65,16 @@ class MeasuredMemory:
 
     def state_bytes(self, plan: ExecutionPlan) -> float:
         """Return the bytes of weights, gradients and optimizer."""
-        *parts, _ = divided_state(
+        weights, gradients, optimizer, _ = divided_state(
             plan,
             weights=self.weights,
             gradients=self.weights,
             optimizer=self.optimizer,
             layers=self.layers or 12,
         )
-        return sum(parts)
+        if plan.sharding is Sharding.OPTIMIZER:
+            gradients *= 2 * plan.replicas
+        return weights + gradients + optimizer
 
     def kept_samples(self, plan: ExecutionPlan, *, batch: int) -> float:
         """Return for how many samples of the whole model activations are kept at once."""
@@ -91,5 +95,6 @@ def slowdown(plan: ExecutionPlan) -> float:
     """Return the time of a step over that of as many GPUs without options: see the module."""
     factor = _RECOMPUTED if plan.recompute else 1.0
     factor *= _SHARDED if plan.sharding is Sharding.FULL else 1.0
+    factor *= _SLICED if plan.sharding is Sharding.OPTIMIZER else 1.0
     factor *= _SHARED ** math.log2(plan.tensor) * _STAGED ** math.log2(plan.stages)
     return float(factor * _ACCUMULATED ** math.log2((plan.accumulation or 0) + 1))

@@ -3,8 +3,9 @@
 Each parameter belongs to one rank, which alone keeps its optimizer state and updates it (CoCoNet's
 sliced schedule, ZeRO-1). During the backward pass each bucket of gradients is passed on to the
 owners as soon as it is complete. After the update the owners send the weights; a module waits for
-its own just before its next forward pass, so that they arrive while the layers before it compute.
-Both together move as many bytes as an all-reduce.
+those that other ranks own just before its next forward pass, so that they arrive while the layers
+before it compute. Both together move as many bytes as an all-reduce. Buckets are large enough that
+most have parameters of every rank: then each link carries data both ways at once.
 
 Where ranks share the weights of layers, the replicas' ranks with the same parts do so.
 """
@@ -29,31 +30,67 @@ from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.ranks.group_guard import StartedCollective
 from slurm_elastic.training.ranks.subgroup import Subgroup
 
+#: Of each rank's parameters in a bucket.
 _BUCKET_BYTES = 1 << 20
+#: By which a parameter must be smaller than another one of its module to go to the same rank.
+_SMALLER = 16
 
 
-def owners(parameters: Iterable[torch.nn.Parameter | OwnParameter], ranks: int) -> list[int]:
+def owners(
+    parameters: Iterable[torch.nn.Parameter | OwnParameter],
+    ranks: int,
+    *,
+    modules: Iterable[Sequence[int]] = (),
+) -> list[int]:
     """Return the rank that owns each parameter: whole ones, so many bytes to each as possible.
 
-    >>> owners([torch.nn.Parameter(torch.zeros(n)) for n in (1, 4, 2, 3)], 2)
+    Args:
+        parameters: of a model.
+        ranks: number of ranks.
+        modules: positions of the parameters of each module; its small ones go with its largest, so
+            that it waits for one rank only.
+
+    >>> four = [torch.nn.Parameter(torch.zeros(n)) for n in (1, 40, 20, 30)]
+    >>> owners(four, 2)
     [0, 0, 1, 1]
+    >>> owners(four, 2, modules=[(0, 2), (1, 3)])
+    [1, 0, 1, 1]
     """
     sizes = [p.numel() * p.element_size() for p in parameters]
+    leader = list(range(len(sizes)))
+    for members in modules:
+        largest = max(members, key=lambda i: sizes[i])
+        for i in members:
+            if leader[i] == i and sizes[i] * _SMALLER <= sizes[largest]:
+                leader[i] = largest
+    led: dict[int, list[int]] = {}
+    for i, position in enumerate(leader):
+        led.setdefault(position, []).append(i)
     owned_bytes, owner = [0] * ranks, [0] * len(sizes)
-    for position in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    for position in sorted(led, key=lambda i: -sizes[i]):
         rank = min(range(ranks), key=lambda r: owned_bytes[r])
-        owner[position] = rank
-        owned_bytes[rank] += sizes[position]
+        for i in led[position]:
+            owner[i] = rank
+            owned_bytes[rank] += sizes[i]
     return owner
+
+
+def owners_of(model: torch.nn.Module, ranks: int) -> list[int]:
+    """Return the rank that owns each parameter of a model; see `owners`."""
+    parameters = list(model.parameters())
+    position = {id(p): i for i, p in enumerate(parameters)}
+    direct = [[position[id(p)] for p in m.parameters(recurse=False)] for m in model.modules()]
+    parts = [OwnParameter(p) for p in parameters]
+    return owners(parts, ranks, modules=[members for members in direct if members])
 
 
 def keep_owned(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, replicas: Subgroup
 ) -> None:
     """Leave an optimizer those parameters of a model that this rank owns."""
-    parameters = list(model.parameters())
-    owner_of = owners([OwnParameter(p) for p in parameters], replicas.size)
-    owned = {id(p) for p, rank in zip(parameters, owner_of, strict=True) if rank == replicas.rank}
+    owner_of = owners_of(model, replicas.size)
+    pairs = zip(model.parameters(), owner_of, strict=True)
+    owned = {id(p) for p, rank in pairs if rank == replicas.rank}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in owned]
 
@@ -66,13 +103,15 @@ class SlicedBucket(Bucket):
         flat: gradients of this rank; after the update, weights.
         members: positions of the parameters, by owner.
         parts: of `flat`, one for each owner.
-        received: gradients of all ranks for what this rank owns, one row each.
-        arriving: weights that are on their way.
+        owned: elements of this rank's part.
+        received: gradients of all ranks for what this rank owns, one row each; None: not yet.
+        arriving: weights that are on their way, by owner.
     """
 
     parts: tuple[torch.Tensor, ...]
-    received: torch.Tensor
-    arriving: list[StartedCollective] = field(default_factory=list)
+    owned: int
+    received: torch.Tensor | None = None
+    arriving: dict[int, StartedCollective] = field(default_factory=dict)
 
 
 class SlicedExchange(OverlappedBuckets[SlicedBucket]):
@@ -81,7 +120,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     Args:
         model: whole, or with this rank's parts of layers.
         replicas: at least two ranks, which hold the same parameters.
-        bucket_bytes: a bucket is closed when it has so many bytes.
+        bucket_bytes: a bucket is closed when it has so many bytes for each rank.
     """
 
     #: See `ParallelStrategy`: each rank sends to each other one, wherever it stands.
@@ -93,7 +132,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         self._replicas = replicas
         every = list(model.parameters())
         parts = [OwnParameter(p) for p in every]
-        owner_of = owners(parts, replicas.size)
+        owner_of = owners_of(model, replicas.size)
         # Reversed: the last layers are the first of a backward pass.
         trained = [i for i in reversed(range(len(every))) if every[i].requires_grad]
         parameters = [parts[i] for i in trained]
@@ -101,11 +140,12 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         self._position = {id(every[i]): position for position, i in enumerate(trained)}
         buckets = [
             _allocate(parameters, members, self._owners, replicas)
-            for _, members in group_by_size(parameters, bucket_bytes)
+            for _, members in group_by_size(parameters, bucket_bytes * replicas.size)
         ]
         super().__init__(parameters, buckets=buckets, early=len(buckets))
         self._values = torch.zeros(len(trained) + 1 + CONTROL, device=replicas.device)
-        self._needed_by: dict[torch.nn.Module, tuple[SlicedBucket, ...]] = {}
+        #: Buckets whose weights of some owner each module uses, but for this rank's own.
+        self._needed_by: dict[torch.nn.Module, list[tuple[SlicedBucket, int]]] = {}
         #: Modules called since the last update, and between the two updates before.
         self._called: set[torch.nn.Module] = set()
         self._called_before: set[torch.nn.Module] = set()
@@ -140,7 +180,8 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
             self._started = []
             self._pass_on()
         for bucket in self._buckets:
-            own = bucket.received.sum(0).div_(count) if bucket.received.numel() else None
+            received, bucket.received = bucket.received, None
+            own = received.sum(0).div_(count) if received is not None and bucket.owned else None
             start = 0
             for i in bucket.members:
                 p = self._parameters[i]
@@ -165,21 +206,22 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
             for i, view in zip(bucket.members, bucket.views, strict=True):
                 if self._owners[i] == rank:
                     view.copy_(self._parameters[i].tensor)
-            for source, part in zip(self._replicas.ranks, bucket.parts, strict=True):
+            for owner, part in enumerate(bucket.parts):
                 if part.numel():
                     begin = partial(
                         torch.distributed.broadcast,
                         part,
-                        src=source,
+                        src=self._replicas.ranks[owner],
                         group=self._replicas.process_group,
                         async_op=True,
                     )
-                    bucket.arriving.append(guard.start(begin, part, "receiving weights"))
+                    bucket.arriving[owner] = guard.start(begin, part, "receiving weights")
 
     def receive_weights(self) -> None:
-        """Wait until all weights have arrived."""
+        """Wait until all weights have arrived, those of this rank at the others."""
         for bucket in reversed(self._buckets):
-            self._receive(bucket)
+            for owner in list(bucket.arriving):
+                self._receive(bucket, owner)
 
     def _wait_before_use(self, model: torch.nn.Module) -> None:
         """Let each module wait for its own weights, and a checkpoint for all."""
@@ -190,8 +232,10 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
                 position[id(p)] for p in module.parameters(recurse=False) if id(p) in position
             ]
             if direct:
-                needed = {id(b): b for b in (self._bucket_of[i] for i in direct)}
-                self._needed_by[module] = tuple(needed.values())
+                uses = [(self._bucket_of[i], self._owners[i]) for i in direct]
+                self._needed_by[module] = [
+                    use for use in dict.fromkeys(uses) if use[1] != self._replicas.rank
+                ]
                 self._hooks.append(module.register_forward_pre_hook(self._receive_for))
         self._hooks.append(
             model.register_state_dict_pre_hook(lambda *_, **__: self.receive_weights())
@@ -202,36 +246,40 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
 
         Another module may use them directly.
         """
-        for module, buckets in self._needed_by.items():
+        for module, needed in self._needed_by.items():
             if module not in self._called_before:
-                for bucket in buckets:
-                    self._receive(bucket)
+                for bucket, owner in needed:
+                    self._receive(bucket, owner)
 
     def _receive_for(self, module: torch.nn.Module, _: Any) -> None:
         """Wait for the weights of a module that is about to be used."""
         self._called.add(module)
-        for bucket in self._needed_by[module]:
-            self._receive(bucket)
+        for bucket, owner in self._needed_by[module]:
+            self._receive(bucket, owner)
 
-    def _receive(self, bucket: SlicedBucket) -> None:
-        if not bucket.arriving:
+    def _receive(self, bucket: SlicedBucket, owner: int) -> None:
+        """Wait until the weights of one owner in a bucket have arrived."""
+        started = bucket.arriving.pop(owner, None)
+        if started is None:
             return
-        for started in bucket.arriving:
-            self._replicas.guard.wait(started)
-        bucket.arriving = []
+        self._replicas.guard.wait(started)
+        if owner == self._replicas.rank:
+            return
         with torch.no_grad():
             for i, view in zip(bucket.members, bucket.views, strict=True):
-                if self._owners[i] != self._replicas.rank:
+                if self._owners[i] == owner:
                     self._parameters[i].tensor.copy_(view)
 
     def _send(self, bucket: SlicedBucket) -> StartedCollective:
         """Start to pass the gradients of a bucket on to their owners."""
-        received = bucket.received
+        # Not kept: it would take as much memory as all gradients during the forward pass.
+        received = bucket.flat.new_empty(self._replicas.size, bucket.owned)
+        bucket.received = received
         begin = partial(
             torch.distributed.all_to_all_single,
             received.view(-1),
             bucket.flat,
-            [received.shape[1]] * self._replicas.size,
+            [bucket.owned] * self._replicas.size,
             [part.numel() for part in bucket.parts],
             group=self._replicas.process_group,
             async_op=True,
@@ -264,5 +312,5 @@ def _allocate(
         members=members,
         views=views_of(flat, parameters, members),
         parts=flat.split(owned),
-        received=flat.new_zeros(replicas.size, owned[replicas.rank]),
+        owned=owned[replicas.rank],
     )

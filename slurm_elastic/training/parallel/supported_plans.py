@@ -78,6 +78,7 @@ def supported_options(
         tensor=tensor,
         shard=shard,
         mesh=tensor and shard,
+        slices=tensor,
     )
 
 

@@ -25,14 +25,15 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
-def submit(cluster: SlurmCluster, how: str) -> tuple[int, str]:
+def submit(cluster: SlurmCluster, how: str, *, keys: str = "") -> tuple[int, str]:
     """Submit a training that fails in this way on four GPUs; return its id and directory."""
     out = f"/shared/home/alice/in-place-trial-{how}"
     cluster.exec(f"rm -rf {out} {out}.log", user="alice")
     job = cluster.sbatch(
         "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
         f"exec esrun python3 {SCRIPT} {how} --out {out} {SIZE}",
-        *("--elastic=1-4,sizes=1:4", "--gres=gpu:1", "--time=30", PLACE, f"--output={out}.log"),
+        *(f"--elastic=1-4,sizes=1:4{keys}", "--gres=gpu:1", "--time=30", PLACE),
+        f"--output={out}.log",
     )
     return job, out
 
@@ -74,3 +75,21 @@ def test_it_goes_on_without_a_requeue_and_the_shape_is_barred(
     companions = cluster.exec("squeue -h -o %k", check=False).stdout
     assert f"selastic:companion:{job}:" not in companions
     daemon.check_log()
+
+
+def test_companions_that_run_out_of_memory_leave_a_job_that_trains_on(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
+    job, out = submit(cluster, "memory", keys=",plan=auto")
+    daemon.wait_for(rf"JobId={job} OutOfMemory=companion Plan=own GPUs=4", timeout=120)
+    printed = cluster.exec(f"cat {out}.log").stdout
+    assert "The ranks of a companion ran out of memory (companion-out-of-memory job=" in printed
+    until(
+        lambda: "the training has 1 ranks from step" in cluster.exec(f"cat {out}.log").stdout,
+        what=lambda: cluster.exec(f"cat {out}.log").stdout,
+    )
+    assert shown(cluster, job)["restart_cnt"] == 0
+    explained = " ".join(daemon.selastic("explain", str(job)).split())
+    cluster.exec(["scancel", str(job)], user="alice")
+    cluster.wait(job, "CANCELLED")
+    assert "barred" not in explained.lower(), explained

@@ -9,6 +9,8 @@ from slurm_elastic.core.report import Report
 
 #: Seconds between two reports, between two steps, and until ranks in a companion have joined.
 _REPORT_S, _STEP_S, _JOIN_S = 2.0, 1.0, 3.0
+#: Faults of companions that have joined.
+_FAILING = ("fails", "memory")
 
 
 class SimulatedTraining:
@@ -24,8 +26,8 @@ class SimulatedTraining:
         able: whether the training can be changed in place.
         fault: what goes wrong with companions: `refused` (they cannot be submitted), `silent`
             (nothing is answered), `dies` (ranks never join and their job ends), `fails` (they
-            fail soon after they have joined), `stays` (it does not leave), `forgotten` (Slurm shows
-            those that have ended as running); "": nothing.
+            fail soon after they have joined), `memory` (as they lack it), `stays` (it does not
+            leave), `forgotten` (Slurm shows those that have ended as running); "": nothing.
         told: returns whether reports arrive now.
         recorded: whether job_submit.lua records companions.
         fails_on: numbers of GPUs on which a rank of the base fails after some steps.
@@ -49,6 +51,7 @@ class SimulatedTraining:
         self.companions = {}
         self.change, self.change_state, self.orders = None, "", None
         self.problem: Reason | None = None
+        self.lack: Reason | None = None
         self.answered = None
         #: Starts of the program, and GPUs of the present one if it has failed.
         self.starts, self.failed_gpus = 1, None
@@ -142,7 +145,10 @@ class SimulatedTraining:
                     self._end(job_id)
                 else:
                     self._enter(job_id, "joined")
-            elif state == "joined" and self.fault == "fails" and now > since + _JOIN_S:
+            elif state == "joined" and self.fault in _FAILING and now > since + _JOIN_S:
+                if self.fault == "memory":
+                    code = "companion-out-of-memory"
+                    self.lack = Reason(code, job=str(job_id), gpus=self.gpus, nodes=1)
                 self._end(job_id)
         members = self.orders.members if self.orders else None
         mine = [i for i in self.companions if self._change_of(i) == self.change]
@@ -220,7 +226,8 @@ class SimulatedTraining:
             step_time_s=1.0 / self.gpus, steps_measured=5, global_batch=64, notice=notice,
             checkpoint_step=self.saved or None, resumed_from=self.base or None, proven=True,
             in_place=self.able, not_in_place="" if self.able else "stages",
-            change=self.change, change_state=self.change_state, change_reason=self.problem,
+            change=self.change, change_state=self.change_state,
+            change_reason=self.lack or self.problem,
             restarts=self.restarts, startup_s=self.startup_s,
             companions=rows, pause_s=0.02 if self.change is not None else None,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.trials.plan_trials import REPORTS
 from slurm_elastic.core.cluster import Allocation, Companion, Snapshot
 from slurm_elastic.core.execution.plan_gains import PlanKind
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from tests.support.controller.job_records import job
 from tests.unit.controller.test_report_handler import Site
@@ -233,6 +234,42 @@ def test_a_shrink_in_place_that_lacks_memory_is_not_barred_either(site):
     alone = job({"n1": 1}, directive=AUTO)
     orders = site.report_handler.orders(7, 0, job=alone)
     assert (orders.on_failure, orders.plan) == ("restart", "1x1+accumulation=3")
+
+
+def test_a_size_at_which_a_companion_lacked_memory_begins_with_a_plan_that_needs_less(site):
+    alone = job({"n1": 1}, directive=AUTO)
+    train(site, alone, checkpoint_step=50, **SIZE)
+    reason = Reason("companion-out-of-memory", job="9", gpus=2, nodes=2)
+    lost = {"gpus": 1, "change": 5, "change_state": "done", "change_reason": reason}
+    for _ in range(2):
+        site.report(alone, **lost)
+    noted = [x for x in site.log.lines if "OutOfMemory=companion Plan=own GPUs=2" in x]
+    assert len(noted) == 1, "once, although the report comes again"
+    assert site.report_handler.orders(7, 0, job=alone).plan == "", "it trains on"
+    companion = Companion(job_id=10, allocation=Allocation.of("a100", {"n2": 1}))
+    both = job({"n1": 1, "n2": 1}, directive=AUTO, companions=(companion,))
+    assert site.report_handler.orders(7, 0, job=both).plan == "2x1+accumulation=3"
+
+
+def test_sizes_that_the_directive_rules_out_are_not_learned_from_reports(site):
+    alone = job({"n1": 1}, directive=AUTO)
+    train(site, alone, checkpoint_step=50, **SIZE)
+    for gpus in (0, 9, 2**31):
+        reason = Reason("companion-out-of-memory", job="9", gpus=gpus, nodes=2)
+        site.report(alone, gpus=1, change=gpus, change_state="done", change_reason=reason)
+    assert site.store.entry(alone).plan_trials.memory.failures == {}
+
+
+def test_a_base_that_lacks_memory_after_the_loss_of_a_companion_gets_a_plan_at_once(site):
+    large = job({"n1": 4}, directive=AUTO)
+    train(site, large, checkpoint_step=50, **SIZE)
+    companion = Companion(job_id=9, allocation=Allocation.of("a100", {"n2": 1}))
+    both = job({"n1": 1, "n2": 1}, directive=AUTO, companions=(companion,))
+    report_lack(site, both, 2, gpus=1, failed_gpus=1)  # Slurm still shows the companion
+    alone = job({"n1": 1}, directive=AUTO)
+    orders = site.report_handler.orders(7, 0, job=alone)
+    assert (orders.failed_start, orders.on_failure) == (2, "restart")
+    assert orders.plan == "1x1+accumulation=1"
 
 
 def test_without_the_directives_leave_any_more_the_job_chooses_again(site):

@@ -11,7 +11,7 @@ one that needs least.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -163,28 +163,38 @@ class PlanMemoryRecord:
                     rows.append((needed, not text))
         return rows
 
-    def stand_in(self, shape: AllocationShape, candidates: PlanCandidates) -> str | None:
+    def stand_in(
+        self, shape: AllocationShape, candidates: PlanCandidates, *, without: Collection[str] = ()
+    ) -> str | None:
         """Return the plan in place of the job's own choice in an allocation.
+
+        Args:
+            shape: the allocation.
+            candidates: plans for it.
+            without: texts of plans that are not to be chosen.
 
         Returns:
             "": its own choice fits; None: no plan does.
         """
         known = self.stand_ins.get(shape)
         own_fits = self.fits(shape, "", candidates.own)
-        if known and not own_fits and not self.failed(shape, known):
+        if known and not own_fits and not self.failed(shape, known) and known not in without:
             return known
         if own_fits:
             self.stand_ins.pop(shape, None)
             return ""
-        chosen = self._smaller(shape, candidates)
+        chosen = self._smaller(shape, candidates, without)
         if chosen is not None:
             self.stand_ins[shape] = chosen
         return chosen
 
-    def _smaller(self, shape: AllocationShape, candidates: PlanCandidates) -> str | None:
+    def _smaller(
+        self, shape: AllocationShape, candidates: PlanCandidates, without: Collection[str]
+    ) -> str | None:
         needed: dict[ExecutionPlan, float] = {}
         for plan in candidates.smaller(self.batch):
-            size = None if self.failed(shape, str(plan)) else self.predicted(plan, self.batch)
+            excluded = str(plan) in without or self.failed(shape, str(plan))
+            size = None if excluded else self.predicted(plan, self.batch)
             if size is not None:
                 needed[plan] = size
         too_much = [b for b, _ in self._too_much(shape[0])]

@@ -13,7 +13,8 @@ What a plan gains in an allocation where it was not measured is taken from a sim
   the job's own choice first, with which the others are compared. Once `FITTED` plans are measured
   in an allocation, the times of the others are predicted (`models.execution.plan_ranking`): the one
   that is predicted to be fastest is next, and none that would not replace the best.
-- A plan in which the program fails before it has reported a step is not tried again.
+- A plan in which the program fails before it has reported a step is not tried again there, and
+  nowhere if it was to blame (`plan_failures`).
 - Where the job's own choice does not fit into memory, a plan that needs less stands in for it
   (`plan_memory_record`): it is ordered where the own choice would be, others are compared with it,
   and its times are those of this allocation for models.
@@ -27,11 +28,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from slurm_elastic.controller.state.trials.plan_failures import PlanFailures
 from slurm_elastic.controller.state.trials.plan_memory_record import (
     AllocationShape,
     PlanMemoryRecord,
 )
-from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.execution.execution_plan import (
     ExecutionPlan,
     ExecutionPlanError,
@@ -72,9 +74,11 @@ class PlanTrials:
         before: plan in which the program ran when it was ordered.
         supported: what the training can carry out.
         speeds: samples/s by allocation, batch and plan, the latest last.
-        failed: kinds of plans in which the program failed.
+        failures: plans in which the program failed.
         memory: of plans, and those that did not fit.
         failed_start: restart count of the attempt, and number of its start, that failed last.
+        lost_in: restart count, and number of the change of members, at which the ranks of a
+            companion ran out of memory last.
     """
 
     ordered: str = ""
@@ -84,16 +88,17 @@ class PlanTrials:
     before: str = ""
     supported: SupportedOptions = field(default_factory=SupportedOptions)
     speeds: dict[_Key, list[float]] = field(default_factory=dict)
-    failed: set[PlanKind] = field(default_factory=set)
+    failures: PlanFailures = field(default_factory=PlanFailures)
     memory: PlanMemoryRecord = field(default_factory=PlanMemoryRecord)
     failed_start: tuple[int, int] = (-1, 0)
+    lost_in: tuple[int, int] = (-1, 0)
     #: Allocation, number of its measured plans, and those that are worth a trial then.
     _ranked: tuple[AllocationShape | None, int, list[str]] = field(
         default=(None, 0, []), compare=False, repr=False
     )
 
     def record(self, report: Report, held: Allocation | None) -> bool:
-        """Record a report; return whether it makes the speed of a plan known.
+        """Record a report; return whether it makes the speed of a plan known, or one to blame.
 
         Args:
             report: of the present attempt.
@@ -114,7 +119,8 @@ class PlanTrials:
         speed = report.global_batch / report.step_time_s
         names = {self.ordered} if self.ordered else {"", text if not report.plan else ""}
         counts = [self._add((*self.shape, report.global_batch, name), speed) for name in names]
-        return REPORTS in counts
+        trained = {PlanKind.of(ExecutionPlan.parse(key[4])) for key in self.speeds if key[4]}
+        return self.failures.blame(self.shape, trained) or REPORTS in counts
 
     def _plan_of(self, report: Report) -> ExecutionPlan | None:
         """Return the plan in which a program trains; None: it has not said."""
@@ -144,9 +150,9 @@ class PlanTrials:
         Args:
             results: of that job, perhaps as an older release wrote them, or unreadable.
         """
-        if not self.speeds and not self.failed and not self.memory.failures:
+        if not self.speeds and self.failures == PlanFailures() and not self.memory.failures:
             other = PlanTrials.from_body(results)
-            self.speeds, self.failed = other.speeds, other.failed
+            self.speeds, self.failures = other.speeds, other.failures
             self.memory = other.memory if other.memory.weights else self.memory
 
     def results(self) -> dict[str, Any]:
@@ -176,7 +182,7 @@ class PlanTrials:
         """
         shape = _shape_of(held)
         # "", or what stands in for the job's own choice; if nothing fits, its failures decide.
-        own_text = self.memory.stand_in(shape, candidates) or ""
+        own_text = self._stand_in(shape, candidates) or ""
         texts = self._possible(candidates, shape, divided=own_text != "")
         gains = self.gains()
         known: dict[str, float] = {}
@@ -249,13 +255,19 @@ class PlanTrials:
         texts: dict[PlanKind, str] = {}
         for plan in candidates.faster:
             kind = PlanKind.of(plan)
-            if kind in self.failed:
+            if self.failures.excludes(shape, kind):
                 continue
             variants = (plan, *(more_micro_batches(plan, self.memory.batch) if divided else ()))
             fitting = (v for v in variants if self._fits(v, shape))
             if (chosen := next(fitting, None)) is not None:
                 texts[kind] = str(chosen)
         return texts
+
+    def _stand_in(self, shape: AllocationShape, candidates: PlanCandidates) -> str | None:
+        """Return what stands in for the job's own choice; see `PlanMemoryRecord.stand_in`."""
+        if self._measured(shape, "") and not self.memory.failed(shape, ""):
+            return ""  # it trains there, whatever has failed elsewhere
+        return self.memory.stand_in(shape, candidates, without=self.failures.in_doubt(shape))
 
     def _fits(self, plan: ExecutionPlan, shape: AllocationShape) -> bool:
         text = str(plan)
@@ -280,25 +292,57 @@ class PlanTrials:
         self.shape = None
         self._order("", now)
 
-    def fail(self, report: Report, now: float) -> bool:
+    def fail(self, report: Report, held: Allocation | None, now: float) -> bool:
         """Record a start that has failed, if its plan may be the cause: it has reported no speed.
+
+        Args:
+            report: of the failed start.
+            held: the allocation in which it failed; None: that is not known.
+            now: epoch s.
 
         Returns:
             Whether the program is to be started again, in the plan before.
         """
         if self.has_answered(report):
             return True
-        shape, ordered = self.shape, self.ordered
-        if not ordered or shape is None or self._reports(shape, ordered):
+        if held is None:
             return False
-        plan = ExecutionPlan.parse(ordered)
-        if ordered == self.memory.stand_ins.get(shape):
-            self.memory.fail(shape, ordered, plan)
+        shape = _shape_of(held)
+        text = self._failed_in(report, shape)
+        if text is None or self.memory.failed(shape, text):
             return False
-        self.failed.add(PlanKind.of(plan))
+        if not text or self._reports(shape, text):
+            self.failures.acquit(shape)
+            return False
+        self.failures.doubt(shape, text)
         own_text = self.memory.stand_ins.get(shape, "")
-        self._restart(report, self.before if self._reports(shape, self.before) else own_text, now)
+        if text == own_text:
+            return False  # the size may be the cause as well
+        back = text != self.before and self._reports(shape, self.before)
+        self._restart(report, self.before if back else own_text, now)
         return True
+
+    def _failed_in(self, report: Report, shape: AllocationShape) -> str | None:
+        """Return the plan in which a start has failed.
+
+        Args:
+            report: of the failed start.
+            shape: allocation in which it failed.
+
+        Returns:
+            "": the job's own choice; None: a plan that was not ordered here.
+        """
+        ordered = self.ordered if shape == self.shape else ""
+        reported = report.plan or report.layout
+        plan = ExecutionPlan.parse(reported) if reported else None
+        if plan is None or plan.world != shape[1]:
+            # It failed before it had reported its plan, or since its ranks have changed: orders
+            # are read before that.
+            return ordered
+        if reported in (ordered, self.before):
+            return reported
+        # The own choice of a script is a plan, too, where ranks share layers by it.
+        return "" if not report.plan or plan.tensor == self.supported.own_tensor > 1 else None
 
     def has_answered(self, report: Report) -> bool:
         """Return whether a failed start is repeated in another plan."""
@@ -320,14 +364,16 @@ class PlanTrials:
         """
         if self.has_answered(report):
             return True
-        shape, old = _shape_of(held), self.ordered if _shape_of(held) == self.shape else ""
-        if report.layout and not report.plan and old != report.layout:
-            old = ""  # it ran in its own choice still, and failed before it followed the order
+        shape = _shape_of(held)
+        old = self._failed_in(report, shape)
+        if old is None:
+            return False
         plan = ExecutionPlan.parse(old) if old else candidates.own
         self.memory.record(report, None, held.gpu_type)
-        if not self.memory.fail(shape, old, plan):
-            return False
-        own_text = self.memory.stand_in(shape, candidates)
+        is_new = self.memory.fail(shape, old, plan)
+        if not is_new and (report.run, report.change) != self.lost_in:
+            return False  # but for ranks that failed just after those of a companion
+        own_text = self._stand_in(shape, candidates)
         if own_text is None:
             return False
         self.shape = shape
@@ -335,6 +381,27 @@ class PlanTrials:
         back = worked and self._may_return(shape, candidates)
         self._restart(report, self.before if back else own_text, now)
         return True
+
+    def lose_companion(
+        self, run: int, change: int, shape: AllocationShape, candidates: PlanCandidates
+    ) -> bool:
+        """Record that the ranks of a companion have run out of memory, while the others train on.
+
+        Args:
+            run: restart count of the attempt.
+            change: number of its last change of members.
+            shape: of all ranks, the lost ones included.
+            candidates: plans for so many GPUs.
+
+        Returns:
+            Whether that is new: each change counts once.
+        """
+        if (run, change) == self.lost_in:
+            return False
+        self.lost_in = run, change
+        text = self.ordered if shape == self.shape else ""
+        plan = ExecutionPlan.parse(text) if text else candidates.own
+        return self.memory.fail(shape, text, plan)
 
     def _may_return(self, shape: AllocationShape, candidates: PlanCandidates) -> bool:
         """Return whether the plan before the present one fits."""
@@ -413,9 +480,10 @@ class PlanTrials:
             "before": self.before,
             "supported": str(self.supported),
             "speeds": [[*key, speeds] for key, speeds in self.speeds.items()],
-            "failed": [[k.stages, k.tensor, k.sharding.value] for k in self.failed],
+            **self.failures.to_body(),
             "memory": self.memory.to_body(),
             "failed_start": list(self.failed_start),
+            "lost_in": list(self.lost_in),
         }
 
     @classmethod
@@ -424,6 +492,7 @@ class PlanTrials:
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         try:
             shape, (run, start) = values.get("shape"), values.get("failed_start", (-1, 0))
+            lost_run, change = values.get("lost_in", (-1, 0))
             ordered = str(values.get("ordered", ""))
             speeds = {_key(row): [float(v) for v in row[5]] for row in values.get("speeds", ())}
             for text in {ordered, *(key[4] for key in speeds)} - {""}:
@@ -436,17 +505,30 @@ class PlanTrials:
                 before=str(values.get("before", "")),
                 supported=SupportedOptions.parse(str(values.get("supported", ""))),
                 speeds=speeds,
-                failed={
-                    PlanKind(int(s), int(t), Sharding(v)) for s, t, v in values.get("failed", ())
-                },
+                failures=PlanFailures.from_body(values),
                 memory=PlanMemoryRecord.from_body(values.get("memory")),
                 failed_start=(int(run), int(start)),
+                lost_in=(int(lost_run), int(change)),
             )
         except (
             *(TypeError, ValueError, IndexError, KeyError),
             *(ExecutionPlanError, SupportedOptionsError),
         ):
             return cls()
+
+
+def failed_on(report: Report, job: Job) -> Allocation | None:
+    """Return the allocation in which a start of a job has failed; None: it is not known.
+
+    Args:
+        report: of the failed start.
+        job: as last read; its companions may have ended since, or not yet.
+    """
+    gpus = report.gpus if report.failed_gpus is None else report.failed_gpus
+    for held in (job.allocation, job.base_allocation):
+        if held is not None and held.gpus == gpus:
+            return held
+    return None
 
 
 def _shape_of(held: Allocation) -> AllocationShape:

@@ -241,14 +241,17 @@ def test_a_job_that_fails_on_its_own_gpus_then_is_held_not_ended(site):
     assert not site.slurm.ends or all(job_id != 7 for job_id, *_ in site.slurm.ends)
 
 
-def test_companions_whose_ranks_fail_are_not_started_again_and_again(site):
-    training = started(site, fault="fails")
+@pytest.mark.parametrize(
+    ("fault", "code"), [("fails", "companion-failed"), ("memory", "companion-out-of-memory")]
+)
+def test_companions_whose_ranks_fail_are_not_started_again_and_again(site, fault, code):
+    training = started(site, fault=fault)
     until(site, [training], lambda: training.gpus == 4)
     failed = ("in-place", "grow", "failed")
     until(site, [training], lambda: failed in outcomes(site))
     obstacle = site.controller.view.records[7].not_in_place
     assert obstacle.code == "in-place-failed"
-    assert str(obstacle.parameters["reason"]).count("companion-failed")
+    assert str(obstacle.parameters["reason"]).count(code)
     until(site, [training], lambda: site.slurm.listed[7].run == 1)
     assert kinds(site)[-1][0] == "requeue"
 

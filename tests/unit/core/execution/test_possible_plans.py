@@ -1,6 +1,7 @@
 import pytest
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.core.execution.possible_plans import misfit, possible_plans
 from slurm_elastic.core.execution.supported_options import SupportedOptions
 
@@ -55,6 +56,21 @@ def test_what_a_training_cannot_carry_out_is_left_out():
 def test_replicas_of_ranks_that_share_weights_divide_parameters(directive, gpus, nodes, expected):
     both = SupportedOptions(stages=4, tensor=True, shard=True, mesh=True)
     assert plans(directive, both, gpus=gpus, nodes=nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "divisions"),
+    [
+        ({}, ["", "+shard=optimizer"]),
+        ({"mesh": True}, ["", "+shard=optimizer", "+shard=full"]),
+        ({"own_sharding": Sharding.OPTIMIZER, "own_tensor": 2}, [""]),
+        ({"tensor": False}, []),
+    ],
+)
+def test_replicas_of_ranks_that_share_weights_divide_the_optimizers_state(options, divisions):
+    able = SupportedOptions(**{"tensor": True, "slices": True} | options)
+    found = [p for p in plans("1-8", able, gpus=4) if "tensor=4" not in p]
+    assert found == [f"2x1+tensor=2{division}" for division in divisions]
 
 
 def test_a_script_that_recomputes_does_so_in_every_plan():

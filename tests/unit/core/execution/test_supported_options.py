@@ -17,6 +17,7 @@ options = st.builds(
     tensor=st.booleans(),
     shard=st.booleans(),
     mesh=st.booleans(),
+    slices=st.booleans(),
     recompute=st.booleans(),
     recomputable=st.booleans(),
     own_sharding=st.sampled_from([Sharding.NONE, Sharding.OPTIMIZER, Sharding.FULL]),
@@ -50,7 +51,7 @@ def test_any_text_has_options_or_one_line(text):
     [
         ("", ""),
         ("recompute,shard,tensor,stages=6", "stages=6,tensor,shard,recompute"),
-        ("mesh,shard,tensor", "tensor,shard,mesh"),
+        ("slices,mesh,shard,tensor", "tensor,shard,mesh,slices"),
         ("expert=8,stages=4096,context", "stages=4096"),
         ("later", ""),
         ("own-tensor=2,own-shard=full,recomputable", "recomputable,own-shard=full,own-tensor=2"),

@@ -25,6 +25,7 @@ PROGRAM = (
     ' echo "$SLURM_ELASTIC_JOIN $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT'
     ' ${SLURM_GPUS_PER_NODE-unset} $SLURM_ELASTIC_RUN_ID" >>"$HOME/ranks";'
     ' until [ -e "$HOME/exit-$SLURM_ELASTIC_JOIN" ]; do sleep 0.02; done;'
+    ' [ ! -e "$HOME/last-words" ] || cat "$HOME/last-words" >&2;'
     ' exit "$(cat "$HOME/exit-$SLURM_ELASTIC_JOIN")"'
 )
 
@@ -247,6 +248,35 @@ def test_newcomers_that_die_before_they_join(base: Base, slurm: CompanionSlurm) 
     assert base.report.change_reason == Reason("companion-exited", job="5001", exit_code=3)
     assert slurm.ended(5001) == 0
     eventually(lambda: base.desired[-1] == {})
+
+
+def test_newcomers_that_run_out_of_memory(base: Base, slurm: CompanionSlurm) -> None:
+    (slurm.folder / "last-words").write_text("MemoryError\n")
+    base.order(1, 2)
+    base.until("submitted")
+    base.exit(5001, 1)
+    slurm.run(5001, gpus=2)
+    base.until("failed")
+    lack = Reason("companion-out-of-memory", job="5001", gpus=4, nodes=1)
+    assert base.report.change_reason == lack
+
+
+def test_members_that_run_out_of_memory(base: Base, slurm: CompanionSlurm) -> None:
+    (slurm.folder / "last-words").write_text("MemoryError\n")
+    first, second = grown(base, 1), grown(base, 2)
+    base.order(3, leave=(second,))
+    base.regrouped(3, **{f"j{first}": 2})
+    eventually(lambda: base.report.gpus == 4)
+    assert not base.companions.lacked_memory
+    base.exit(first, 1)
+    lack = Reason("companion-out-of-memory", job=str(first), gpus=4, nodes=1)
+    eventually(lambda: base.report.change_reason == lack)
+    assert base.companions.lacked_memory
+    base.regrouped(4)
+    eventually(lambda: base.report.gpus == 2)
+    assert not base.companions.lacked_memory, "the others train without it"
+    assert base.report.change_reason == lack
+    base.exit(second, 0)
 
 
 def test_a_companion_of_another_size_does_not_join(base: Base, slurm: CompanionSlurm) -> None:

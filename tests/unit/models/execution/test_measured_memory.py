@@ -76,6 +76,14 @@ def test_options_never_need_more(weights, optimizer, sample, layers, plan, batch
             assert slowdown(less) > slowdown(plan)
 
 
+def test_slices_divide_the_optimizers_state_and_take_in_gradients():
+    memory = MeasuredMemory(weights=1.0, optimizer=2.0, sample=0.0)
+    sliced = [ExecutionPlan.parse(f"{n}x1+tensor=2+shard=optimizer") for n in (2, 4)]
+    # Halves: of the weights, twice of the gradients, and a half or quarter of the optimizer's.
+    assert [memory.gpu_bytes(plan, batch=BATCH) for plan in sliced] == [2.0, 1.75]
+    assert memory.gpu_bytes(ExecutionPlan.parse("4x1+tensor=2"), batch=BATCH) == 2.0
+
+
 def test_micro_batches_of_the_script_count():
     memory = MeasuredMemory(weights=0, optimizer=0, sample=1.0, micro_batch=3)
     assert memory.gpu_bytes(ExecutionPlan.parse("2x1"), batch=16) == 3.0  # 8 samples in 3 parts

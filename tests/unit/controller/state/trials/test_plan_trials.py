@@ -146,10 +146,10 @@ def test_a_plan_in_which_the_program_fails_is_withdrawn_and_not_tried_again():
         job.go(10)
     assert job.trials.ordered == "4x1+shard=full"
     failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=2, gpus=4)
-    assert job.trials.fail(failed, job.now)
-    assert job.trials.fail(failed, job.now), "the report comes again until it is answered"
+    assert job.trials.fail(failed, job.held, job.now)
+    assert job.trials.fail(failed, job.held, job.now), "the report comes again until it is answered"
     assert job.trials.ordered == ""
-    assert not job.trials.fail(Report(**{**vars_of(failed), "failed_start": 3}), job.now)
+    assert not job.trials.fail(Report(**{**vars_of(failed), "failed_start": 3}), job.held, job.now)
     job.text = "4x1"
     job.report("starting")
     assert "4x1+shard=full" not in [text for _, text in job.go(1000)]
@@ -161,7 +161,7 @@ def test_after_a_failure_the_plan_before_is_ordered_again():
     while job.trials.ordered != "2x1+tensor=2":
         job.go(10)
     failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=3, gpus=4)
-    assert job.trials.fail(failed, job.now)
+    assert job.trials.fail(failed, job.held, job.now)
     assert job.trials.ordered == "4x1+shard=full"
 
 
@@ -175,7 +175,45 @@ def test_a_failure_in_a_plan_that_has_worked_is_not_the_plans():
     job.go(600)
     assert job.trials.ordered == "4x1+shard=full"
     failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=9, gpus=4)
-    assert not job.trials.fail(failed, job.now)
+    assert not job.trials.fail(failed, job.held, job.now)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus"),
+    [
+        ({"layout": "4x1"}, 4),  # it ran in its own choice still
+        ({"layout": "2x1", "plan": "2x1+tensor=2"}, 4),  # in one that nobody has ordered here
+        ({}, 2),  # on other GPUs than those for which the plan was ordered
+        ({"layout": "4x1"}, None),
+    ],
+)
+def test_a_plan_is_not_to_blame_for_a_failure_elsewhere(fields, gpus):
+    job = Job({"4x1": 100.0})
+    job.choose()
+    while not job.trials.ordered:
+        job.go(10)
+    held = Allocation.of("a100", {"n1": gpus}) if gpus else None
+    failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=2, gpus=4, **fields)
+    assert not job.trials.fail(failed, held, job.now)
+    assert job.trials.ordered == "4x1+shard=full"
+    assert job.trials.failures.in_doubt(("a100", 4, 1)) == ()
+
+
+def test_a_plan_that_fails_in_one_size_is_tried_in_others_until_it_is_to_blame():
+    job = Job({"4x1": 100.0, "8x1": 100.0, "2x1+tensor=2": 90.0, "1x1+tensor=4": 90.0})
+    job.choose()
+    while not job.trials.ordered:
+        job.go(10)
+    kind = PlanKind.of(ExecutionPlan.parse(job.trials.ordered))
+    failed = Report(job_id=7, run=0, phase="ended", exit_code=1, failed_start=2, gpus=4)
+    assert job.trials.fail(failed, job.held, job.now)
+    assert job.trials.failures.blamed == set()
+    assert not job.trials.failures.excludes(("a100", 8, 1), kind)
+    assert "failed" in job.trials.results()
+    job.text = "4x1"
+    job.report("starting")
+    job.go(10 * REPORTS)
+    assert job.trials.failures.blamed == {kind}
 
 
 def test_times_of_a_plan_count_for_models_of_the_own_choice_by_its_gain():
@@ -223,6 +261,8 @@ def test_it_survives_the_ledger_and_unreadable_rows():
         {"ordered": "4x"},
         {**body, "speeds": [["a100", 4, 1]]},
         {"failed": [1]},
+        {"doubtful": [["a100", 4, 1, "4x", True]]},
+        {"lost_in": 1},
     ):
         assert PlanTrials.from_body(wrong) == PlanTrials()
 
@@ -314,7 +354,7 @@ def test_a_plan_on_trial_that_lacks_memory_is_left_for_the_one_before_on_these_g
     assert job.trials.ordered == ""
     job.report("starting")
     assert "4x1+shard=full" not in [text for _, text in job.go(2000)]
-    assert job.trials.failed == set(), "elsewhere it may fit"
+    assert job.trials.failures.blamed == set(), "elsewhere it may fit"
 
 
 def test_where_no_plan_fits_the_failure_is_that_of_the_size():
@@ -334,9 +374,63 @@ def test_a_plan_that_stood_in_and_fails_otherwise_is_not_ordered_again():
     job.choose()
     assert job.run_out_of_memory(1)
     failed = Report(job_id=7, run=job.run, phase="ended", exit_code=1, failed_start=2, gpus=2)
-    assert not job.trials.fail(failed, job.now)
+    assert not job.trials.fail(failed, job.held, job.now)
     job.choose()
     assert job.trials.ordered not in ("", "2x1+accumulation=1")
+
+
+def test_a_plan_that_stood_in_and_fails_otherwise_does_not_count_as_too_large():
+    job = SmallGpus({})
+    job.choose()
+    assert job.run_out_of_memory(1)
+    failed = Report(job_id=7, run=job.run, phase="ended", exit_code=1, failed_start=2, gpus=2)
+    assert not job.trials.fail(failed, job.held, job.now)
+    assert [row.plan for row in job.trials.memory.oversized()] == [""]
+
+
+def test_a_lack_of_memory_counts_for_the_plan_in_which_it_came():
+    job = SmallGpus({"2x1": 50.0, "2x1+shard=full": 60.0})
+    job.choose()
+    job.text = "2x1"
+    job.report("starting")
+    while not job.trials.ordered:
+        job.go(10)
+    late = Report(
+        job_id=7, run=job.run, phase="ended", exit_code=1, failed_start=2, gpus=2, layout="2x1",
+        out_of_memory=True,
+    )  # fmt: skip
+    assert job.trials.lack_memory(late, job.candidates, job.held, job.now)
+    assert [row.plan for row in job.trials.memory.oversized()] == [""]
+
+
+def test_a_size_at_which_companions_lacked_memory_begins_with_a_plan_that_needs_less():
+    job = SmallGpus({})
+    job.hold(1)
+    job.choose()
+    two = ("a100", 2, 1)
+    grown = PlanCandidates(AUTO, job.trials.supported, (2,))
+    assert job.trials.lose_companion(job.run, 5, two, grown)
+    assert not job.trials.lose_companion(job.run, 5, two, grown), "the report comes again"
+    job.hold(2)
+    assert job.choose()
+    assert job.trials.ordered == "2x1+accumulation=1"
+    # There, too, and in another change.
+    assert job.trials.lose_companion(job.run, 6, two, grown)
+    assert PlanTrials.from_body(json.loads(json.dumps(job.trials.to_body()))) == job.trials
+    assert job.choose()
+    assert job.trials.ordered not in ("", "2x1+accumulation=1")
+
+
+def test_ranks_that_lack_memory_just_after_those_of_a_companion_are_started_again():
+    job = SmallGpus({})
+    job.choose()
+    assert job.trials.lose_companion(job.run, 5, ("a100", 2, 1), job.candidates)
+    report = Report(
+        job_id=7, run=job.run, phase="ended", exit_code=1, failed_start=1, gpus=1, failed_gpus=2,
+        out_of_memory=True, change=5,
+    )  # fmt: skip
+    assert job.trials.lack_memory(report, job.candidates, job.held, job.now)
+    assert job.trials.ordered == "2x1+accumulation=1"
 
 
 def test_the_next_job_begins_with_what_did_not_fit():
