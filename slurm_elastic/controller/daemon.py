@@ -64,7 +64,7 @@ from slurm_elastic.slurm.scontrol import (
 _RETRY_S = 5.0
 #: A standby copies the active controller's ledger at every so many looks at the lease.
 _COPIES = 4
-#: What of the configuration takes effect only at the next start.
+#: Keys of the configuration that take effect only at the next start.
 _FIXED = (
     ("controller", "state_dir"),
     ("controller", "policy"),
@@ -88,7 +88,7 @@ class Daemon:
         self._config = schema.load(path, policies=policy_protocol.known())
         policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
-        #: With several controllers: this one's part in their lease.
+        #: Election of the active controller; None: this one is configured alone.
         self._election: LeaderElection | None = None
         self._reader: ClusterReader | None = None
         #: Acts now; None: this daemon stands by or starts.

@@ -22,12 +22,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: While transitions are live.
+#: Seconds between two reads of jobs while a transition is under way.
 _FAST_S = 0.2
 #: Shares of a core: of cheap looks while nothing happens, of looks while transitions are live,
 #: and of rounds however much happens.
 _IDLE_SHARE, _FAST_SHARE, _ROUND_SHARE = 0.004, 0.2, 0.1
-#: After a change, others that come with it get this long to show.
+#: Least seconds between a change and the round after it: changes that belong together come one
+#: after the other.
 _SETTLE_S = 0.3
 #: A request for an unknown job schedules the next look after this time.
 _UNKNOWN_S = 1.0

@@ -23,7 +23,7 @@ _LICENSES = "Licenses"
 _PER_OWNER = re.compile(r"(?:QOS)?Max\w*Per(User|Account)(?:Limit)?")
 #: Limits on what has been used up: a requeue frees nothing of them.
 _USED_UP = re.compile(r"\w*(?:(?<!Run)Minutes|Wall)\w*")
-#: What (QOS, account, user, array) jobs have in common that are under the same limit.
+#: Properties (QOS, account, user, array) that all jobs under one limit have in common.
 _Group = tuple[str, ...]
 
 

@@ -14,7 +14,7 @@ from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.nodelist import fold
 
-#: Above every priority that Slurm computes, so that a resized job is scheduled first.
+#: Priority above every one that Slurm computes, so that a resized job is scheduled first.
 FIRST = "4000000000"
 
 Fields = dict[str, str]

@@ -59,7 +59,8 @@ from slurm_elastic.training.tied_parameters import ties
 from slurm_elastic.training.training_job import TrainingJob
 from slurm_elastic.training.training_parts import Rebuilding, TrainingParts
 
-#: How long a step may take to fail when a companion is lost, until the ranks end by themselves.
+#: Seconds within which a step has to fail when a companion is lost; then the ranks end by
+#: themselves.
 _UNNOTICED_S = 5.0
 
 

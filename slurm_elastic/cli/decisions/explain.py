@@ -43,7 +43,7 @@ _WOULD = {
     "preempt": "give all its GPUs and wait",
 }
 
-#: Where the texts of `explain` begin.
+#: Column in which the texts of `explain` begin.
 _INDENT = 18
 
 

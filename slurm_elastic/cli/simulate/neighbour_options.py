@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from slurm_elastic.simulator.parallel_runs import Task
     from slurm_elastic.simulator.truth.neighbour_slowdown import NeighbourSlowdown
 
-#: What follows the name of a policy whose placement keeps jobs apart that hurt each other.
+#: Suffix of a policy's name where placement keeps jobs apart that slow each other down.
 APART = "+apart"
-#: What follows it where two jobs may share a GPU.
+#: Suffix of a policy's name where two jobs may share a GPU.
 SHARE = "+share"
 
 

@@ -15,7 +15,7 @@ from slurm_elastic.cli.simulate.network_options import network_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: As `simulator.truth.freezing_truth.BELIEFS`, which is only imported when a command runs.
+#: Copy of `simulator.truth.freezing_truth.BELIEFS`, which is only imported when a command runs.
 _BELIEFS = ("pessimistic", "central", "optimistic")
 _CLASSES = ("adaptive", "strong-scaling", "rigid")
 

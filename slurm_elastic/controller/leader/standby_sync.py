@@ -33,7 +33,7 @@ _SEGMENTS = 5000
 _MOST = 4_000_000
 #: Ids of transitions, which jobs and reservations bear, rise with the generation of the lease.
 _IDS = 100_000
-#: Of a job's record: how things stood in Slurm.
+#: Fields of a job's record that describe its state in Slurm, which may have changed since.
 _UNSURE: dict[str, Any] = {
     "pin": None,
     "pins": [],

@@ -55,7 +55,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
 
-#: What a transition takes over of its job as it is called there.
+#: Fields that a transition copies from its job, under the same names.
 _OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
 
 

@@ -27,7 +27,7 @@ from slurm_elastic.core.report import Orders
 #: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
 #: was not heard of for three minutes is left alone).
 _REPORT_EVERY_S, _SELDOM_S = Orders().report_every_s, 45.0
-#: Of all jobs together (our choice).
+#: Most reports a second of all jobs together (our choice).
 _REPORTS_PER_S = 25.0
 
 

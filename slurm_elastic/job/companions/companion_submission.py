@@ -26,7 +26,7 @@ from slurm_elastic.job.companions.companion_channel import (
 )
 from slurm_elastic.job.companions.reason_log import log_text, printable
 
-#: What sbatch, and after it the companion's script, gets of the environment.
+#: Variables that sbatch, and after it the companion's script, gets from the environment.
 _KEPT = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "SLURM_CONF", "MUNGE_SOCKET"),

@@ -16,7 +16,7 @@ _EXCEPTIONS = (
     rb"torch\.OutOfMemoryError",
     rb"torch\.cuda\.OutOfMemoryError",
 )
-#: What a `RuntimeError` of torch says: of the CPU, and of errors that CUDA and HIP report late.
+#: Texts of a `RuntimeError` of torch: of the CPU, and of errors that CUDA and HIP report late.
 _MESSAGES = (
     rb"DefaultCPUAllocator: (can't allocate|not enough) memory",
     rb"(CUDA|HIP) (error: )?out of memory",

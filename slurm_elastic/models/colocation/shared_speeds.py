@@ -78,7 +78,7 @@ class SharedSpeeds:
         self._speeds = NeighbourSpeeds(boosted=False, neutral=True, keep=_RUNS)
         #: Latest step times alone, by (application, setting); the least recently used first.
         self._alone: dict[tuple[str, str], deque[float]] = {}
-        #: By field of `MeasuredUse` and application: the use, and whether it was measured alone.
+        #: Use by field of `MeasuredUse` and application, and whether it was measured alone.
         self._use: dict[str, dict[str, tuple[float, bool]]] = {name: {} for name in _USES}
         self.changes = 0
 

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 #: An entry of a schedule without a job.
 EMPTY = -1
-#: Up to so many jobs of a schedule are put in order exactly: 2^jobs states for each GPU.
+#: Most jobs of a schedule that are put in order exactly: 2^jobs states for each GPU.
 _EXACT = 5
 _NEVER = 1 << 30
 

@@ -29,7 +29,7 @@ from slurm_elastic.training.ranks.process_group import RankGroup
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "forward", "backward", "sync", "optimizer"
 #: A backward pass that also reduces gradients, after others that do not.
 REDUCING_BACKWARD = "reducing-backward"
-#: Of a pipeline, after its last pass: the reduction of gradients over replicas.
+#: Phase of a pipeline after its last pass: the reduction of gradients over replicas.
 REDUCE = "reduce"
 
 

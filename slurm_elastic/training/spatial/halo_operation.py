@@ -13,7 +13,7 @@ import torch
 
 from slurm_elastic.training.spatial.halo import Halo
 
-#: From the planes that a rank needs, with padding, to its outputs.
+#: Function from the planes that a rank needs, with padding, to its outputs.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
 

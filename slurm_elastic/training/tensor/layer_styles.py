@@ -39,7 +39,7 @@ class LayerStyle(enum.Enum):
     COLUMNS = "colwise"
     #: Some of the input features on each rank; the outputs are sums over the group.
     ROWS = "rowwise"
-    #: As `COLUMNS`, and all features are collected.
+    #: Like `COLUMNS`, but all features are collected.
     COLLECTED = "colwise_gather_output"
     #: Some of the heads on each rank.
     HEADS = "heads"

@@ -21,10 +21,11 @@ from slurm_elastic.core.execution.possible_plans import PlanCandidates
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.execution.measured_memory import MeasuredMemory, slowdown
 
-#: Over the memory of a GPU, or over that of a plan which did not fit, that another plan is
-#: predicted to need, so that it is not tried.
+#: A plan is not tried if it is predicted to need this factor of a GPU's memory, or of the memory of
+#: a plan that did not fit.
 EXCESS = 1.1
-#: Of the memory of a GPU, and of what did not fit on one, that a plan may need to stand in.
+#: Factors of a GPU's memory, and of the memory of a plan that did not fit: a plan that stands in
+#: may need no more.
 _ROOM, _LESS = 0.9, 0.7
 #: Failures in one allocation after which only the plan that needs least is tried.
 _FAILURES = 2

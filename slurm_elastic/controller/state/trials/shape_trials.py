@@ -51,9 +51,9 @@ from slurm_elastic.core.report import Report
 
 #: Multiple of the longest time between two checkpoints after which an attempt on trial has failed.
 _INTERVALS = 4.0
-#: The same for a GPU type on which the job has never trained: it may be slower by as much again.
+#: Further factor on a GPU type on which the job has never trained, which may be slower.
 _UNKNOWN_TYPE = 4.0
-#: Where no two checkpoints of the job were seen: a generous time.
+#: Seconds after which an attempt on trial has failed if no two checkpoints of the job were seen.
 _UNKNOWN_S = 7200.0
 #: Shapes that worked, and failed changes, that are kept.
 _MOST = 64

@@ -16,8 +16,8 @@ from slurm_elastic.core.reason import Reason
 
 #: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
 IMPOSSIBLE = "BadConstraints"
-#: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
-#: used-up budgets are filled again (our choice).
+#: Seconds for which a shape is barred that Slurm refuses for another reason: limits are changed,
+#: and used-up budgets are filled again (our choice).
 REFUSAL_S = 6 * 3600.0
 
 

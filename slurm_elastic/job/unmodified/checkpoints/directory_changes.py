@@ -15,7 +15,7 @@ from slurm_elastic.job.unmodified.checkpoints.save_tracker import ChangeKind
 #: An original is copied within this time, 10 minutes.
 _COPIED_NS = 600 * 10**9
 
-#: At most this many files of a directory are examined.
+#: Most files of a directory that are examined.
 _MAX_FILES = 20_000
 
 #: Versions by path below the directory; "" for a single file.
