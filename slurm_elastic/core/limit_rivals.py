@@ -32,7 +32,7 @@ class LimitRival:
     """Pending job that waits for a limit.
 
     Attributes:
-        job: that has room on free GPUs.
+        job: the pending job, for which enough GPUs are free.
         gpus_left: GPUs that its limits leave it now, as far as they are known.
     """
 

@@ -66,7 +66,7 @@ def placed_companion(base: Job, place: Allocation, *, reservation: str, now: flo
     Args:
         base: running.
         place: one node.
-        reservation: in which its GPUs are; "": none.
+        reservation: the one that its GPUs are in; "": none.
         now: epoch seconds.
     """
     ((node, gpus),) = place.shares

@@ -52,7 +52,7 @@ class Reporter:
         global_batch: samples per step over all ranks.
         micro_batch: most samples through the model at once; None: a rank's whole share.
         application: the script's name of what it trains, or "".
-        device: whose peak memory is reported.
+        device: the device whose peak memory is reported.
         mute: send and receive nothing, on rank 0 as well.
     """
 

@@ -122,7 +122,7 @@ def _decided(
 
     Args:
         decision: of the last round.
-        answer: of which it is a part.
+        answer: the answer that it is a part of.
         is_unproven: whether another line says that the job is not proven, and why.
     """
     if decision is None:

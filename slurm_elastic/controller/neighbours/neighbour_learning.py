@@ -42,7 +42,7 @@ class Neighbour:
 
     Attributes:
         job_id: of the neighbour.
-        nodes: that both stand on.
+        nodes: the nodes that both run on.
         speed: of the job beside it, on the node where that is slowest.
         other: speed of the neighbour beside the job, on that node.
         same_gpu: both have half of one GPU; the speeds are those of such pairs.

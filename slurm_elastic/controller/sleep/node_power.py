@@ -39,7 +39,7 @@ class NodePower:
         reader: reads the state of each node anew.
         log: structlog logger.
         history: of the nodes in use.
-        nodes: that were switched off.
+        nodes: names of those that were switched off.
     """
 
     def __init__(

@@ -220,9 +220,9 @@ class JobStore:
         """Remove a companion that has ended; return whether its change has failed by that.
 
         Args:
-            job: of which it was one.
+            job: its base.
             job_id: the companion.
-            reason: for which the job is not changed in place for some time, if the change is still
+            reason: why the job is not changed in place for some time, if the change is still
                 on trial; None: others have ended it.
         """
         with self._lock:

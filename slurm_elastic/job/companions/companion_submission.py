@@ -103,8 +103,8 @@ class CompanionSubmission:
         env: of the base's batch script.
         job_id, run: of the base.
         shape: of each GPU.
-        port: at which esrun listens for their scripts.
-        secret: that both have.
+        port: port on which esrun listens for their scripts.
+        secret: shared by both.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class CompanionSubmission:
 
         Args:
             job_id: of the companion.
-            change: that has ordered it.
+            change: number of the change that has ordered it.
             kill_ranks: send its ranks SIGKILL before; else they get KillWait.
         """
         name = self._name_of(job_id, change)

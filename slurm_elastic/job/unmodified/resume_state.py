@@ -125,7 +125,7 @@ class ResumeStateFile:
 
     Args:
         run_id: of the job.
-        directories: in which it may lie, the preferred one first; None: those of `state_directory`.
+        directories: those that it may lie in, the preferred one first; None: `state_directory`'s.
     """
 
     def __init__(self, run_id: str, directories: Sequence[str] | None = None) -> None:

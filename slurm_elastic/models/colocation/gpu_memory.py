@@ -17,7 +17,7 @@ _MOST = 5000
 
 @dataclass(frozen=True, slots=True)
 class UsedMemory:
-    """What an application reported of one GPU.
+    """Memory of one GPU as an application has reported it.
 
     Attributes:
         peak: most bytes in use, of all its jobs with one GPU of this type.

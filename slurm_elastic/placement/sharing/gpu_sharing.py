@@ -290,7 +290,7 @@ def _half(host: RoundJob) -> Allocation:
 
 
 class _Room:
-    """What is free beside a plan, for jobs that start on halves of GPUs.
+    """Free resources beside a plan, for jobs that start on halves of GPUs.
 
     Args:
         free: is changed.

@@ -103,7 +103,7 @@ class StepProfiler:
         """End the passes of these micro-batches, in which other ranks took part, too.
 
         Args:
-            micro_batches: that went through this rank.
+            micro_batches: number that went through this rank.
             pipeline: this rank's part of the model is a stage; one pass of all micro-batches
                 counts as a micro-step.
         """

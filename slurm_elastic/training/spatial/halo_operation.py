@@ -65,7 +65,7 @@ class Gathering(torch.autograd.Function):  # type: ignore[misc] # torch is untyp
         Args:
             ctx: of autograd.
             slab: of this rank.
-            halo: that needs all planes.
+            halo: the exchange, which needs all planes.
         """
         ctx.halo = halo
         whole, _ = halo.fetch(slab)

@@ -45,7 +45,7 @@ class ChunkChoice:
 
     @property
     def requested(self) -> float:
-        """What rank 0 requests; 0 on other ranks."""
+        """Number that rank 0 requests; 0 on other ranks."""
         return float(self._trial.requested) if self._trial else 0.0
 
     def agree(self, number: float) -> None:

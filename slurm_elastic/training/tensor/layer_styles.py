@@ -33,7 +33,7 @@ LEAST_WEIGHTS = 1 << 16
 
 
 class LayerStyle(enum.Enum):
-    """How the ranks of a group share a layer, in the words of torch and Hugging Face."""
+    """Ways in which the ranks of a group share a layer, as torch and Hugging Face name them."""
 
     #: Some of the output features on each rank.
     COLUMNS = "colwise"

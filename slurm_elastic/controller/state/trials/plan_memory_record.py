@@ -69,7 +69,7 @@ class PlanMemoryRecord:
 
         Args:
             report: of the present attempt.
-            plan: in which it trains; None: not known.
+            plan: the plan that it trains in; None: not known.
             gpu_type: of its GPUs.
         """
         self.weights = report.weight_bytes or self.weights

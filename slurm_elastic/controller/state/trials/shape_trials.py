@@ -373,7 +373,7 @@ class ShapeTrials:
         """Record how a companion was lost, if a change in place was on trial then.
 
         Args:
-            reason: for which the change has failed, while the attempt trains on; None: it has not.
+            reason: why the change has failed, while the attempt trains on; None: it has not.
 
         Returns:
             Whether it has.
