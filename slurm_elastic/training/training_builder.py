@@ -231,7 +231,7 @@ class TrainingBuilder:
         if divided:
             loader = replace(loader, ranks_per_sample=choice.tensor)
         staged = choice.staged or (self._schedule == "pipedream" and bool(self._layers))
-        # A single replica has nobody to divide with.
+        # A single replica has no other one to divide state with.
         sharded = settings.shard and not (staged or slabs) and rank_group.size > choice.tensor
         if sharded and (reason := unsupported()):
             sharded = False

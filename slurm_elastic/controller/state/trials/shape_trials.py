@@ -33,11 +33,11 @@ from typing import Any
 from slurm_elastic.controller.state.trials.barred_shapes import (
     BarredShape,
     Shape,
+    allowing_only,
+    excluding,
     fails_on_every_type,
-    only,
+    read_reason,
     shape_of,
-    unreadable,
-    without,
 )
 from slurm_elastic.controller.state.trials.slurm_refusals import (
     REFUSAL_S,
@@ -421,8 +421,8 @@ class ShapeTrials:
         excluded = frozenset((gpu_type, gpus) for gpu_type, gpus, _ in self.left_out)
         if self.failures and allowed:
             names = frozenset((*types, *(t for t, _ in allowed)))
-            return only(directive, allowed, names, excluded)
-        return without(directive, excluded) if excluded else directive
+            return allowing_only(directive, allowed, names, excluded)
+        return excluding(directive, excluded) if excluded else directive
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
@@ -454,9 +454,7 @@ class ShapeTrials:
             for name in ("worked", "refused"):
                 fields[name] = [(str(t), int(g)) for t, g in fields.get(name, ())]
             fields["barred"] = [BarredShape.from_json(row) for row in fields.get("barred", ())]
-            fields["failed"] = {
-                int(i): Reason.from_json(r) or unreadable() for i, r in fields.get("failed", ())
-            }
+            fields["failed"] = {int(i): read_reason(r) for i, r in fields.get("failed", ())}
             return cls(**fields)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
