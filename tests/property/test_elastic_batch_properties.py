@@ -173,7 +173,7 @@ def gpus(allocation):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 10))
-def test_rounds(seed, nodes, jobs):
+def test_plans_keep_to_directives_and_nodes_and_change_nothing_without_an_event(seed, nodes, jobs):
     rng = random.Random(seed)
     cluster, settings_ = invent(rng, nodes, jobs), config(rng)
     snapshot = cluster.snapshot()

@@ -34,7 +34,7 @@ def test_examples():
         b"slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have",
     ],
 )
-def test_lack_of_memory(line):
+def test_lines_that_name_a_lack_of_memory(line):
     assert is_lack_of_memory(line)
 
 
@@ -49,7 +49,7 @@ def test_lack_of_memory(line):
         b"ValueError: MemoryError",
     ],
 )
-def test_other_lines(line):
+def test_lines_that_only_mention_memory_do_not_count(line):
     assert not is_lack_of_memory(line)
 
 
