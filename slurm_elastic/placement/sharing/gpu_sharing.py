@@ -83,9 +83,7 @@ def _parted(
     target = _free_gpu(assignment, round_job, current.gpu_type) if pays else None
     if target is not None:
         reason = Reason("leaves-shared-gpu", gain=gain, cost_s=round_job.cost_s, **named)
-    elif (
-        _started_later(job, partner) and table and table.hurts(node, partner.job_id, job.job_id)
-    ):
+    elif _started_later(job, partner) and table and table.hurts(node, partner.job_id, job.job_id):
         reason = Reason("slows-partner", **named)
     else:
         return None
