@@ -94,9 +94,8 @@ class PassCounts:
 
 @dataclass(frozen=True, slots=True)
 class PlanStepParts:
-    """Milliseconds of a step: backward pass with exchange, optimizer, and the whole step."""
+    """Milliseconds of the optimizer in a step, and of the whole step."""
 
-    backward_ms: float
     optimizer_ms: float
     step_ms: float
 
@@ -148,9 +147,7 @@ def step_parts(
         optimizer = k.k_opt * size / (1 if plan.sharding is Sharding.NONE else gpus)
     swap = optimizer + k.k_swap + offload
     backward_all = (counts.backward - 1) * backward + sync
-    return PlanStepParts(
-        backward_all, swap, counts.forward * forward_ms + backward_all + swap + k.k_const
-    )
+    return PlanStepParts(swap, counts.forward * forward_ms + backward_all + swap + k.k_const)
 
 
 def staged_forward_ms(plan: ExecutionPlan, single_ms: float) -> float:
@@ -191,4 +188,4 @@ def _staged(
     backward = combined(exchange, k.k_bwd * forward_ms, k.k_sync)
     optimizer = k.k_opt * held
     step = forward_ms + backward + optimizer + k.k_const + by_stages + by_tensor
-    return PlanStepParts(backward, optimizer, step)
+    return PlanStepParts(optimizer, step)

@@ -21,11 +21,6 @@ _EXACT = 5
 _NEVER = 1 << 30
 
 
-def changed_entries(rows: Ints, present: Ints) -> Ints:
-    """Return the [K] numbers of GPUs whose job differs from the present one."""
-    return np.asarray((rows != present).sum(axis=1))
-
-
 def reordered(sizes: Ints, present: Ints) -> Ints:
     """Return [K, G] schedules of blocks that change few entries of the present schedule.
 
