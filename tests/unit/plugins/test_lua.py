@@ -143,7 +143,7 @@ def test_invalid_directives():
         assert line == read_in_python(octets(row).decode("utf-8", "surrogateescape"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.text(alphabet="0123456789-,=:/.%abtypesunichlmx\t", max_size=30).map("2-16,".__add__)

@@ -131,7 +131,7 @@ uses = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     measured=st.lists(
         st.tuples(uses, uses, st.floats(0.2, 1.05), st.sampled_from("abcd")),
