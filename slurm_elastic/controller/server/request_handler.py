@@ -209,7 +209,7 @@ class RequestHandler:
                 if args.get("elastic") is not None:
                     store.entry(job).trials.clear()
                 store.order(job, override=ordered.override, layout=ordered.layout)
-                self._controller.report_handler.stand(job)
+                self._controller.report_handler.send_settings(job)
             return text
         held = op == "hold"
         if not dry:

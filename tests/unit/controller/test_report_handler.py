@@ -202,12 +202,12 @@ def test_ranks_get_an_ordered_directive_without_sizes_and_plan(site):
     """A library of the release before does not have the keys."""
     running = job({"n1": 4})
     site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4,plan=auto")
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == "1-4,batch=8-64"
     assert site.store.directive(running).listed == (1, 2, 4)
     assert site.store.directive(running).plan == "auto"
     site.store.order(running, override="")
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == ""
 
 
@@ -216,7 +216,7 @@ def test_changes_in_place_are_prepared_where_site_and_job_allow_them(site, allow
     config = dataclasses.replace(Config().resize, in_place="auto" if allowed else "never")
     site.store.learning.config = dataclasses.replace(Config(), resize=config)
     running = job({"n1": 4})
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).in_place is allowed
     site.store.entry(running).override = "1-8,in-place=never"
     assert not site.report_handler.orders(7, 0, job=running).in_place
