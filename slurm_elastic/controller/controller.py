@@ -263,12 +263,12 @@ class Controller:
             transition, job = self.engine.ended.pop(0)
             self.counts.transition_ended(transition)
             if transition.state is TransitionState.DONE or transition.given_up:
-                self.store.changed(transition, job, time.time())
+                self.store.record_end_of_change(transition, job, time.time())
             is_requeued = transition.target is not None and not transition.in_place
             if transition.state is TransitionState.DONE and is_requeued:
-                self.report_handler.expect(transition)
+                self.report_handler.await_first_step(transition)
             else:
-                self.report_handler.attempts.withdraw(transition.job_id)
+                self.report_handler.attempts.drop_prediction(transition.job_id)
             self.soon()
 
     # --- a round ---
@@ -414,7 +414,7 @@ class Controller:
         for job_id in started:
             if job_id in live and live[job_id].by_companions:
                 continue
-            self.report_handler.attempts.promise(plan.decision[job_id])
+            self.report_handler.attempts.record_prediction(plan.decision[job_id])
         started |= self._starter.begin_rehearsals(snapshot, plan, records)
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:

@@ -173,7 +173,7 @@ class ReportHandler:
                 job, rehearsal.transition, rehearsal.result, rehearsal.why
             )
 
-    def expect(self, transition: Transition) -> None:
+    def await_first_step(self, transition: Transition) -> None:
         """Await the first step of a job on its new GPUs, which shows what the change cost."""
         self._measuring[transition.job_id] = transition
 

@@ -200,7 +200,7 @@ class RequestHandler:
             types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
             observations, text = profile_import.observations_of(args.get("profile"), types)
             if not dry:
-                store.teach(job, observations)
+                store.import_observations(job, observations)
             return text
         if op == "update":
             as_ordered = store.in_force(job, barred=False)

@@ -94,7 +94,7 @@ class JobStore:
                 with contextlib.suppress(ValueError):
                     transition = Transition.from_body(row)
                     if transition.state is TransitionState.DONE or transition.given_up:
-                        self.changed(transition, job, row["updated"])
+                        self.record_end_of_change(transition, job, row["updated"])
 
     def _stored(self, job: Job) -> StoredJob | None:
         try:
@@ -197,7 +197,7 @@ class JobStore:
                 return None
             return dataclasses.replace(learned, prefixes=prefixes)
 
-    def changed(self, transition: Transition, job: Job | None, now: float) -> None:
+    def record_end_of_change(self, transition: Transition, job: Job | None, now: float) -> None:
         """Record the end of a transition: start the interval, count it if it moved its job."""
         if job is None:
             return
@@ -317,7 +317,7 @@ class JobStore:
             watch.freed = bool(watch.why)
             return watch.freed
 
-    def teach(self, job: Job, observations: Observations) -> None:
+    def import_observations(self, job: Job, observations: Observations) -> None:
         """Keep the observations that an owner imports for a job's application."""
         with self._lock:
             self.learning.adopt(job, observations)
