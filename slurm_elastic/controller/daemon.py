@@ -36,7 +36,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.controller.leader.controller_addresses import own_address
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
-from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
+from slurm_elastic.controller.leader.standby_sync import StandbySync, take_over
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.metrics.metrics_service import serving
 from slurm_elastic.controller.metrics.metrics_source import MetricsSource
@@ -204,7 +204,7 @@ class Daemon:
         """Act as the controller until SIGTERM, or until another controller acts."""
         election = self._election
         if election:
-            succeed(ledger, election.generation, self._log)
+            take_over(ledger, election.generation, self._log)
         controller = Controller(
             config=self._config,
             reader=reader,

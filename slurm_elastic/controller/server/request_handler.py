@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.leader.standby_sync import news
+from slurm_elastic.controller.leader.standby_sync import new_rows
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.durations_answer import durations
 from slurm_elastic.controller.queries.view import (
@@ -166,7 +166,7 @@ class RequestHandler:
     def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
         """See `RequestBackend`."""
         try:
-            return news(self._controller.ledger, since)
+            return new_rows(self._controller.ledger, since)
         except LedgerError as error:
             raise RequestRefusedError(str(error)) from None
 
