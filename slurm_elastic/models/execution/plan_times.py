@@ -94,8 +94,9 @@ class PassCounts:
 
 @dataclass(frozen=True, slots=True)
 class PlanStepParts:
-    """Milliseconds of the optimizer in a step, and of the whole step."""
+    """Milliseconds of a step: backward pass with exchange, optimizer, and the whole step."""
 
+    backward_ms: float
     optimizer_ms: float
     step_ms: float
 
@@ -147,7 +148,9 @@ def step_parts(
         optimizer = k.k_opt * size / (1 if plan.sharding is Sharding.NONE else gpus)
     swap = optimizer + k.k_swap + offload
     backward_all = (counts.backward - 1) * backward + sync
-    return PlanStepParts(swap, counts.forward * forward_ms + backward_all + swap + k.k_const)
+    return PlanStepParts(
+        backward_all, swap, counts.forward * forward_ms + backward_all + swap + k.k_const
+    )
 
 
 def staged_forward_ms(plan: ExecutionPlan, single_ms: float) -> float:
@@ -188,4 +191,4 @@ def _staged(
     backward = combined(exchange, k.k_bwd * forward_ms, k.k_sync)
     optimizer = k.k_opt * held
     step = forward_ms + backward + optimizer + k.k_const + by_stages + by_tensor
-    return PlanStepParts(optimizer, step)
+    return PlanStepParts(backward, optimizer, step)

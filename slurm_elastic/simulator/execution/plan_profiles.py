@@ -106,7 +106,7 @@ def _point(config: Mapping[str, str], data: Mapping[str, str]) -> MeasuredPlan:
         threads=int(config["num_cpu_threads"]),
         # The published fit leaves these out.
         counts=PassCounts(),
-        measured=PlanStepParts(float(data["Topt"]), float(data["iter_time"])),
+        measured=PlanStepParts(float(data["Tcc"]), float(data["Topt"]), float(data["iter_time"])),
     )
 
 
@@ -134,6 +134,6 @@ def _validation(row: Mapping[str, str]) -> tuple[str, ValidationPoint]:
         inside=inside,
         threads=int(row["threads"] or 1),
         counts=counts,
-        measured=PlanStepParts(step_ms, step_ms),
+        measured=PlanStepParts(step_ms, step_ms, step_ms),
     )
     return row["model"], ValidationPoint(row["plan"], point, float(row["published_prediction_ms"]))

@@ -110,7 +110,7 @@ def test_a_fit_names_a_time_that_is_not_positive():
         work=WORK,
         forward_ms=1.0,
         inside=True,
-        measured=PlanStepParts(1.0, 1.0),
+        measured=PlanStepParts(0.0, 1.0, 1.0),
     )
     with pytest.raises(ValueError, match="plan 2x1: times must be above 0"):
         fit([point], LINKS)
