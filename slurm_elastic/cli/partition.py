@@ -40,7 +40,7 @@ _COLUMNS = (
 )  # fmt: skip
 @click.option(
     "--bandwidth", metavar="BYTES/S[,…]",
-    help="Bandwidth of each of these levels in bytes/s, e.g. 1e10,1.25e9.",
+    help="Bandwidth of each level of --machines in bytes/s, e.g. 1e10,1.25e9.",
 )  # fmt: skip
 @click.option("--activations", is_flag=True, help="Count the time that activations take.")
 @click.option(
