@@ -187,8 +187,8 @@ def tried_plans(
     """Return the plans that `plan=auto` tries, the first of which stands for the job's own choice.
 
     Args:
-        order: in which they are tried until a fit is possible.
-        times: of each.
+        order: order in which they are tried until a fit is possible.
+        times: step time of each.
         batch: samples of a step.
     """
     tried = list(order[:FITTED])

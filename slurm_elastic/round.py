@@ -71,18 +71,19 @@ def decide_round(
         snapshot: the cluster, time included.
         records: of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
-        policy: asked once, and again with what was refused; binding proposals are carried out as
-            far as they fit, and it is asked again without jobs that wait for a nearer place.
-        state: what the last round returned, or {}; JSON-serialisable.
-        previous: the last plan, whose claims go on; None: claims begin anew.
-        seed: for policies that draw lots.
+        policy: is asked once, and again about idle GPUs that jobs refused. Binding proposals are
+            carried out as far as they fit; then it is asked again without the jobs that wait for a
+            nearer place.
+        state: that the last round returned, or {}; JSON-serialisable.
+        previous: the last plan, whose claims continue; None: claims begin anew.
+        seed: for policies that draw at random.
         at_once: all changes happen at the same instant (the simulator): no job waits for GPUs
             that others give up in this round.
         explain: whether decisions have reasons for neither more nor fewer nor other GPUs.
-        resized: by user, when jobs were resized (epoch s), those under way included; None: as
-            the records of the jobs that are there say.
-        neighbours: speeds of jobs that stand on one node; None: placement does not count them.
-        gpu_pairs: speeds of jobs on one GPU; None: no GPU is shared.
+        resized: times of resizes by user (epoch s), those under way included; None: those in
+            `records`.
+        neighbours: speeds of jobs on one node; None: placement does not take them into account.
+        gpu_pairs: speeds of two jobs on one GPU; None: no GPU is shared.
 
     Returns:
         The plan, and the state for the next round.
@@ -155,7 +156,7 @@ def _decide(
         round_jobs,
         config,
         gate=gate,
-        claims=_still_meant(previous, snapshot),
+        claims=_valid_claims(previous, snapshot),
         refused=state.get("refused", {}),
         at_once=at_once,
         binding=binding,
@@ -341,7 +342,7 @@ def _booked(round_job: RoundJob, snapshot: Snapshot) -> Allocation | None:
     return target if beside else target.whole
 
 
-def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:
+def _valid_claims(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:
     """Return the last claims whose ids still belong to the same job."""
     return tuple(
         claim

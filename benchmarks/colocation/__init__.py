@@ -1,1 +1,1 @@
-"""Good neighbours: jobs that share a GPU or the cores of a node."""
+"""Jobs that share a GPU or the cores of a node."""

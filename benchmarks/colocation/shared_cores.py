@@ -67,7 +67,7 @@ class SharedCores:
     Args:
         cluster: of two nodes.
         daemon: selasticd.
-        seconds: that are measured of each phase.
+        seconds: measured part of each phase.
     """
 
     def __init__(self, cluster: SlurmCluster, daemon: Daemon, seconds: float) -> None:

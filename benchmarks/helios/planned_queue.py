@@ -31,8 +31,8 @@ class QueuedJob:
 
     Attributes:
         job_id: in Slurm's order.
-        nodes: that it may use, by number.
-        gpus: in all, equal parts on the fewest nodes.
+        nodes: nodes that it may use, by number.
+        gpus: GPUs in all, equal parts on the fewest nodes.
         median_s: what is known of its run time; it really runs for `seconds`.
         elastic: whether the controller may shape it.
         least: GPUs that it keeps where it gives way; `gpus` if it does not.

@@ -40,15 +40,16 @@ _COLUMNS = (
 )  # fmt: skip
 @click.option(
     "--bandwidth", metavar="BYTES/S[,…]",
-    help="Bandwidth of each of these levels in bytes/s, e.g. 1e10,1.25e9.",
+    help="Bandwidth of each level of --machines in bytes/s, e.g. 1e10,1.25e9.",
 )  # fmt: skip
 @click.option("--activations", is_flag=True, help="Count the time that activations take.")
 @click.option(
     "--memory", metavar="BYTES", help="Memory of one GPU for weight versions and activations."
 )
 @click.option(
-    "--batch", default="1", metavar="N", help="Of volumes: samples of a group at once (1)."
-)
+    "--batch", default="1", metavar="N",
+    help="For a network on volumes: samples that a spatial group holds at once (1).",
+)  # fmt: skip
 @click.option("--straight", is_flag=True, help="Replicate no stage.")
 @click.option(
     "--paper", is_flag=True, help="Use the cost model of the paper instead of the published code."
@@ -59,7 +60,8 @@ _COLUMNS = (
     help="Place other input layers, such as a decoder's embedding, apart from their readers.",
 )
 @click.option(
-    "--states", metavar="N", help="Approximate if there are more ways to cut than N (2000)."
+    "--states", metavar="N",
+    help="Most ways to cut the model that are compared exactly (2000).",
 )  # fmt: skip
 @options.table
 @options.as_json

@@ -29,8 +29,9 @@ class PlacementSettings:
     )
     timers: str = key(
         "own",
-        "How long: `own` is tuned by past waits; `fixed` is `wait_node_s` and `wait_rack_s`;"
-        " `auto`, `nowait`, `full`, or two numbers of leases such as `12,24`, are as published.",
+        "How long jobs wait: `own` is tuned by past waits; `fixed` is `wait_node_s` and"
+        " `wait_rack_s`; `auto`, `nowait`, `full`, or two numbers of leases such as `12,24`, are as"
+        " published.",
         parse=_timers,
     )
     lease_s: float = key(300.0, "Seconds of a lease, the unit of tuned timers.", bounds=(1, 1e7))
@@ -40,7 +41,12 @@ class PlacementSettings:
         " the least.",
         bounds=(0, 1e7),
     )
-    wait_rack_s: float = key(900.0, "Seconds after which it accepts more racks.", bounds=(0, 1e7))
+    wait_rack_s: float = key(
+        900.0,
+        "Seconds after which a job that loses speed accepts more racks than it needs; with `own`"
+        " the least.",
+        bounds=(0, 1e7),
+    )
     tolerance: float = key(
         0.05, "A job that loses at most this fraction of its speed does not wait.", bounds=(0, 1)
     )
@@ -52,8 +58,8 @@ class NeighbourSettings:
 
     mode: str = key(
         "observe",
-        "Jobs that stand on one node: `observe` learns how much they slow each other down, and"
-        " `selastic explain` shows it; `act`: placement keeps jobs apart that hurt each other.",
+        "Jobs on one node: `observe` learns how much they slow each other down, and `selastic"
+        " explain` shows it; `act` also keeps jobs apart that slow each other down too much.",
         choices=("off", "observe", "act"),
     )
     gate: float = key(

@@ -115,13 +115,13 @@ class GoodputSettings:
     )
     length_power: float = key(
         0.15,
-        "How much: a job with n hours left counts n to the power of less this, and less so where"
-        " there are more than four GPUs per job.",
+        "Weight of these lengths: a job with n hours left counts n to the power of minus this;"
+        " lengths count less where there are more than four GPUs per job.",
         bounds=(0, 1),
     )
     least_weight: float = key(
         1.0,
-        "A job counts at least so much, however long it still runs; below 1 the longest end later.",
+        "Least weight of a job, however long it still runs; below 1 the longest end later.",
         bounds=(0, 1),
     )
     long_power: float = key(
@@ -132,7 +132,7 @@ class GoodputSettings:
     )
     wait_s: float = key(
         3600.0,
-        "A job that has waited so long gets its smallest size before all others; 0: never.",
+        "Seconds after which a waiting job gets its smallest size before all others; 0: never.",
         bounds=(0, 1e7),
     )
     share: bool = key(
@@ -255,7 +255,8 @@ class DallySettings:
     lease_s: float = key(3600.0, "Seconds after which a running gang bids again.", bounds=(1, 1e7))
     floor_s: float = key(
         600.0,
-        "Seconds, and ten restarts, that a job runs before it may be preempted, shrunk or moved.",
+        "Least seconds that a job runs before it may be preempted, shrunk or moved; ten of its"
+        " restarts if that is more.",
         bounds=(0, 1e7),
     )
     history: float = key(

@@ -179,14 +179,21 @@ class LimitSettings:
         " pending job is never refused, but counts.",
         bounds=(0, UNLIMITED),
     )
-    resizes: int = key(UNLIMITED, "The same for all jobs of the site.", bounds=(0, UNLIMITED))
+    resizes: int = key(
+        UNLIMITED, "Most resizes per hour of all jobs of the site.", bounds=(0, UNLIMITED)
+    )
     share: float = key(
         1.0, "Fraction of the site's GPUs that all jobs may hold beyond their MIN.", bounds=(0, 1)
     )
-    user_share: float = key(1.0, "The same for the jobs of each user.", bounds=(0, 1))
+    user_share: float = key(
+        1.0,
+        "Fraction of the site's GPUs that the jobs of a user may hold beyond their MIN.",
+        bounds=(0, 1),
+    )
     partition_shares: dict[str, float] = key(
         {},
-        "The same by partition, of the partition's GPUs, e.g. { gpu = 0.5 }.",
+        "Fraction of a partition's GPUs that its jobs may hold beyond their MIN, e.g."
+        " { gpu = 0.5 }.",
         bounds=(0, 1),
     )
 
@@ -198,7 +205,9 @@ class SpeedupSettings:
     loss_in_node: float = key(
         0.04, "Efficiency lost with each doubling of the GPUs inside a node.", bounds=(0, 1)
     )
-    loss_across_nodes: float = key(0.10, "The same beyond a node.", bounds=(0, 1))
+    loss_across_nodes: float = key(
+        0.10, "Efficiency lost with each doubling of the GPUs beyond a node.", bounds=(0, 1)
+    )
     types: dict[str, float] = key(
         {},
         "Relative speed of GPU types, e.g. { a100 = 2.0, v100 = 1.0 }; unknown types count 1.",
@@ -233,7 +242,9 @@ class DurationSettings:
 
     predict: bool = key(False, "Predict run times of jobs from Slurm's accounting, by sacct.")
     history_days: float = key(60.0, "Days of accounting that are read.", bounds=(1, 3650))
-    most_jobs: int = key(20_000, "The latest so many GPU jobs are read.", bounds=(100, 200_000))
+    most_jobs: int = key(
+        20_000, "Most GPU jobs that are read, the latest ones.", bounds=(100, 200_000)
+    )
     refresh_s: float = key(
         3600.0, "Seconds between trainings, each in a process of its own.", bounds=(60, 1e6)
     )
@@ -265,13 +276,13 @@ class SleepSettings:
     )
     grow_boots: float = key(
         6.0,
-        "A job grows onto a sleeping node if at least so many ResumeTimeouts of its time are left.",
+        "A job grows onto a sleeping node if it has at least this multiple of ResumeTimeout left.",
         bounds=(1, 1e6),
     )
     clear_s: float = key(
         0.0,
-        "Jobs leave a node for others that stay in use, so that it can sleep, if what they lose is"
-        " little of the time that they have left; at most so many seconds of it count. 0: never.",
+        "Elastic jobs move to nodes in use, so that theirs can sleep, if they lose little of the"
+        " time that they have left; of that at most these seconds count. 0: never.",
         bounds=(0, 1e7),
     )
     served: float = key(
@@ -287,7 +298,7 @@ class SleepSettings:
         0.0, "Price of a kWh, in any currency; 0: no costs.", bounds=(0, 1e3)
     )
     boot_s: float = key(
-        600.0, "Seconds of a boot, by which a start that it delays is late.", bounds=(1, 86400)
+        600.0, "Seconds of a boot, which delay a start that waits for it.", bounds=(1, 86400)
     )
 
 

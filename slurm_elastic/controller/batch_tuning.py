@@ -31,7 +31,7 @@ from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 MIN_GAIN = 0.05
 #: Largest batch tried, by the present one; and micro-batch, by the largest that was measured.
 _STRETCH = 2
-#: From here on micro-batches are multiples of eight.
+#: Micro-batches of this size and larger are multiples of eight.
 _EIGHTS = 12
 
 

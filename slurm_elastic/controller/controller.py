@@ -1,4 +1,4 @@
-"""The controller: reads the jobs, decides, and lets the engine act.
+"""The controller: it reads the jobs, decides, and lets the engine carry out changes.
 
 `look` is called repeatedly (`pause` is the time until the next call); it reads the jobs,
 advances transitions and, when something has happened or the interval is over,
@@ -49,9 +49,9 @@ from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe
 
-#: Jobs get this long to hear that a notice is withdrawn, before the socket closes.
-_FAREWELL_S = 0.3
-#: slurm.conf is looked at this often.
+#: Seconds for telling jobs that a notice is withdrawn, before the socket closes.
+_WITHDRAWAL_S = 0.3
+#: Seconds between two reads of slurm.conf.
 _SETTINGS_S = 300.0
 
 
@@ -128,7 +128,7 @@ class Controller:
         policy_state = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = policy_state if isinstance(policy_state, dict) else {}
         self._plan: Plan | None = None
-        self.pace = PollSchedule()
+        self.schedule = PollSchedule()
         #: Called from other threads when the next look shall come sooner.
         self.nudge: Callable[[], object] = lambda: None
         #: Another controller that seems to act here, "" for none; asked once a round.
@@ -142,11 +142,13 @@ class Controller:
 
     def pause(self) -> float:
         """Return the seconds until the next look."""
-        return self.pace.pause(poll_s=self.config.controller.poll_s, live=bool(self.engine.live))
+        return self.schedule.pause(
+            poll_s=self.config.controller.poll_s, live=bool(self.engine.live)
+        )
 
     def soon(self) -> None:
         """Schedule a round shortly, since something has happened."""
-        self.pace.soon()
+        self.schedule.soon()
         self.nudge()
 
     def look(self) -> None:
@@ -157,11 +159,11 @@ class Controller:
         """
         try:
             self._look()
-            if self.pace.answered():
+            if self.schedule.note_answer():
                 self._log.info("slurmctld answers again")
             self._note("slurm", None)
         except SlurmUnreachableError as error:
-            if self.pace.quiet():
+            if self.schedule.note_silence():
                 self._log.error(f"{error}; nothing is changed until it answers")
             self._note("slurm", Reason("slurm-unreachable", error=str(error)))
         except LedgerError as error:
@@ -174,7 +176,7 @@ class Controller:
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"
             )
             self._note("internal", Reason("internal-error", error=repr(error)))
-            self.pace.stumble()
+            self.schedule.wait_after_error()
 
     def _unwritten(self, error: LedgerError) -> None:
         """Log once that the ledger cannot be written; the next round tries again."""
@@ -187,8 +189,8 @@ class Controller:
         if self._idle():
             return
         live = self.engine.live
-        with self.pace.looking():
-            if live and not self.pace.all_due():
+        with self.schedule.measuring_read():
+            if live and not self.schedule.full_read_is_due():
                 self.listing.read_again(live)
             else:
                 self._read_jobs()
@@ -206,7 +208,7 @@ class Controller:
                 unusable=self.reader.unusable,
                 companions=self.listing.companions,
                 report=self.store.last_report,
-                answering_s=self.pace.answering_s(),
+                answering_s=self.schedule.answering_s(),
                 shards=self._shards,
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
@@ -214,19 +216,19 @@ class Controller:
         self._collect()
         self.listing.fold()
         self._publish()
-        if self.pace.round_is_due():
-            with self.pace.deciding(every_s=self.config.controller.interval_s):
+        if self.schedule.round_is_due():
+            with self.schedule.measuring_round(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
                     self._read_jobs()
                     self.engine.end_with_jobs(self.listing.jobs)
                     self._collect()
                 self.round()
-            seconds, cpu_s = self.pace.rounds[-1]
+            seconds, cpu_s = self.schedule.rounds[-1]
             self.counts.round_done(seconds, cpu_s=cpu_s)
-            self._log.debug(f"Round {self.pace.last()} Jobs={len(self.listing.jobs)}")
+            self._log.debug(f"Round {self.schedule.last_round()} Jobs={len(self.listing.jobs)}")
 
     def _read_jobs(self) -> None:
-        with self.pace.reading_all():
+        with self.schedule.measuring_full_read():
             self.listing.read_all()
         self._instruct_new_attempts()
 
@@ -240,14 +242,14 @@ class Controller:
         )
         attempts = {(job.job_id, job.run): job for job in running}
         for attempt in attempts.keys() - self._attempts:
-            self.report_handler.stand(attempts[attempt])
+            self.report_handler.send_settings(attempts[attempt])
         self._attempts = frozenset(attempts)
 
     def _idle(self) -> bool:
         """Return whether nothing has happened and nothing is due, by a cheap look."""
-        if self.engine.busy or self.pace.asked_for or self.pace.round_is_due():
+        if self.engine.busy or self.schedule.has_unknown_job or self.schedule.round_is_due():
             return False
-        with self.pace.glancing():
+        with self.schedule.measuring_pulse():
             pulse = self.reader.pulse()
         if pulse != self._pulse:
             self._pulse = pulse
@@ -261,12 +263,12 @@ class Controller:
             transition, job = self.engine.ended.pop(0)
             self.counts.transition_ended(transition)
             if transition.state is TransitionState.DONE or transition.given_up:
-                self.store.changed(transition, job, time.time())
+                self.store.record_end_of_change(transition, job, time.time())
             is_requeued = transition.target is not None and not transition.in_place
             if transition.state is TransitionState.DONE and is_requeued:
-                self.report_handler.expect(transition)
+                self.report_handler.await_first_step(transition)
             else:
-                self.report_handler.attempts.withdraw(transition.job_id)
+                self.report_handler.attempts.drop_prediction(transition.job_id)
             self.soon()
 
     # --- a round ---
@@ -297,7 +299,7 @@ class Controller:
         live = self.engine.live
         self.lengths.tick()
         records = self.lengths.attached(self.store.records(snapshot, live), snapshot)
-        self.engine.outbox.pace(sum(r.reporting for r in records.values()))
+        self.engine.outbox.set_report_interval(sum(r.reporting for r in records.values()))
         decide = partial(
             decide_round,
             records=records,
@@ -315,7 +317,7 @@ class Controller:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
         if plan.wake is not None:
-            self.pace.soon(plan.wake - time.time())
+            self.schedule.soon(plan.wake - time.time())
         self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,
@@ -326,7 +328,7 @@ class Controller:
             resizes=self.store.resizes(),
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
-            next_round=time.time() + max(0.0, self.pace.until_round()),
+            next_round=time.time() + max(0.0, self.schedule.until_round()),
             topology=self.config.topology,
             kept_since=self.store.kept_since,
             neighbours=self.neighbours.neighbours(snapshot),
@@ -412,7 +414,7 @@ class Controller:
         for job_id in started:
             if job_id in live and live[job_id].by_companions:
                 continue
-            self.report_handler.attempts.promise(plan.decision[job_id])
+            self.report_handler.attempts.record_prediction(plan.decision[job_id])
         started |= self._starter.begin_rehearsals(snapshot, plan, records)
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
@@ -426,7 +428,7 @@ class Controller:
     def job(self, job_id: int) -> Job | None:
         """Return a job as last read; for an unknown one schedule a look at once."""
         job = self.listing.jobs.get(job_id) or self.view.snapshot.job.get(job_id)
-        if job is None and self.pace.ask():
+        if job is None and self.schedule.note_unknown_job():
             self.nudge()
         return job
 
@@ -438,12 +440,12 @@ class Controller:
         self._starter.config = self.neighbours.config = config
         self.store.learning.config = self.lengths.config = self.sleep.config = config
         self.retired = False
-        self.pace.at_once()
+        self.schedule.at_once()
 
     def stop(self) -> None:
         """Release jobs that wait for an answer; other transitions go on at the next start."""
         if self.engine.withdraw(self.listing.jobs):
-            time.sleep(_FAREWELL_S)
+            time.sleep(_WITHDRAWAL_S)
 
     def retire(self) -> str:
         """Begin nothing new and end leases; transitions under way are finished."""

@@ -36,7 +36,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.controller.leader.controller_addresses import own_address
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
-from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
+from slurm_elastic.controller.leader.standby_sync import StandbySync, take_over
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.metrics.metrics_service import serving
 from slurm_elastic.controller.metrics.metrics_source import MetricsSource
@@ -65,7 +65,7 @@ from slurm_elastic.slurm.scontrol import (
 _RETRY_S = 5.0
 #: A standby copies the active controller's ledger at every so many looks at the lease.
 _COPIES = 4
-#: What of the configuration takes effect only at the next start.
+#: Keys of the configuration that take effect only at the next start.
 _FIXED = (
     ("controller", "state_dir"),
     ("controller", "policy"),
@@ -89,7 +89,7 @@ class Daemon:
         self._config = schema.load(path, policies=policy_protocol.known())
         policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
-        #: With several controllers: this one's part in their lease.
+        #: Election of the active controller; None: this one is configured alone.
         self._election: LeaderElection | None = None
         self._reader: ClusterReader | None = None
         #: Acts now; None: this daemon stands by or starts.
@@ -205,7 +205,7 @@ class Daemon:
         """Act as the controller until SIGTERM, or until another controller acts."""
         election = self._election
         if election:
-            succeed(ledger, election.generation, self._log)
+            take_over(ledger, election.generation, self._log)
         controller = Controller(
             config=self._config,
             reader=reader,

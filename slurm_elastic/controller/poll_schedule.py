@@ -4,12 +4,12 @@ Looks and rounds cost time of this process and of slurmctld, and more of it with
 longer they took, the longer the pause after them. All times are of time.monotonic, since the
 clock may be set.
 
->>> pace = PollSchedule()
->>> pace.round_is_due()
+>>> schedule = PollSchedule()
+>>> schedule.round_is_due()
 True
->>> with pace.deciding(every_s=30.0):
+>>> with schedule.measuring_round(every_s=30.0):
 ...     pass
->>> pace.round_is_due(), 0 < pace.pause(poll_s=2.0, live=False) <= 2.0
+>>> schedule.round_is_due(), 0 < schedule.pause(poll_s=2.0, live=False) <= 2.0
 (False, True)
 """
 
@@ -22,12 +22,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: While transitions are live.
+#: Seconds between two reads of jobs while a transition is under way.
 _FAST_S = 0.2
 #: Shares of a core: of cheap looks while nothing happens, of looks while transitions are live,
 #: and of rounds however much happens.
 _IDLE_SHARE, _FAST_SHARE, _ROUND_SHARE = 0.004, 0.2, 0.1
-#: After a change, others that come with it get this long to show.
+#: Least seconds between a change and the round after it: changes that belong together come one
+#: after the other.
 _SETTLE_S = 0.3
 #: A request for an unknown job schedules the next look after this time.
 _UNKNOWN_S = 1.0
@@ -55,7 +56,7 @@ class PollSchedule:
     def __init__(self) -> None:
         self.silence_s = 0.0
         self.rounds: deque[tuple[float, float]] = deque(maxlen=_ROUNDS)
-        self.asked_for = False
+        self.has_unknown_job = False
         self._answers_since = -math.inf
         self._next_round = 0.0
         self._not_before = 0.0
@@ -73,7 +74,7 @@ class PollSchedule:
             return self.silence_s
         if live:
             return max(_FAST_S, self._look_s / _FAST_SHARE)
-        if self.asked_for:
+        if self.has_unknown_job:
             return _UNKNOWN_S
         poll = max(poll_s, self._pulse_s / _IDLE_SHARE)
         return max(0.05, min(poll, self.until_round()))
@@ -81,28 +82,28 @@ class PollSchedule:
     # --- looks ---
 
     @contextmanager
-    def glancing(self) -> Iterator[None]:
+    def measuring_pulse(self) -> Iterator[None]:
         """Measure a cheap look, whose cost decides how often it is done."""
         began = _cpu_s()
         yield
         self._pulse_s = _cpu_s() - began
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def measuring_read(self) -> Iterator[None]:
         """Measure the reading of the jobs."""
-        self.asked_for, self._looked = False, time.monotonic()
+        self.has_unknown_job, self._looked = False, time.monotonic()
         began = _cpu_s()
         yield
         self._look_s = _cpu_s() - began
 
     @contextmanager
-    def reading_all(self) -> Iterator[None]:
+    def measuring_full_read(self) -> Iterator[None]:
         """Measure the reading of all jobs, whose cost decides when all are read again."""
         began = _cpu_s()
         yield
         self._all_s, self._all_read = _cpu_s() - began, time.monotonic()
 
-    def all_due(self) -> bool:
+    def full_read_is_due(self) -> bool:
         """Return whether a look during transitions shall read all jobs, not only theirs.
 
         Where that is cheap: always.
@@ -110,18 +111,18 @@ class PollSchedule:
         pause_s = self._all_s / _FAST_SHARE
         return pause_s <= _FAST_S or time.monotonic() - self._all_read >= pause_s
 
-    def ask(self) -> bool:
+    def note_unknown_job(self) -> bool:
         """Note a request for an unknown job; return whether it may cause a look at once."""
-        self.asked_for = True
+        self.has_unknown_job = True
         return time.monotonic() - self._looked > _UNKNOWN_S
 
-    def quiet(self) -> bool:
+    def note_silence(self) -> bool:
         """Wait longer each time while Slurm does not answer; return whether that is new."""
         news = not self.silence_s
         self.silence_s = min(_SILENCE_MAX_S, self.silence_s * 2 or _FIRST_SILENCE_S)
         return news
 
-    def answered(self) -> bool:
+    def note_answer(self) -> bool:
         """Note that Slurm has answered; return whether that is new."""
         news = bool(self.silence_s)
         if news:
@@ -132,7 +133,7 @@ class PollSchedule:
         """Return for how many seconds Slurm has answered since it last did not."""
         return 0.0 if self.silence_s else time.monotonic() - self._answers_since
 
-    def stumble(self) -> None:
+    def wait_after_error(self) -> None:
         """Wait for some time after an internal error."""
         self.silence_s = _INTERNAL_ERROR_S
 
@@ -156,7 +157,7 @@ class PollSchedule:
         self._next_round = 0.0
 
     @contextmanager
-    def deciding(self, *, every_s: float) -> Iterator[None]:
+    def measuring_round(self, *, every_s: float) -> Iterator[None]:
         """Measure a round; the next is due after `every_s` unless something happens."""
         self._next_round = time.monotonic() + every_s
         wall, cpu = time.monotonic(), _cpu_s()
@@ -166,6 +167,6 @@ class PollSchedule:
         self._not_before = wall + spent / _ROUND_SHARE
         self._next_round = max(self._next_round, self._not_before)
 
-    def last(self) -> str:
+    def last_round(self) -> str:
         """Return the times of the last round, for the log."""
         return "Seconds={:.3f} Cpu={:.3f}".format(*self.rounds[-1])

@@ -133,14 +133,14 @@ class ReportHandler:
     def orders(self, job_id: int, run: int, *, job: Job | None) -> Orders:
         """Return the orders of one attempt; users' orders are in the first answer already."""
         if job is not None:
-            self.stand(job)
+            self.send_settings(job)
         return self._outbox.orders(job_id, run)
 
     def reason(self, job_id: int, run: int) -> Reason | None:
         """Return the reason of what one attempt is asked, or None."""
         return self._outbox.reason(job_id, run)
 
-    def stand(self, job: Job) -> None:
+    def send_settings(self, job: Job) -> None:
         """Send a job the layout or plan that is ordered, and its owner's directive, if new.
 
         A setting for other GPUs than the job holds goes to the attempt that will have them: the
@@ -174,7 +174,7 @@ class ReportHandler:
                 job, rehearsal.transition, rehearsal.result, rehearsal.why
             )
 
-    def expect(self, transition: Transition) -> None:
+    def await_first_step(self, transition: Transition) -> None:
         """Await the first step of a job on its new GPUs, which shows what the change cost."""
         self._measuring[transition.job_id] = transition
 

@@ -25,7 +25,7 @@ _DOC = "docs/install.md"
 #: Partitions that one line names.
 _MOST_NAMED = 3
 
-#: Below this SuspendTime Slurm itself switches nodes off; so long it never does.
+#: SuspendTime below which Slurm itself switches nodes off, and one with which it never does.
 _DAY_S, _LONG_SUSPEND_S = 86400.0, 10_000_000
 _POWER_REMEDIES = {
     "SuspendProgram": "name the program that switches nodes off (docs/sleep.md)",

@@ -25,7 +25,7 @@ class JobClass(enum.Enum):
     ADAPTIVE = "adaptive"
     #: GPUs and type; the batch is the user's.
     STRONG_SCALING = "strong-scaling"
-    #: Only type and time; GPUs and batch are the user's.
+    #: GPUs and batch are the user's; only type and time are chosen.
     RIGID = "rigid"
 
 

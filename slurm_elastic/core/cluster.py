@@ -206,7 +206,7 @@ class Job:
             without this information are left out.
         parts: (node, index) of each GPU of which the job holds a part (shards, MPS); index -1: not
             known.
-        shards: that a pending job requests on a node.
+        shards: number that a pending job requests on a node.
         whole_nodes: it gets all GPUs and CPUs of its nodes (--exclusive).
         wckey: the accounting key that its user gave (--wckey); "": none, or the user's default.
     """

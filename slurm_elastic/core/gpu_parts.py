@@ -1,4 +1,4 @@
-"""GPUs of which several jobs hold parts: how many are in use, and by which jobs. Pure."""
+"""GPUs of which jobs hold parts (shards): the jobs on each, and the GPUs in use. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def jobs_by_gpu(jobs: Iterable[Job]) -> dict[GpuName, tuple[Job, ...]]:
 
 
 def partners(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
-    """Return, by id, the other jobs on the GPU of each job that holds half of one."""
+    """Return the other jobs on the GPU of each job that holds half of one, by the id of the job."""
     holders = jobs_by_gpu(jobs)
     return {
         job.job_id: tuple(other for other in present if other.job_id != job.job_id)
@@ -33,7 +33,7 @@ def partners(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
 
 
 def held_gpus(jobs: Iterable[Job]) -> Counter[str]:
-    """Return the GPUs in use on each node; one of which jobs hold parts counts once."""
+    """Return the number of GPUs in use on each node; a GPU in parts counts once."""
     held, divided = Counter[str](), set[GpuName]()
     for job in jobs:
         divided.update(job.parts)
@@ -44,7 +44,7 @@ def held_gpus(jobs: Iterable[Job]) -> Counter[str]:
 
 
 def vacated_gpus(job: Job | None, jobs: Iterable[Job]) -> Mapping[str, int]:
-    """Return the GPUs on each node that a job would leave free: those that it has to itself."""
+    """Return the number of GPUs on each node that a job has alone, and would leave free."""
     if job is None or job.allocation is None:
         return {}
     if not job.allocation.half:
@@ -57,9 +57,9 @@ def has_free_half(node: str, jobs: Iterable[Job], job_id: int) -> bool:
     """Return whether another job holds half of a GPU of a node, and none the other half.
 
     Args:
-        node: its name.
-        jobs: all.
-        job_id: the job that would take it.
+        node: name of the node.
+        jobs: all jobs.
+        job_id: the job that would take the other half.
     """
     others = (other for other in jobs if other.job_id != job_id)
     return any(

@@ -1,11 +1,11 @@
 """Pending jobs that would start in the place of a job that is requeued. Pure.
 
-A requeued job gives up its GPUs, which a reservation keeps for it, and what counts against limits:
-a task of its array (`--array=0-9%2`), jobs and resources of its QOS, account or user, licenses.
-Nothing keeps those. A job that waits for nothing but such a limit starts in that moment, and the
-requeued one waits until that one ends. So, while there is one, a job is requeued only to give way
-to others (our definition, by Slurm's reasons of pending jobs, the GPUs that are free and the limits
-that are known: a job that could not start in any case hinders no other).
+A requeued job gives up its GPUs, which a reservation keeps for it, and its part of limits, which
+nothing keeps: running tasks of an array (`--array=0-9%2`), jobs and resources of a QOS, account or
+user, licenses. A pending job that waits only for such a limit, a *rival*, starts in that
+moment, and the requeued job waits until the rival ends. So a job that has a rival is requeued only
+to give way to others. Our definition, by Slurm's reasons of pending jobs, the free GPUs and the
+known limits: a pending job for which no GPUs are free is no rival.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _LICENSES = "Licenses"
 _PER_OWNER = re.compile(r"(?:QOS)?Max\w*Per(User|Account)(?:Limit)?")
 #: Limits on what has been used up: a requeue frees nothing of them.
 _USED_UP = re.compile(r"\w*(?:(?<!Run)Minutes|Wall)\w*")
-#: What (QOS, account, user, array) jobs have in common that are under the same limit.
+#: Properties (QOS, account, user, array) that all jobs under one limit have in common.
 _Group = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRival:
-    """Pending job that waits for a limit.
+    """Pending job that waits only for a limit.
 
     Attributes:
-        job: that has room on free GPUs.
+        job: the pending job, for which enough GPUs are free.
         gpus_left: GPUs that its limits leave it now, as far as they are known.
     """
 
@@ -41,7 +41,7 @@ class LimitRival:
 
 
 def limit_rivals(snapshot: Snapshot) -> Mapping[_Group, LimitRival]:
-    """Return the pending jobs that wait for nothing but a limit, the smallest one of each group."""
+    """Return the pending jobs that wait only for a limit, the smallest one of each group."""
     rivals: dict[_Group, LimitRival] = {}
     free = _free_gpus(snapshot)
     for job in snapshot.jobs:
@@ -56,7 +56,7 @@ def limit_rivals(snapshot: Snapshot) -> Mapping[_Group, LimitRival]:
 
 
 def rival_reason(job: Job, rivals: Mapping[_Group, LimitRival]) -> str:
-    """Return for which limit a pending job waits that would start in place of this one; "": none.
+    """Return the limit that a rival of a job waits for, as Slurm names it; "": it has none.
 
     Args:
         job: running.

@@ -22,9 +22,9 @@ from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
-#: How the members are changed: "": ranks join and leave while the others train; `prepare`: all
-#: ranks will be started again, companions are submitted and wait; `now`: the ranks have saved, or
-#: have failed: they are ended and started again.
+#: Ways to change the members. "": ranks join and leave while the others train; `prepare`: all ranks
+#: will be started again, companions are submitted and wait; `now`: the ranks have saved, or have
+#: failed: they are ended and started again.
 RESTARTS = ("", "prepare", "now")
 
 #: States of a companion, in order. `submitted`: held or pending; `running`: its script has

@@ -97,7 +97,7 @@ class Action(enum.Enum):
     SHRINK = "shrink"
     MOVE = "move"
     PREEMPT = "preempt"
-    #: Not decided by a round but by the crash-loop guard (docs/reliability-failed-changes.md).
+    #: Decided by the crash-loop guard instead of a round (docs/reliability-failed-changes.md).
     HOLD = "hold"
     #: Nor this: a requeue that shows whether a script resumes (docs/esrun-proven.md).
     REHEARSE = "rehearsal"

@@ -232,7 +232,7 @@ def _nested_all(value: object) -> tuple[Reason, ...]:
     return tuple(map(_nested, _sequence(value)))
 
 
-#: How values of a kind become plain Python values; those of the other kinds are strings.
+#: Conversion of values of a kind to plain Python values; those of the other kinds are strings.
 _PLAIN: Mapping[ParameterKind, Callable[[Any], Value]] = {
     ParameterKind.COUNT: operator.index,
     ParameterKind.FLAG: bool,
@@ -243,7 +243,8 @@ _PLAIN: Mapping[ParameterKind, Callable[[Any], Value]] = {
     ParameterKind.REASON: _nested,
     ParameterKind.REASONS: _nested_all,
 }
-#: By code and in order: name, whether None is allowed, and how the value becomes a plain one.
+#: Parameters of each code, in order: name, whether None is allowed, and the conversion of the value
+#: to a plain one.
 _FIELDS: Mapping[str, tuple[tuple[str, bool, Callable[[Any], Value]], ...]] = {
     code: tuple((p.name, p.optional or p.kind.hideable, _plain_form(p)) for p in d.parameters)
     for code, d in DEFINITIONS.items()

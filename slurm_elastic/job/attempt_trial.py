@@ -8,8 +8,8 @@ Without a controller the program is started again in place, after longer and lon
 A start whose members have changed is on trial, too, until it has completed a checkpoint after that.
 Its companions have ended with it, so the program is started again on the job's own GPUs.
 
-A training that runs out of memory is reported and waits, too, wherever the library has told how
-large its model is: the controller may know an execution plan that needs less.
+A training that runs out of memory is reported, and esrun waits, too, if the library has reported
+the size of its model: the controller may know an execution plan that needs less.
 
 Whether earlier attempts had a checkpoint is kept in an empty file beside that of
 `unmodified.resume_state`. Where it could not be written the controller is asked, and decides.
@@ -29,14 +29,14 @@ from slurm_elastic.job.report_state import ReportState
 
 #: Slurm ends the ranks of a job a moment before esrun: no failure of theirs.
 _GRACE_S = 3.0
-#: Seconds that an esrun waits for an answer which does not know itself whether it is on trial.
+#: Seconds for which esrun waits for an answer if it does not know whether the attempt is on trial.
 _ASK_S = 30.0
 #: Seconds without an answer of the controller after which the program is started again in place;
-#: doubled each time, up to the second figure.
+#: doubled each time, up to the second value.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 120.0, 1800.0
-#: Seconds after which it is, although the controller answers.
+#: Seconds after which the program is started again although the controller answers.
 _PATIENCE_S = 1800.0
-#: Seconds without an answer after which a program that ended with exit code 0 is left at that.
+#: Seconds without an answer after which exit code 0 of a program is accepted as its end.
 _ACCEPT_S = 900.0
 _REPORT_EVERY_S, _TICK_S = 5.0, 0.2
 
@@ -217,7 +217,7 @@ class AttemptTrial:
             if answer is None and now > reported + _REPORT_EVERY_S:
                 reported = now
                 self._state.request_report()
-            # A controller that does not know the question is as good as none.
+            # A controller that does not know the question counts as no controller.
             heard = self._state.heard if answer is not None else None
             silent_s = now - max(begun, heard or begun)
             if code == 0 and silent_s > _ACCEPT_S:

@@ -37,7 +37,8 @@ STALE = frozenset(
 STEP_VARIABLE = "SLURM_ELASTIC_STEP"
 #: Marks those in a companion, for the companion's script, over all steps.
 COMPANION_VARIABLE = "SLURM_ELASTIC_COMPANION"
-#: Below Linux's ephemeral ports (32768 and up), above the registered daemons of clusters.
+#: First port and number of ports: below Linux's ephemeral ports (32768 and up), above the ports of
+#: a cluster's daemons.
 _FIRST_PORT, _PORTS = 20000, 12700
 
 

@@ -39,7 +39,7 @@ JOIN_VARIABLE = "SLURM_ELASTIC_JOIN"
 #: torchrun's limit of restarts has no counterpart: a number that no job reaches.
 _MAX_RESTARTS = 1_000_000
 
-#: For torch and torchrun built without libuv, which they use by default.
+#: Variables for torch and torchrun built without libuv, which they use by default.
 WITHOUT_LIBUV = {"USE_LIBUV": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: Debian builds torch without libuv.
 _DEBIAN_TORCH = "/usr/lib/python3/dist-packages/torch"
@@ -51,8 +51,9 @@ case ${1##*/} in *sh) ;; *) trap '' USR1 USR2;; esac
 exec "$@"
 """
 
-#: In an attempt on several jobs, sets the variables of Slurm as one step of the base on all nodes
-#: would have them. A node with GPUs of two jobs counts twice, with other GPUs for each.
+#: Shell code that, in an attempt on several jobs, sets the variables of Slurm as one step of the
+#: base on all nodes would have them. A node with GPUs of two jobs counts twice, with other GPUs for
+#: each.
 _EXPORT_SLURM = """
 if [ -n "$ESRUN_JOB" ]; then
     export SLURM_JOB_ID=$ESRUN_JOB SLURM_JOBID=$ESRUN_JOB
@@ -102,7 +103,8 @@ export TORCHELASTIC_ERROR_FILE="${{TMPDIR:-/tmp}}/esrun-${STEP_VARIABLE}.$RANK.e
 RANK_SCRIPT = f"""{_EXPORT_RANK}exec "$@"
 """
 
-#: The same for a launcher that starts only one process, which takes its rank from the environment.
+#: Shell code for a launcher that starts only one process, which takes its rank from the
+#: environment.
 LAUNCHED_RANK_SCRIPT = _EXPORT_RANK + _EXECUTE_LAUNCHER
 
 #: Runs as each task of a step whose program is a launcher: the first task of each node starts it

@@ -340,9 +340,8 @@ class Supervisor:
         self._end_step()
 
     def _on_program_report(self, fields: dict[str, Any]) -> None:
-        if (
-            fields.get("kind") == "script"
-        ):  # slurm_elastic.integrations: its checkpoints are watched
+        # Of slurm_elastic.integrations: the checkpoints are watched.
+        if fields.get("kind") == "script":
             if self._script:
                 self._script.record_program_step(fields)
             return

@@ -30,7 +30,8 @@ _PUBLISHED_TOLERANCE = 1e-5
 #: Tolerance of ours, and the residuals (of logarithms) that it rounds the objective by in turn.
 _TOLERANCE = 1e-8
 _ROUNDINGS = (0.3, 1e-3)
-#: Below half a microsecond of communication the bound of beta/alpha (1e-8/alpha) would cost.
+#: Least alpha (s): below half a microsecond the least beta/alpha (1e-8/alpha) would restrict the
+#: fit.
 _LEAST_ALPHA = 5e-7
 #: Bounds of the logarithms of seconds, and of beta/alpha: wide, but nothing overflows.
 _LOG_MOST = 20.0

@@ -37,9 +37,9 @@ TIERS = ("node", "rack", "spine")
 GBIT = 1e9 / 8
 #: A stall counts at most this many times the predicted one, and at least its inverse.
 _MOST_SCALE = 32.0
-#: What a tier's scale is for the next one at least.
+#: Least scale of a tier that was not measured, which has the scale of the tier before it.
 _LEAST_CARRIED = 0.5
-#: Of a stall at least this part is the farthest tier's.
+#: Least part of a stall that is attributed to the farthest tier.
 LEAST_PART = 0.1
 
 

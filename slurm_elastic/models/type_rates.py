@@ -51,7 +51,7 @@ def estimated(
 
     Args:
         points: of the application.
-        types: that are wanted.
+        types: the types to compute.
         stated: relative speeds of types, `[speedup] types`; 1 for those not named.
         earlier: samples/s of types, for those not in `points`.
 

@@ -22,7 +22,7 @@ class Beginnings:
     """Changes that begin.
 
     Attributes:
-        jobs: whose changes begin.
+        jobs: the jobs whose changes begin.
         givers: of a job that grows into GPUs that others give up in the same plan: those jobs.
     """
 

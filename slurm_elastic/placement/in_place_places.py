@@ -20,7 +20,7 @@ from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import SPRAWL, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
 
-#: Up to so many companions, all subsets of them are compared; else those of one node each.
+#: Most companions of which all subsets are compared; of more, those of one node each.
 _MOST_COMPARED = 8
 
 

@@ -46,7 +46,7 @@ class NodeLinks:
         """Return the most GPUs of the node that hold whole groups.
 
         Args:
-            gpus: that the job could have here, its own included.
+            gpus: number that the job could have here, its own included.
             own: indexes of those that the job holds here.
             group: ranks of a group.
         """

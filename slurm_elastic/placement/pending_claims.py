@@ -42,7 +42,7 @@ PATIENCE = 10.0
 #: Pending jobs considered in a round, and attempts to make others give way, in all.
 _MOST_LOOKED_AT = 512
 _MOST_TRIALS = 512
-#: In place of a type, as in `NodeArrays.of_type`.
+#: Stands for any GPU type, as in `NodeArrays.of_type`.
 _ANY_TYPE = ""
 
 

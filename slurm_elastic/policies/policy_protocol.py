@@ -95,7 +95,7 @@ BatchChooser = Literal["controller", "policy", "user"]
 _UNKNOWN_KEYWORD = re.compile(
     r"Capabilities\.__init__\(\) got an unexpected keyword argument '(.+)'"
 )
-#: How alike a misspelt name must be (difflib's ratio).
+#: Least similarity (difflib's ratio) at which a known name is suggested for a misspelt one.
 _ALIKE = 0.8
 
 

@@ -138,7 +138,7 @@ def _reporter(task: int, report: Report | None) -> Callable[[int, int, float], N
     return lambda done, total, _: report(task, done, total)
 
 
-#: In a child process: where it reports progress.
+#: Queue in which a child process reports progress; empty in the parent.
 _progress_queue: list[Any] = []
 
 

@@ -71,7 +71,7 @@ class SharedPools:
         """Give a job that has not run yet the pool of its application.
 
         Args:
-            job: that starts with it.
+            job: the job that starts with it.
             others: jobs of the application, which get the pool as it is now.
         """
         name = application_of(job)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-#: With several clusters under one slurmdbd, users name others in `SLURM_CLUSTERS`: all commands
-#: would then read and change these. The rest are default options, which leave out jobs.
+#: Variables, or their prefixes, that change the effect of commands. With several clusters under one
+#: slurmdbd, users name others in `SLURM_CLUSTERS`: all commands would then read and change these.
+#: The rest are default options, which leave out jobs.
 _CHANGING = ("SLURM_CLUSTERS", "SQUEUE_", "SACCT_", "SCONTROL_", "SACCTMGR_")
 
 

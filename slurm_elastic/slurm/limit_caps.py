@@ -1,4 +1,4 @@
-"""Caps over sets of jobs that follow from the limits of associations and QOS.
+"""Limits of sets of jobs that follow from the rows of associations and QOS.
 
 A limit of a QOS replaces the same limit of associations, and that of a partition's QOS the one of
 the job's QOS (with the flag OverPartQOS the other way round). Jobs under the replacing limit still
@@ -96,14 +96,14 @@ class AssociationRow:
     timed: TimedCaps = field(default_factory=TimedCaps)
 
 
-def caps(
+def job_limits(
     qos: Iterable[QosRow],
     associations: Iterable[AssociationRow],
     jobs: Iterable[Job],
     partition_qos: Mapping[str, str] | None = None,
     nodes: Iterable[Node] = (),
 ) -> tuple[Limit, ...]:
-    """Return the caps over jobs running or pending now; caps over no job are left out.
+    """Return the limits of jobs that run or are pending; limits of no job are left out.
 
     Args:
         qos: all QOS.
@@ -155,7 +155,7 @@ class _QosOfJobs:
         self.rows = {row.name: row for row in rows}
         self._partition_qos = partition_qos
         self._orders: dict[tuple[str, str], tuple[QosRow, ...]] = {}
-        self._before: dict[tuple[str, str, str], _Replaced] = {}
+        self._replaced: dict[tuple[str, str, str], _Replaced] = {}
 
     def order(self, job: Job) -> tuple[QosRow, ...]:
         """Return the QOS of a job: the limits of each replace those of the next."""
@@ -169,7 +169,7 @@ class _QosOfJobs:
             self._orders[key] = tuple({row.name: row for row in both}.values())
         return self._orders[key]
 
-    def before(self, job: Job, row: QosRow) -> _Replaced:
+    def replaced_by_earlier(self, job: Job, row: QosRow) -> _Replaced:
         """Return the limits of a QOS of a job that an earlier one replaces.
 
         While a job has several partitions to start in, no limit counts as replaced: the QOS that
@@ -178,19 +178,19 @@ class _QosOfJobs:
         if "," in job.partition:
             return frozenset()
         key = (job.qos, job.partition, row.name)
-        if key not in self._before:
+        if key not in self._replaced:
             rows = self.order(job)
-            self._before[key] = _kinds(rows[: rows.index(row)])
-        return self._before[key]
+            self._replaced[key] = _kinds(rows[: rows.index(row)])
+        return self._replaced[key]
 
-    def replaced(self, job: Job) -> _Replaced:
+    def replaced_of_associations(self, job: Job) -> _Replaced:
         """Return the limits of a job's associations that its QOS replace."""
         if "," in job.partition:
             return frozenset()
         key = (job.qos, job.partition, "")
-        if key not in self._before:
-            self._before[key] = _kinds(self.order(job))
-        return self._before[key]
+        if key not in self._replaced:
+            self._replaced[key] = _kinds(self.order(job))
+        return self._replaced[key]
 
 
 def _kinds(rows: Iterable[QosRow]) -> _Replaced:
@@ -200,16 +200,20 @@ def _kinds(rows: Iterable[QosRow]) -> _Replaced:
 def _qos_limits(of_jobs: _QosOfJobs, jobs: list[Job]) -> Iterable[Limit]:
     for row in of_jobs.rows.values():
         qos_jobs = [j for j in jobs if row in of_jobs.order(j)]
-        replaced = partial(of_jobs.before, row=row)
+        replaced = partial(of_jobs.replaced_by_earlier, row=row)
         name = f"QOS {row.name}"
-        yield from _sums(f"{name} GrpTRES", row.group, qos_jobs, replaced)
+        yield from _limits_of_sums(f"{name} GrpTRES", row.group, qos_jobs, replaced)
         for user in sorted({j.user for j in qos_jobs}) if row.per_user else ():
             limited_jobs = [j for j in qos_jobs if j.user == user]
-            yield from _sums(f"{name} MaxTRESPerUser", row.per_user, limited_jobs, replaced)
+            yield from _limits_of_sums(
+                f"{name} MaxTRESPerUser", row.per_user, limited_jobs, replaced
+            )
         for account in sorted({j.account for j in qos_jobs}) if row.per_account else ():
             limited_jobs = [j for j in qos_jobs if j.account == account]
-            yield from _sums(f"{name} MaxTRESPerAccount", row.per_account, limited_jobs, replaced)
-        yield from _each(name, row, qos_jobs, replaced)
+            yield from _limits_of_sums(
+                f"{name} MaxTRESPerAccount", row.per_account, limited_jobs, replaced
+            )
+        yield from _limits_of_each_job(name, row, qos_jobs, replaced)
 
 
 def _association_limits(
@@ -242,11 +246,13 @@ def _association_limits(
             association_jobs = [j for j in jobs if row.account in above[j.account]]
             each = [j for j in association_jobs if own(j) is None]
         name = f"association {row.account}{'/' + row.user if row.user else ''}"
-        yield from _sums(f"{name} GrpTRES", row.group, association_jobs, of_jobs.replaced)
-        yield from _each(name, row, each, of_jobs.replaced)
+        yield from _limits_of_sums(
+            f"{name} GrpTRES", row.group, association_jobs, of_jobs.replaced_of_associations
+        )
+        yield from _limits_of_each_job(name, row, each, of_jobs.replaced_of_associations)
 
 
-def _sums(
+def _limits_of_sums(
     name: str, caps: Mapping[str, int], jobs: list[Job], replaced: Callable[[Job], _Replaced]
 ) -> Iterable[Limit]:
     """Yield caps over the sum of all jobs, less what jobs use for which others replace them."""
@@ -257,11 +263,11 @@ def _sums(
             continue
         ids = frozenset(j.job_id for j in bound)
         others = (j for j in jobs if j.job_id not in ids and j.state is not JobState.PENDING)
-        left = max(0, cap - sum(_use(j, resource) for j in others))
-        yield Limit(name=_shown(name, resource, cap), resource=resource, cap=left, jobs=ids)
+        left = max(0, cap - sum(_used(j, resource) for j in others))
+        yield Limit(name=_limit_name(name, resource, cap), resource=resource, cap=left, jobs=ids)
 
 
-def _each(
+def _limits_of_each_job(
     name: str,
     row: QosRow | AssociationRow,
     jobs: list[Job],
@@ -269,19 +275,19 @@ def _each(
 ) -> Iterable[Limit]:
     """Yield caps of each job, by its size, its time limit, and both."""
     for resource, cap in row.per_job.items():
-        shown = _shown(f"{name} MaxTRES", resource, cap)
+        limit_name = _limit_name(f"{name} MaxTRES", resource, cap)
         for job in jobs:
             if ("MaxTRES", resource) not in replaced(job):
                 ids = frozenset({job.job_id})
-                yield Limit(name=shown, resource=resource, cap=cap, jobs=ids)
+                yield Limit(name=limit_name, resource=resource, cap=cap, jobs=ids)
     walled = [j for j in jobs if ("MaxWall", "wall") not in replaced(j)]
     if walled and row.wall_s is not None:
         ids = frozenset(j.job_id for j in walled)
         yield Limit(name=f"{name} MaxWall", resource="wall", cap=row.wall_s, jobs=ids)
-    yield from _timed(name, row.timed, jobs, replaced)
+    yield from _limits_of_time(name, row.timed, jobs, replaced)
 
 
-def _use(job: Job, resource: str) -> int:
+def _used(job: Job, resource: str) -> int:
     """Return what a running job has of a resource."""
     if resource == "node":
         return len(job.allocation.shares) if job.allocation else job.min_nodes
@@ -292,11 +298,11 @@ def _use(job: Job, resource: str) -> int:
     return job.gpus if resource in ("gpu", f"gpu:{job.gpu_type}") else 0
 
 
-def _shown(name: str, resource: str, cap: int) -> str:
+def _limit_name(name: str, resource: str, cap: int) -> str:
     return f"{name} {resource.replace('gpu', 'gres/gpu')}={cap}"
 
 
-def _timed(
+def _limits_of_time(
     name: str, timed: TimedCaps, jobs: list[Job], replaced: Callable[[Job], _Replaced]
 ) -> Iterable[Limit]:
     """Yield caps on the GPUs of a node, and on the GPUs that the minutes leave each elastic job.
@@ -307,8 +313,8 @@ def _timed(
     on_node = [j for j in elastic if ("MaxTRESPerNode", "gpu") not in replaced(j)]
     if on_node and "gpu" in timed.node:
         cap, ids = timed.node["gpu"], frozenset(j.job_id for j in on_node)
-        shown = _shown(f"{name} MaxTRESPerNode", "gpu", cap)
-        yield Limit(name=shown, resource=GPUS_OF_A_NODE, cap=cap, jobs=ids)
+        limit_name = _limit_name(f"{name} MaxTRESPerNode", "gpu", cap)
+        yield Limit(name=limit_name, resource=GPUS_OF_A_NODE, cap=cap, jobs=ids)
     kinds = [(kind, caps["gpu"]) for kind, caps in timed.kinds[1:] if "gpu" in caps]
     if not kinds:
         return
@@ -326,8 +332,8 @@ def _timed(
                 continue
             minutes = most - (others if kind == "GrpTRESRunMins" else 0)
             cap = max(held, int(minutes // left))
-            shown, ids = _shown(f"{name} {kind}", "gpu", most), frozenset({job.job_id})
-            yield Limit(name=shown, resource="gpu", cap=cap, jobs=ids)
+            limit_name, ids = _limit_name(f"{name} {kind}", "gpu", most), frozenset({job.job_id})
+            yield Limit(name=limit_name, resource="gpu", cap=cap, jobs=ids)
 
 
 def _minutes_left(job: Job, now: float) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from slurm_elastic.core.cluster import Job, Limit, Node
-from slurm_elastic.slurm.limit_caps import AssociationRow, QosRow, TimedCaps, caps
+from slurm_elastic.slurm.limit_caps import AssociationRow, QosRow, TimedCaps, job_limits
 from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.slurm_command import output
 
@@ -54,10 +54,10 @@ class AccountingLimits:
         partition_qos: Mapping[str, str] | None = None,
         nodes: Iterable[Node] = (),
     ) -> tuple[Limit, ...]:
-        """Return the caps that apply to jobs running or pending now."""
+        """Return the limits of jobs that run or are pending."""
         if self._read_s is None or time.monotonic() - self._read_s > self.refresh_s:
             self._refresh()
-        return caps(self.qos, self.associations, jobs, partition_qos, nodes)
+        return job_limits(self.qos, self.associations, jobs, partition_qos, nodes)
 
     def _refresh(self) -> None:
         self._read_s = time.monotonic()

@@ -109,7 +109,7 @@ class Release:
 OLDEST = Release(23, 11)
 #: The newest series that was tried. The SPANK plugin knows it, too: `slurm_release.c`.
 NEWEST = Release(26, 5)
-#: From the first to before the second, requeued jobs lose their licenses.
+#: Requeued jobs lose their licenses in the releases from the first to before the second.
 _LICENSES_LOST, _LICENSES_KEPT = Release(25, 5), Release(25, 11, 7)
 #: The first release with each fault, the one without it again, and the fault.
 _FAULTS = (

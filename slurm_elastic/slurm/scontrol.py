@@ -17,8 +17,8 @@ from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.slurm.command_environment import command_environment
 
-#: Of our reservations: they do not wait for running jobs, end without killing jobs (FLEX), and
-#: let pending jobs that still name them start afterwards (NO_HOLD_JOBS_AFTER).
+#: Flags of our reservations: these do not wait for running jobs, end without killing jobs (FLEX),
+#: and let pending jobs that still name them start afterwards (NO_HOLD_JOBS_AFTER).
 RESERVATION_FLAGS = "IGNORE_JOBS,FLEX,NO_HOLD_JOBS_AFTER"
 
 #: Exit code of timeout(1) when it had to kill.

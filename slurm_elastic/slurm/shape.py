@@ -14,7 +14,7 @@ from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.nodelist import fold
 
-#: Above every priority that Slurm computes, so that a resized job is scheduled first.
+#: Priority above every one that Slurm computes, so that a resized job is scheduled first.
 FIRST = "4000000000"
 
 Fields = dict[str, str]
@@ -66,7 +66,7 @@ def placed_companion(base: Job, place: Allocation, *, reservation: str, now: flo
     Args:
         base: running.
         place: one node.
-        reservation: in which its GPUs are; "": none.
+        reservation: the one that its GPUs are in; "": none.
         now: epoch seconds.
     """
     ((node, gpus),) = place.shares

@@ -47,7 +47,7 @@ _OPTIMIZER = f"{_CHECKPOINTS}.optimizer"
 _LOAD = "load_sharded_optimizer_state_dict"
 #: Attribute in which torch's own decorator keeps the marked function.
 _MARK = "__dynamo_disable"
-#: What DistributedDataParallel asks the compiler for (torch 2.6, 2.13), by the part of it.
+#: Functions of the compiler that DistributedDataParallel calls (torch 2.6, 2.13), by module.
 _DDP_MODE = {"config": "_get_optimize_ddp_mode", "utils": "get_optimize_ddp_mode"}
 #: The answer while the setting is unchanged; a change would import the compiler.
 _DEFAULT_DDP_MODE = "ddp_optimizer"

@@ -21,12 +21,12 @@ from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.memory_sizes import peak_memory
 from slurm_elastic.training.measure.step_times import StepTimer
 
-#: How long a job waits at its checkpoint to be ended or resumed. With a controller that is a last
-#: resort: esrun itself resumes the job when the controller does not answer any more.
+#: Seconds for which a job waits at its checkpoint to be ended or resumed. With a controller that is
+#: a last resort: esrun itself resumes the job when the controller does not answer any more.
 _WAIT_CONTROLLED_S = 900.0
 _WAIT_ALONE_S = 120.0
-#: How long a training that begins waits for esrun's first message, which says whether its ranks may
-#: change (our choice: never reached but where esrun has been stopped).
+#: Seconds for which a training that begins waits for esrun's first message, which says whether its
+#: ranks may change (our choice: only reached if esrun has been stopped).
 _FIRST_MESSAGE_S = 10.0
 #: Fields of `share_fields`.
 _DIVISION_OF_SHARE = ("micro_batch", "accumulation")
@@ -52,7 +52,7 @@ class Reporter:
         global_batch: samples per step over all ranks.
         micro_batch: most samples through the model at once; None: a rank's whole share.
         application: the script's name of what it trains, or "".
-        device: whose peak memory is reported.
+        device: the device whose peak memory is reported.
         mute: send and receive nothing, on rank 0 as well.
     """
 

@@ -59,7 +59,8 @@ from slurm_elastic.training.tied_parameters import ties
 from slurm_elastic.training.training_job import TrainingJob
 from slurm_elastic.training.training_parts import Rebuilding, TrainingParts
 
-#: How long a step may take to fail when a companion is lost, until the ranks end by themselves.
+#: Seconds within which a step has to fail when a companion is lost; then the ranks end by
+#: themselves.
 _UNNOTICED_S = 5.0
 
 
@@ -230,7 +231,7 @@ class TrainingBuilder:
         if divided:
             loader = replace(loader, ranks_per_sample=choice.tensor)
         staged = choice.staged or (self._schedule == "pipedream" and bool(self._layers))
-        # A single replica has nobody to divide with.
+        # A single replica has no other one to divide state with.
         sharded = settings.shard and not (staged or slabs) and rank_group.size > choice.tensor
         if sharded and (reason := unsupported()):
             sharded = False

@@ -1,4 +1,4 @@
-"""What a training consists of on certain ranks, and how it is made anew when they change."""
+"""Parts of a training on certain ranks, and the function that makes them when these change."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Rebuilding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingParts:
-    """What a `TrainingJob` consists of on certain ranks.
+    """Parts of a `TrainingJob` on certain ranks.
 
     Attributes:
-        checkpoint: from which the training goes on; None: it begins.
+        checkpoint: the one from which the training goes on; None: it begins.
         plan: text of the execution plan; "": the layout says it all.
         full_model: not divided.
         weight_bytes: of all its parameters.

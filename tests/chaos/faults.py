@@ -213,7 +213,7 @@ class Faults:
         """Kill one process of a job.
 
         Args:
-            event: whose numbers choose node and process.
+            event: the event whose numbers choose node and process.
             job: of the process.
             pattern: of its command line.
             name: of the job that it belongs to, or whose companion it is.

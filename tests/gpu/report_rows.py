@@ -20,7 +20,7 @@ class ReportRow:
     """One value of a report.
 
     Attributes:
-        what: of which it is the value.
+        what: the quantity that has the value.
         state: `OK` or `WRONG` for a check, `MEASURED` for a value that nothing is expected of,
             `NOT_RUN` with the reason as `value`.
         value: a number or a text.

@@ -155,7 +155,7 @@ SPANS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SPANS)
 def test_whatever_happens_both_jobs_run_and_the_exchange_is_made_at_last(spans):
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -75,7 +75,7 @@ class Trial:
         return self.script.run == job.run and self.script.saved > self.script.base
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from([1, 2, 3, 4]), FAILURES, SPANS, st.sampled_from(["script", "library"]),
     st.sampled_from(["controller", "slurm"]),

@@ -124,7 +124,7 @@ class Watched(OwnDally):
         return answer
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows)
 def test_the_longest_wait_is_bounded(drawn):
     workload = GangWorkload(

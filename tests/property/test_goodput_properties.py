@@ -159,7 +159,7 @@ def test_sia_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, se
     assert again == proposals
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(*CASES)
 def test_icefrog_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, seed):
     rng = random.Random(seed)
@@ -179,7 +179,7 @@ def test_icefrog_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs
     assert IceFrog(config).decide(asked, dict(state))[0] == proposals
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(*CASES)
 def test_goodput_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, seed):
     rng = random.Random(seed)
@@ -209,7 +209,7 @@ def test_removing_a_job_never_breaks_a_round_of_sia(nodes, jobs, seed):
     assert len(proposals) == jobs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(*CASES, st.booleans())
 def test_without_freezable_jobs_icefrog_decides_as_sia(nodes, jobs, seed, certified):
     rng = random.Random(seed)
@@ -226,7 +226,7 @@ def test_without_freezable_jobs_icefrog_decides_as_sia(nodes, jobs, seed, certif
     assert IceFrog(config).decide(asked, {}) == Sia(config).decide(asked, {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(*CASES)
 def test_an_overdue_job_waits_only_while_others_entitled_hold_all_it_could_use(nodes, jobs, seed):
     rng = random.Random(seed)
@@ -274,7 +274,7 @@ def test_an_overdue_job_waits_only_while_others_entitled_hold_all_it_could_use(n
                 assert column < 0 or columns.gpus[column] > entitled[kind]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from((4, 8, 16)), st.integers(0, 2**32))
 def test_jobs_whose_smallest_sizes_fit_together_wait_no_longer_than_the_bound(gpus, seed):
     rng = random.Random(seed)
@@ -349,7 +349,7 @@ def test_whole_rounds_of_sia_keep_capacity_and_classes(nodes, jobs, seed):
         state = json.loads(json.dumps(state))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(*CASES)
 def test_whole_rounds_of_goodput_keep_capacity(nodes, jobs, seed):
     rng = random.Random(seed)

@@ -86,7 +86,7 @@ class Trial:
             slurm.companions_wait_for = "AssocMaxJobsLimit" if event == "limit" else ""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from([1, 2]), st.sampled_from([3, 4, 6]), SPANS)
 def test_whatever_happens_the_job_trains_on_and_nothing_is_left(start, most, spans):
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -142,7 +142,7 @@ def delay(lot: Random) -> float:
 
 
 @given(st.integers(0, 2**32), st.floats(0.0, 0.03), st.integers(2, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_never_two_that_may_write(seed, deaths, count):
     lot, slurm = Random(seed), Slurmctld()
     everyone = [Process(n, slurm) for n in range(count)]

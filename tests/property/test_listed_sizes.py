@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.config.placement_settings import PlacementSettings
@@ -80,7 +80,7 @@ def with_listed_sizes(cluster, rng):
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["live", "at once"])
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(*CASES)
 @example(6, 5, 14086)  # a gang with uneven shares, more than its directive allows
 def test_no_decision_leaves_the_listed_sizes(name, at_once, nodes, jobs, seed):

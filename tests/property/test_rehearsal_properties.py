@@ -38,7 +38,7 @@ def old_exists(home: Path) -> bool:
     return any(path.stat().st_size == len(OLD) for path in files)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(saves=st.integers(1, 3), by_rename=st.booleans(), attempts=ATTEMPTS)
 def test_the_kept_checkpoint_exists_until_the_script_is_proven(
     saves: int, by_rename: bool, attempts: list[tuple[list[str], int | str]]

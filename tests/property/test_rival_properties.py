@@ -46,7 +46,7 @@ def problem(seed, jobs, nodes):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 8), st.integers(0, 6))
 def test_the_search_fits_and_is_never_worse_than_the_present(seed, jobs, nodes):
     asked = problem(seed, jobs, nodes)
@@ -133,7 +133,7 @@ SMALL_BATCH = SubmittedJob(
 
 @pytest.mark.parametrize("policy", NAMES)
 # A simulation takes long to shrink.
-@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=8, phases=(Phase.explicit, Phase.generate))
 @given(workloads(), st.sampled_from(MACHINES), st.integers(0, 2**31))
 @example(Workload.of("tiny", [SMALL_BATCH]), "a100:2x8", 1)
 def test_every_job_of_a_workload_ends(policy, jobs, machines, seed):

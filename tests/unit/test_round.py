@@ -254,7 +254,7 @@ def test_a_pending_job_in_transition_keeps_its_target():
     assert changes(c) == {1: (Action.GROW, {"g1": 2})}
 
 
-# --- good neighbour ---------------------------------------------------------------------------
+# --- room for waiting jobs ---------------------------------------------------------------------
 
 
 def test_a_rigid_job_gets_what_it_needs_and_no_more():

@@ -11,7 +11,7 @@ def tree(switches=(*LEAVES, SPINE), nodes=("g1", "g2", "g3")):
     return Topology(switches, nodes)
 
 
-def test_tiers():
+def test_the_tier_of_an_allocation_is_the_farthest_link_it_uses():
     assert tree().tier(Allocation.of("a100", {"g1": 4})) is Tier.NODE
     assert tree().tier(("g1", "g2")) is Tier.RACK
     assert tree().tier(("g2", "g3")) is Tier.SPINE

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from slurm_elastic.rpc.decision_answers import EndingRow, ExplainAnswer
 
-#: By Slurm's state, without the exit code of FAILED.
+#: Words for each state in which Slurm ends a job; FAILED also has an exit code.
 _ENDS = {
     "BOOT_FAIL": "ended because a node did not boot",
     "CANCELLED": "was cancelled",

@@ -47,7 +47,7 @@ _RECORD_REPLACED = (
     "its AdminComment has another text than job_submit.lua wrote; the directive read before counts"
 )
 
-#: Where the texts of `explain` begin.
+#: Column in which the texts of `explain` begin.
 _INDENT = 18
 
 
@@ -127,7 +127,7 @@ def _decided(
 
     Args:
         decision: of the last round.
-        answer: of which it is a part.
+        answer: the answer that it is a part of.
         is_unproven: whether another line says that the job is not proven, and why.
     """
     if decision is None:

@@ -10,7 +10,7 @@ from slurm_elastic.core.nodelist import fold
 if TYPE_CHECKING:
     from slurm_elastic.rpc.decision_answers import ExplainAnswer, NeighbourRow
 
-#: What jobs contend for, by `NeighbourRow.resource`.
+#: Name of the shared resource, by `NeighbourRow.resource`.
 _RESOURCES = {
     "compute": "CPUs",
     "memory": "memory bandwidth",

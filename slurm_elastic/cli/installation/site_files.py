@@ -17,7 +17,7 @@ import slurm_elastic
 NODE_KINDS = ("controller", "login", "compute")
 #: Prefixes below which systemd finds units.
 _UNIT_PREFIXES = ("/usr", "/usr/local")
-#: Where packages put the Lua modules: job_submit.lua names it.
+#: Folder into which packages put the Lua modules: job_submit.lua names it.
 _PACKAGED_DATA = "/usr/share/slurm-elastic"
 _EVERYWHERE = frozenset(NODE_KINDS)
 _CONTROLLER = frozenset({"controller"})

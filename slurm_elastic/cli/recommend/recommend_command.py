@@ -60,8 +60,9 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
 )  # fmt: skip
 @click.option("--batch", metavar="N", help="Compare configurations with N samples per GPU.")
 @click.option(
-    "--global-batch", metavar="N", help="Compare those with N samples on all GPUs together."
-)
+    "--global-batch", metavar="N",
+    help="Compare configurations with N samples on all GPUs together.",
+)  # fmt: skip
 @click.option(
     "--uncached", is_flag=True,
     help="The data set does not fit in memory: each epoch reads it from storage.",

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from slurm_elastic.simulator.parallel_runs import Task
     from slurm_elastic.simulator.truth.neighbour_slowdown import NeighbourSlowdown
 
-#: What follows the name of a policy whose placement keeps jobs apart that hurt each other.
+#: Suffix of a policy's name where placement keeps jobs apart that slow each other down.
 APART = "+apart"
-#: What follows it where two jobs may share a GPU.
+#: Suffix of a policy's name where two jobs may share a GPU.
 SHARE = "+share"
 
 
@@ -40,11 +40,11 @@ def neighbours(path: str | None, *, option: str = "--neighbours") -> NeighbourSl
 
 
 def variants(*, apart: bool, share: bool) -> list[str]:
-    """Return what follows a policy's name in each of its runs.
+    """Return the suffixes of a policy's name, one for each of its runs.
 
     Args:
-        apart: neighbours are given.
-        share: pairs on one GPU are.
+        apart: whether speeds of neighbours are given.
+        share: whether speeds of pairs on one GPU are given.
     """
     suffixes = ["", APART] if apart else [""]
     return [s + shared for s in suffixes for shared in (("", SHARE) if share else ("",))]

@@ -15,7 +15,7 @@ from slurm_elastic.cli.simulate.network_options import network_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: As `simulator.truth.freezing_truth.BELIEFS`, which is only imported when a command runs.
+#: Copy of `simulator.truth.freezing_truth.BELIEFS`, which is only imported when a command runs.
 _BELIEFS = ("pessimistic", "central", "optimistic")
 _CLASSES = ("adaptive", "strong-scaling", "rigid")
 
@@ -89,11 +89,11 @@ def shared_options(command: F) -> F:
         network_options,
         click.option(
             "--neighbours", metavar="FILE",
-            help="CSV application,other,speed: speed beside a job on the same node (1).",
+            help="CSV application,other,speed: relative speed beside a job on the same node (1).",
         ),
         click.option(
             "--gpu-pairs", metavar="FILE",
-            help="The same for jobs on one GPU, which jobs of these applications may share.",
+            help="CSV application,other,speed: relative speed of jobs that may share a GPU.",
         ),
         click.option(
             "--freezing", type=click.Choice(_BELIEFS),

@@ -33,7 +33,7 @@ _SEGMENTS = 5000
 _MOST = 4_000_000
 #: Ids of transitions, which jobs and reservations bear, rise with the generation of the lease.
 _IDS = 100_000
-#: Of a job's record: how things stood in Slurm.
+#: Fields of a job's record that describe its state in Slurm, which may have changed since.
 _UNSURE: dict[str, Any] = {
     "pin": None,
     "pins": [],
@@ -44,7 +44,7 @@ _UNSURE: dict[str, Any] = {
 _LOST = Reason("controller-lost")
 
 
-def succeed(ledger: Ledger, generation: int, log: Any) -> None:
+def take_over(ledger: Ledger, generation: int, log: Any) -> None:
     """Take over a ledger into a generation of the lease.
 
     A ledger last written in the generation before was the active one until now: its transitions
@@ -55,12 +55,13 @@ def succeed(ledger: Ledger, generation: int, log: Any) -> None:
     """
     own = ledger.get("lease", 0)
     if own != generation - 1:
-        ended = _disown(ledger, generation)
-        log.info(f"Lease={generation} Ledger=of another's time: {ended} changes are left to Slurm")
+        ended = _end_changes_of_another(ledger, generation)
+        log.info(f"Lease={generation} Ledger=copy: {ended} changes are left to Slurm")
     ledger.put("lease", generation)
 
 
-def _disown(ledger: Ledger, generation: int) -> int:
+def _end_changes_of_another(ledger: Ledger, generation: int) -> int:
+    """End the transitions of another controller in a copied ledger; return their number."""
     live = ledger.live_transitions()
     for id_, _, body in live:
         ledger.put_transition(id_, "ENDED", {**body, "problem": _LOST.to_json()}, live=False)
@@ -82,7 +83,7 @@ def _disown(ledger: Ledger, generation: int) -> int:
     return len(live)
 
 
-def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
+def new_rows(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
     """Return the new rows of a ledger; the answer's `since` is for the next request.
 
     Args:

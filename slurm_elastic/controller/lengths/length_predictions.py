@@ -23,7 +23,7 @@ from slurm_elastic.placement.starts.start_estimates import StartEstimate, start_
 _ROUND_S = 0.2
 #: Starts are estimated anew no sooner, unless a job was submitted; and their time in one round.
 _STARTS_S, _ESTIMATE_S = 20.0, 0.25
-#: After a failure it is tried again no sooner.
+#: Seconds between a failed update of the predictions and the next one.
 _RETRY_S = 600.0
 
 

@@ -44,7 +44,7 @@ class Trained:
         jobs: number of jobs learned from.
         at: epoch s.
         errors: on the latest of these jobs, by the way to predict.
-        seconds: that it took.
+        seconds: time that it took.
     """
 
     predictor: DurationPredictor = field(default_factory=DurationPredictor)

@@ -30,7 +30,7 @@ class _Attempt:
 
     Attributes:
         last_step: of the attempt before, until it was compared; None: nothing to compare.
-        promise: predicted speed over `last_rate`, and on which GPUs.
+        prediction: predicted speed over `last_rate`, and on which GPUs.
     """
 
     run: int
@@ -38,14 +38,14 @@ class _Attempt:
     rate: float | None = None
     last_step: int | None = None
     last_rate: float | None = None
-    promise: tuple[float, Allocation] | None = None
+    prediction: tuple[float, Allocation] | None = None
 
 
 class AttemptComparison:
     """Present attempts of all jobs. Thread-safe.
 
     Args:
-        counts: receives what is found.
+        counts: receives the results.
     """
 
     def __init__(self, counts: ActivityCounts) -> None:
@@ -53,19 +53,19 @@ class AttemptComparison:
         self._attempts: dict[int, _Attempt] = {}
         self._lock = threading.Lock()
 
-    def promise(self, decision: Decision) -> None:
-        """Note the speed that a change which begins now shall bring."""
+    def record_prediction(self, decision: Decision) -> None:
+        """Record the speed that is predicted for a change which begins now."""
         with self._lock:
             attempt = self._attempts.get(decision.job_id)
             if attempt is not None and decision.current and decision.target:
-                attempt.promise = (1 + decision.gain, decision.target)
+                attempt.prediction = (1 + decision.gain, decision.target)
 
-    def withdraw(self, job_id: int) -> None:
+    def drop_prediction(self, job_id: int) -> None:
         """Drop the predicted speed of a change that was not carried out."""
         with self._lock:
             attempt = self._attempts.get(job_id)
             if attempt is not None:
-                attempt.promise = None
+                attempt.prediction = None
 
     def record(self, report: Report, held: Allocation | None, *, by_change: bool) -> None:
         """Record a report of the present attempt of its job.
@@ -86,7 +86,7 @@ class AttemptComparison:
                     report.run,
                     last_step=attempt.last_step if attempt.step is None else attempt.step,
                     last_rate=attempt.rate or attempt.last_rate,
-                    promise=attempt.promise,
+                    prediction=attempt.prediction,
                 )
             self._compare_steps(attempt, report, by_change=by_change)
             self._compare_speeds(attempt, report, held)
@@ -106,12 +106,12 @@ class AttemptComparison:
         if not enough or not report.step_time_s or not report.global_batch:
             return
         attempt.rate = report.global_batch / report.step_time_s
-        if attempt.promise is None or not attempt.last_rate:
+        if attempt.prediction is None or not attempt.last_rate:
             return
-        ratio, target = attempt.promise
+        ratio, target = attempt.prediction
         if held == target:
             self._counts.speed_changed(promised=ratio, delivered=attempt.rate / attempt.last_rate)
-        attempt.promise = attempt.last_rate = None
+        attempt.prediction = attempt.last_rate = None
 
     def forget(self, alive: Collection[int]) -> None:
         """Drop the data of jobs that are gone."""

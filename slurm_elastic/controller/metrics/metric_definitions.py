@@ -14,7 +14,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.rpc.protocol import CODES
 
-#: Before the name of each metric.
+#: Prefix of the name of each metric.
 PREFIX = "selastic_"
 #: GPU type of jobs that ask for any type, or for one that no node has.
 ANY_TYPE = "any"
@@ -170,7 +170,7 @@ ROUND_CPU = MetricDefinition(
     "round_cpu_seconds", "Seconds of CPU that rounds took, of commands too.", kind="counter"
 )
 
-#: Of each controller, as they are now.
+#: Gauges that each controller shows, the standby too.
 ALWAYS = (ACTIVE, LEADER_LEASE, LEADER_GENERATION, LEDGER_SIZE)
 #: Counted by each controller from its start on.
 COUNTED = (

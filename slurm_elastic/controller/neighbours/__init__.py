@@ -1,1 +1,1 @@
-"""How jobs on one node slow each other down."""
+"""Learning how jobs on one node slow each other down."""

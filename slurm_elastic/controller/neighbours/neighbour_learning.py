@@ -1,4 +1,4 @@
-"""`[neighbours]`: learns from reports how jobs on one node slow each other down.
+"""Learning from reports how jobs on one node slow each other down (`[neighbours]`).
 
 Reports come from other threads; everything else happens in rounds.
 """
@@ -30,9 +30,9 @@ from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 _NAME, _MEMORY_NAME = "neighbour_speeds", "gpu_memory"
 #: Seconds between two writes to the ledger.
 _WRITE_S = 300.0
-#: Longer than this between two reports, and the time of the steps between them is not known.
+#: Most seconds between two reports for which the time of the steps between them is known.
 _MOST_S = 300.0
-#: More is no measurement: 1 TB/s.
+#: Largest rate that is believed: 1 TB/s.
 _MOST_BYTES_S = 1e12
 
 
@@ -41,9 +41,9 @@ class Neighbour:
     """A job on the nodes of another one.
 
     Attributes:
-        job_id: of the neighbour.
-        nodes: that both stand on.
-        speed: of the job beside it, on the node where that is slowest.
+        job_id: id of the neighbour.
+        nodes: the nodes that both run on.
+        speed: speed of the job beside it, on the node where that is slowest.
         other: speed of the neighbour beside the job, on that node.
         same_gpu: both have half of one GPU; the speeds are those of such pairs.
     """
@@ -147,7 +147,7 @@ class NeighbourLearning:
             self._written = (snapshot.time, changes)
 
     def table(self, snapshot: Snapshot) -> NeighbourTable | None:
-        """Return the table that placement is to count; None: it counts none."""
+        """Return the speeds that placement takes into account; None: it takes none."""
         learner = self._learner
         if self.config.neighbours.mode != "act" or not learner or not learner.speeds.measured:
             return None

@@ -16,7 +16,7 @@ from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, ExecutionPlanError
 from slurm_elastic.core.execution.possible_plans import misfit
 
-#: In place of a layout: the job's own choice.
+#: Word for the job's own choice of a layout.
 AUTO = "auto"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.leader.standby_sync import news
+from slurm_elastic.controller.leader.standby_sync import new_rows
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.durations_answer import durations
 from slurm_elastic.controller.queries.view import (
@@ -166,7 +166,7 @@ class RequestHandler:
     def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
         """See `RequestBackend`."""
         try:
-            return news(self._controller.ledger, since)
+            return new_rows(self._controller.ledger, since)
         except LedgerError as error:
             raise RequestRefusedError(str(error)) from None
 
@@ -200,7 +200,7 @@ class RequestHandler:
             types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
             observations, text = profile_import.observations_of(args.get("profile"), types)
             if not dry:
-                store.teach(job, observations)
+                store.import_observations(job, observations)
             return text
         if op == "update":
             as_ordered = store.in_force(job, barred=False)
@@ -209,7 +209,7 @@ class RequestHandler:
                 if args.get("elastic") is not None:
                     store.entry(job).trials.clear()
                 store.order(job, override=ordered.override, layout=ordered.layout)
-                self._controller.report_handler.stand(job)
+                self._controller.report_handler.send_settings(job)
             return text
         held = op == "hold"
         if not dry:

@@ -24,7 +24,7 @@ from slurm_elastic.slurm.power_saving import PowerSaving
 from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
-#: After a refusal nothing is switched off for so long, and nothing on.
+#: Seconds after a refusal in which no node is switched off, and in which none is switched on.
 _AFTER_REFUSAL_S, _AGAIN_ON_S = 600.0, 60.0
 #: Seconds beyond ResumeTimeout after which a wake that shows no effect is asked for again.
 _GRACE_S = 60.0
@@ -39,7 +39,7 @@ class NodePower:
         reader: reads the state of each node anew.
         log: structlog logger.
         history: of the nodes in use.
-        nodes: that were switched off.
+        nodes: names of those that were switched off.
     """
 
     def __init__(

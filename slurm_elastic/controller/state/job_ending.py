@@ -26,7 +26,7 @@ class JobEnding:
         exit_code: of the last attempt, 128 + n for signal n.
         time: epoch s; None: not known.
         run: restart count of the last attempt.
-        directive: that was in force; "" for none.
+        directive: the one that was in force; "" for none.
     """
 
     state: str

@@ -100,7 +100,7 @@ class JobStore:
                 with contextlib.suppress(ValueError):
                     transition = Transition.from_body(row)
                     if transition.state is TransitionState.DONE or transition.given_up:
-                        self.changed(transition, job, row["updated"])
+                        self.record_end_of_change(transition, job, row["updated"])
 
     def _stored(self, job: Job) -> StoredJob | None:
         try:
@@ -212,7 +212,7 @@ class JobStore:
                 return None
             return dataclasses.replace(learned, prefixes=prefixes)
 
-    def changed(self, transition: Transition, job: Job | None, now: float) -> None:
+    def record_end_of_change(self, transition: Transition, job: Job | None, now: float) -> None:
         """Record the end of a transition: start the interval, count it if it moved its job."""
         if job is None:
             return
@@ -235,9 +235,9 @@ class JobStore:
         """Remove a companion that has ended; return whether its change has failed by that.
 
         Args:
-            job: of which it was one.
+            job: its base.
             job_id: the companion.
-            reason: for which the job is not changed in place for some time, if the change is still
+            reason: why the job is not changed in place for some time, if the change is still
                 on trial; None: others have ended it.
         """
         with self._lock:
@@ -332,7 +332,7 @@ class JobStore:
             watch.freed = bool(watch.why)
             return watch.freed
 
-    def teach(self, job: Job, observations: Observations) -> None:
+    def import_observations(self, job: Job, observations: Observations) -> None:
         """Keep the observations that an owner imports for a job's application."""
         with self._lock:
             self.learning.adopt(job, observations)

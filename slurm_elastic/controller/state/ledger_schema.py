@@ -33,6 +33,6 @@ CREATE INDEX profiles_seen ON profiles (user, seen);
 """
 #: Seconds that Slurm's accounting counts for a segment; NULL: not known yet.
 _SETTLED = "ALTER TABLE segments ADD COLUMN seconds INTEGER;"
-#: What each version added to the one before.
+#: Statements of each version of the schema, which add to those before.
 VERSIONS = (_SCHEMA, _APPLICATIONS, _PROFILES, retention.SCHEMA, _SETTLED)
 VERSION = len(VERSIONS)

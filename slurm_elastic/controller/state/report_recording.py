@@ -50,7 +50,7 @@ class ReportRecording:
         Args:
             entry: record of its job, which is changed.
             report: the report.
-            job: of which it is.
+            job: the job that has reported.
             last: the report before it; None: not since the start.
             now: epoch s.
             in_force: the job with the directive in force.

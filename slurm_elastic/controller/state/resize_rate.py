@@ -15,7 +15,7 @@ class ResizeRate:
     """The resizes of the last hour, of jobs that are gone, too; begins with the ledger's."""
 
     def __init__(self, ledger: Ledger) -> None:
-        #: By id of the transition: user, time (epoch s).
+        #: User and end (epoch s) of each transition, by its id.
         self._ended: dict[int, tuple[str, float]] = {}
         for body in ledger.ended_since(time.time() - HOUR_S):
             with contextlib.suppress(ValueError):

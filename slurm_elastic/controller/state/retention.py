@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 #: Rows of a table that one call deletes at most, and pages that it gives back.
 PIECE, PAGES = 5000, 2000
-#: Of the time that is kept, this share goes at once when the file is too large.
+#: Share of the kept time that is deleted at once when the file is too large.
 _SLICE = 0.1
 
 
@@ -35,7 +35,7 @@ _TABLES = (
     _Table("profiles", "seen"),
 )
 
-#: What `since` reads; made when the ledger is new or older than this.
+#: Tables that `since` reads, created when the ledger is new or older than this.
 SCHEMA = """
 INSERT OR IGNORE INTO meta SELECT 'kept_since', coalesce(min(t), strftime('%s', 'now')) FROM (
     SELECT min(updated) AS t FROM transitions UNION ALL SELECT min(start) FROM segments);

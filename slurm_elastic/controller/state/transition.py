@@ -55,7 +55,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.resize_kind import ResizeKind
 
-#: What a transition takes over of its job as it is called there.
+#: Fields that a transition copies from its job, under the same names.
 _OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
 
 
@@ -123,7 +123,7 @@ class Transition:
         limit_s: what is left of its time limit, known when it leaves its allocation.
         budget: of its time, where limits may be extended; as it was when the attempt began, and
             from RESHAPE on as it is for the next one.
-        terms: on which its limit may be extended.
+        terms: conditions on which its time limit may be extended.
         spare_s: seconds that are left on top of the running attempt's limit, which Slurm keeps
             in whole minutes.
         nice: to be restored after the priority was.

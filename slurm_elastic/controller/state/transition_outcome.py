@@ -36,7 +36,7 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
 
     Args:
         entry: of the job; it is changed.
-        transition: that has ended. Recorded once: later calls change nothing.
+        transition: an ended one. It is recorded once: later calls change nothing.
         job: as Slurm shows it now.
         now: epoch s.
     """

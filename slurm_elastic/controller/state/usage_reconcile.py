@@ -17,9 +17,9 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.slurm import accounting
 from slurm_elastic.slurm.accounting import AccountedRun
 
-#: While something is not settled yet, and otherwise: seconds between looks at sacct.
+#: Seconds between two reads of sacct: while some usage is not settled yet, and otherwise.
 _SOON_S, _LATER_S = 10.0, 600.0
-#: After this time nothing is looked for any more; and how far back the first look goes.
+#: Age at which usage is no longer looked for in sacct; the first read goes as far back.
 _OLD_S = 2 * 86400.0
 #: slurmdbd may hear of runs late.
 _LATE_S = 900.0

@@ -58,7 +58,7 @@ def admitted(
 def hopeless(
     live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
 ) -> frozenset[int]:
-    """Return the ids of transitions that wait in vain.
+    """Return the ids of waiting transitions whose targets will never be free.
 
     Even after all other transitions there is no room for them: for instance one of a ring has been
     undone, and its job stays on the target of another. The youngest is given up first, since its

@@ -26,7 +26,7 @@ from slurm_elastic.core.reason import Reason
 
 #: Multiple of the failures after which a job is held that never came back to where it worked.
 _STRAYS = 3
-#: How a companion ends whose ranks have failed: its script ends by itself. Others are CANCELLED by
+#: States of a companion whose ranks have failed: its script ends by itself. Others are CANCELLED by
 #: people, end with their node or at their time limit.
 _BY_ITSELF = ("COMPLETED", "FAILED")
 #: Seconds in which esrun says whether the whole program has failed, and companions ended with it.

@@ -115,8 +115,8 @@ def _pace(
 
     Args:
         job: with its submission.
-        gpus: that it gets.
-        gpu_type: of them.
+        gpus: GPUs that it gets.
+        gpu_type: type of these GPUs.
         snapshot: the cluster.
         model: the job's.
         nodes: of the GPUs; (): as few as possible.

@@ -27,7 +27,7 @@ from slurm_elastic.core.report import Orders
 #: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
 #: was not heard of for three minutes is left alone).
 _REPORT_EVERY_S, _SELDOM_S = Orders().report_every_s, 45.0
-#: Of all jobs together (our choice).
+#: Most reports a second of all jobs together (our choice).
 _REPORTS_PER_S = 25.0
 
 
@@ -115,8 +115,8 @@ class OrderOutbox:
         self._seq = int(time.time())
         self._report_every_s = _REPORT_EVERY_S
 
-    def pace(self, jobs: int) -> None:
-        """Let so many jobs together report no more often than `_REPORTS_PER_S`."""
+    def set_report_interval(self, jobs: int) -> None:
+        """Let this number of jobs together send at most `_REPORTS_PER_S` reports a second."""
         every_s = min(max(_REPORT_EVERY_S, jobs / _REPORTS_PER_S), _SELDOM_S)
         with self._lock:
             self._report_every_s = every_s

@@ -22,7 +22,7 @@ NOTICE_S = 600.0
 #: Seconds since the report of a complete checkpoint in which a rehearsal may begin; esrun accepts
 #: one that was shown to be complete 120 s ago.
 _FRESH_S = 45.0
-#: Of the transitions under way at most this part are rehearsals (our choice).
+#: At most one in so many of the transitions under way is a rehearsal (our choice).
 _PART = 4
 _HOUR_S = 3600.0
 

@@ -205,7 +205,7 @@ class TransitionEngine:
             unusable: nodes on which no job may start now; asked when a job is about to start.
             companions: jobs that are companions, as Slurm shows them.
             report: returns the last report of a job.
-            answering_s: for how long slurmctld has answered since it last did not.
+            answering_s: seconds since slurmctld last did not answer.
             shards: of each GPU, by node.
 
         Raises:

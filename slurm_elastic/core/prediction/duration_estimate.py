@@ -20,8 +20,8 @@ from itertools import accumulate
 
 #: Quantiles that an estimate holds.
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-#: Above the last level the chance to outlive a time is inverse to it, so that a job which has run
-#: longer than all that is known is expected to run as long again.
+#: Share of jobs above the last level. There the chance to outlive a time is inverse to it, so that
+#: a job which has run longer than all that is known is expected to run as long again.
 _TAIL = 1.0 - LEVELS[-1]
 _LEAST_S = 1.0
 #: Estimates end here: a century.

@@ -22,7 +22,7 @@ class CompanionJob:
 
     Attributes:
         job_id: of the companion.
-        gpus: that it holds; each runs a rank.
+        gpus: number that it holds; each runs a rank.
         change: number of the change that has ordered it.
         mark: of its ranks.
         state: one of `member_orders.COMPANION_STATES`.

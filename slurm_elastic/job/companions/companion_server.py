@@ -52,8 +52,8 @@ class CompanionServer:
         listener: receives the events.
 
     Attributes:
-        secret: by which companions prove themselves.
-        port: at which it listens.
+        secret: sent by companions to authenticate themselves.
+        port: port on which it listens.
     """
 
     def __init__(self, listener: CompanionListener) -> None:

@@ -26,7 +26,7 @@ from slurm_elastic.job.companions.companion_channel import (
 )
 from slurm_elastic.job.companions.reason_log import log_text, printable
 
-#: What sbatch, and after it the companion's script, gets of the environment.
+#: Variables that sbatch, and after it the companion's script, gets from the environment.
 _KEPT = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "SLURM_CONF", "MUNGE_SOCKET"),
@@ -103,8 +103,8 @@ class CompanionSubmission:
         env: of the base's batch script.
         job_id, run: of the base.
         shape: of each GPU.
-        port: at which esrun listens for their scripts.
-        secret: that both have.
+        port: port on which esrun listens for their scripts.
+        secret: shared by both.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class CompanionSubmission:
 
         Args:
             job_id: of the companion.
-            change: that has ordered it.
+            change: number of the change that has ordered it.
             kill_ranks: send its ranks SIGKILL before; else they get KillWait.
         """
         name = self._name_of(job_id, change)

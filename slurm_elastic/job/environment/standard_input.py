@@ -21,7 +21,7 @@ class StandardInput:
     """Input of one esrun.
 
     Args:
-        descriptor: from which it is read.
+        descriptor: file descriptor that it is read from.
 
     Attributes:
         is_repeatable: whether each start can read all of it.

@@ -70,7 +70,7 @@ class _Grammar:
 
     Attributes:
         flags: without a value.
-        replaced: that describe the shape of the job.
+        replaced: options that describe the shape of the job.
     """
 
     __slots__ = ("flags", "replaced")

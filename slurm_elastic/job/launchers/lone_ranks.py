@@ -14,7 +14,8 @@ from pathlib import Path
 from slurm_elastic.job.launchers.nested_launch import RankProcess
 from slurm_elastic.job.launchers.rendezvous_watch import listening_sockets
 
-#: Of a smaller checkpoint cannot be told which ranks have written it: all write to their logs, too.
+#: Smallest checkpoint of which it can be told which ranks have written it: all ranks write to their
+#: logs, too.
 _LEAST_BYTES = 64 * 1024
 _PROC = Path("/proc")
 

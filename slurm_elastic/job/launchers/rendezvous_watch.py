@@ -15,8 +15,8 @@ from pathlib import Path
 
 #: Seconds until ranks that have begun to train must have met (our choice).
 _MEET_S = 180.0
-#: The same where nothing shows whether they have begun: the import of a framework takes minutes on
-#: a file system that many jobs read at once (our choice).
+#: Seconds if nothing shows whether they have begun: the import of a framework takes minutes on a
+#: file system that many jobs read at once (our choice).
 UNSEEN_S = 900.0
 _PAUSE_S = 5.0
 _TABLES = ("tcp", "tcp6")

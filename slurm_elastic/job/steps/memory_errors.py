@@ -1,22 +1,22 @@
 """Lines of the error output of ranks, and of Slurm, that name a lack of memory.
 
-The last line of a Python traceback with such an error, and what srun and slurmstepd write when the
-kernel has killed a process of a step for its memory. A line of a script that only mentions memory
-is none.
+These are the last line of a Python traceback with such an error, and the lines of srun and
+slurmstepd when the kernel has killed a process of a step for its memory. A line of a script that
+only mentions memory does not count.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Exceptions of Python and numpy for memory, and of torch (2.4 and older, and newer).
+#: Exceptions of Python, numpy and torch (2.5 and newer; 2.4 and older) for a lack of memory.
 _EXCEPTIONS = (
     rb"MemoryError",
     rb"numpy(\.\w+)*\._ArrayMemoryError",
     rb"torch\.OutOfMemoryError",
     rb"torch\.cuda\.OutOfMemoryError",
 )
-#: What a `RuntimeError` of torch says: of the CPU, and of errors that CUDA and HIP report late.
+#: Texts of a `RuntimeError` of torch: of the CPU, and of errors that CUDA and HIP report late.
 _MESSAGES = (
     rb"DefaultCPUAllocator: (can't allocate|not enough) memory",
     rb"(CUDA|HIP) (error: )?out of memory",

@@ -85,7 +85,7 @@ class UnreportedEndWatch:
         ask: returns what a command of Slurm prints, None if it fails.
         pause_s: between two looks.
         silent_s: without ranks on this node, before slurmctld is asked.
-        accounting_s: in which the accounting is to say how a step has ended.
+        accounting_s: longest wait for the accounting to say how a step has ended.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Command of this run of a job beside those of earlier runs: whether it may be started again.
+"""Comparison of a run's command with those of earlier runs: whether it may be started again.
 
 The batch script may have chosen the command by the newest checkpoint, or by the number of GPUs. On
 other GPUs, in the same run of the job, it would then train on from an old checkpoint, or with the

@@ -27,7 +27,7 @@ class FirstGrowth:
 
     Args:
         resume: state of the job.
-        file: in which it is kept.
+        file: the file that it is kept in.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written; None: perhaps.
         end_ranks: ends them then.

@@ -59,7 +59,7 @@ class GivenNotice:
         """Return the fields of a report that a complete checkpoint changes; it may be due then.
 
         Args:
-            checkpoint: that has just become complete.
+            checkpoint: the one that has just become complete.
             needs_copy: whether a rehearsal keeps it before the notice is answered.
             is_saving: whether another save is under way.
         """

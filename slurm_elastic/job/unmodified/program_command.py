@@ -36,7 +36,8 @@ _REPLACED = frozenset(
     )
 )
 _SEPARATORS = re.compile(r"[\s/=,:;'\"]+")
-#: Before the digest of a value that names a checkpoint; and hexadecimal digits of digests.
+#: Prefix of the digest of a value that names a checkpoint, and number of hexadecimal digits of
+#: digests.
 _NAMED, _DIGITS = "*", 16
 
 

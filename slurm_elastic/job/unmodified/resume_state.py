@@ -27,7 +27,7 @@ from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
 _OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "node", "has_ended")
-#: Of one that has ended, only these are kept: a batch script may run hundreds in a loop.
+#: Fields that are kept of a script that has ended: a batch script may run hundreds in a loop.
 _OF_ENDED_SCRIPT = ("proven", "refuted", "jump", "has_ended")
 #: Other scripts that are kept.
 _MOST_OTHERS = 1000
@@ -127,7 +127,7 @@ class ResumeStateFile:
 
     Args:
         run_id: of the job.
-        directories: in which it may lie, the preferred one first; None: those of `state_directory`.
+        directories: those that it may lie in, the preferred one first; None: `state_directory`'s.
     """
 
     def __init__(self, run_id: str, directories: Sequence[str] | None = None) -> None:

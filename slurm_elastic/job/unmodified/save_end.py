@@ -12,7 +12,7 @@ from collections.abc import Callable
 from slurm_elastic.job.launch import log_line
 
 _TICK_S = 0.1
-#: How often a save may begin between a look and the stop of the ranks.
+#: Most times that a save may begin between the check and the stop of the ranks.
 _ATTEMPTS = 5
 
 

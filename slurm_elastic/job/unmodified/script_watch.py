@@ -46,13 +46,13 @@ from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
 #: controller waits for one.
 _TICK_S, _SETTLE_TICK_S, _QUICK_TICK_S = 10.0, 0.5, 0.1
 _BURST_S = 0.1
-#: The same until there is a checkpoint: its directory is not watched yet, and two saves that are
-#: found at once would be taken for one.
+#: Seconds between two scans until there is a checkpoint: its directory is not watched yet, and two
+#: saves that are found at once would be taken for one.
 _FIRST_TICK_S = 1.0
 #: Seconds without a change after which a save is taken for one that does not end: its ranks wait
 #: for others that are lost (our choice).
 _STUCK_S = 60.0
-#: Only so many of the newest checkpoints are looked at for the size of one.
+#: Newest checkpoints from which the size of one is taken.
 _NEWEST = 4
 
 

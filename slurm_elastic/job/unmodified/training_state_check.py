@@ -30,7 +30,7 @@ from slurm_elastic.job.unmodified.resume_state import ResumeState
 _HF_STATE = "trainer_state.json"
 #: A larger file (some 100,000 log entries) is not read: it would delay the watch for seconds.
 _MAX_BYTES = 32 << 20
-#: Only this many checkpoints of an attempt are compared: later ones say nothing about the change.
+#: Checkpoints of an attempt that are compared: later ones say nothing about the change.
 _COMPARED = 5
 #: Part by which speed of epochs, and length of the schedule, may differ.
 _TOLERANCE = 0.1

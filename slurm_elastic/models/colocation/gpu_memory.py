@@ -1,7 +1,7 @@
-"""Whether the memory of a GPU suffices for two applications, as far as they have reported. Pure.
+"""Memory that applications use of a GPU, and whether it suffices for two of them. Pure.
 
-An application reports the memory of the GPU that it has and the most that it has used there. Only
-what the two of a pair have reported counts, so that no user decides about the jobs of others.
+Jobs report the memory of their GPU, and their peak use of it. Only reports of the two applications
+of a pair count for it, so that no user decides about the jobs of others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST = 5000
 
 @dataclass(frozen=True, slots=True)
 class UsedMemory:
-    """What an application reported of one GPU.
+    """Memory of one GPU as an application has reported it.
 
     Attributes:
         peak: most bytes in use, of all its jobs with one GPU of this type.
@@ -39,9 +39,9 @@ class GpuMemory:
         """Record what a job with one GPU has reported.
 
         Args:
-            application: of the job.
-            gpu_type: of its GPU.
-            peak: bytes, of the present attempt.
+            application: application of the job.
+            gpu_type: type of its GPU.
+            peak: most bytes that the present attempt has used.
             capacity: bytes of the GPU.
         """
         key = application, gpu_type

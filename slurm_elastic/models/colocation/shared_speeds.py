@@ -1,4 +1,4 @@
-"""What a cluster has learned of jobs that stand on one node: speed alone, use, and slowdown.
+"""Measurements of jobs that run on one node: speed alone, use, and slowdown.
 
 Step times are compared only between equal settings of one application (`setting`): the time alone
 over the time beside another job is its speed there. An application is a training of one user.
@@ -58,12 +58,12 @@ class PartOfNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredUse:
-    """What an application uses; None: not measured.
+    """Use of shared resources by an application; None: not measured.
 
     Attributes:
-        cpus: that it keeps busy for each of its GPUs.
-        sent_bytes_s: from each of its nodes to others, where it stands on several.
-        read_bytes_s: from storage, for each of its GPUs.
+        cpus: CPUs that it keeps busy for each of its GPUs.
+        sent_bytes_s: bytes a second from each of its nodes to others, where it runs on several.
+        read_bytes_s: bytes a second from storage, for each of its GPUs.
     """
 
     cpus: float | None = None
@@ -78,7 +78,7 @@ class SharedSpeeds:
         self._speeds = NeighbourSpeeds(boosted=False, neutral=True, keep=_RUNS)
         #: Latest step times alone, by (application, setting); the least recently used first.
         self._alone: dict[tuple[str, str], deque[float]] = {}
-        #: By field of `MeasuredUse` and application: the use, and whether it was measured alone.
+        #: Use by field of `MeasuredUse` and application, and whether it was measured alone.
         self._use: dict[str, dict[str, tuple[float, bool]]] = {name: {} for name in _USES}
         self.changes = 0
 

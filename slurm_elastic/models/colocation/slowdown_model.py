@@ -46,7 +46,7 @@ UNKNOWN_ERROR = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AloneLoad:
-    """What a job uses while it is alone.
+    """Resources that a job uses while it is alone.
 
     Attributes:
         application: jobs of one application are alike; errors are measured across applications.
@@ -54,11 +54,11 @@ class AloneLoad:
         memory_bus: part of the time in which its memory is read or written, 0 to 1.
         memory_mb: of the device.
         mixed_precision: whether it computes in mixed precision.
-        gpus: of the shared node that it holds; 0: that does not matter.
+        gpus: GPUs of the shared node that it holds; 0: the number does not matter.
         known: whether its use was measured; models learn from, and predict for, these only.
-        sent_bytes_s: that its ranks on the node send to other nodes, and receive from them; 0:
-            none, or not measured.
-        read_bytes_s: that they read from storage; 0: none, or not measured.
+        sent_bytes_s: bytes a second that its ranks on the node exchange with other nodes; 0: none,
+            or not measured.
+        read_bytes_s: bytes a second that they read from storage; 0: none, or not measured.
     """
 
     application: str

@@ -70,7 +70,7 @@ def of_ways(jobs: Sequence[FinishedJob], *, boosted: bool) -> dict[str, Predicti
     ended before the first predicted one was submitted.
 
     Args:
-        jobs: that have ended.
+        jobs: ended jobs.
         boosted: measure the boosted model, too, if scikit-learn is installed.
     """
     replayed = list(boosted_durations.replay(jobs))

@@ -26,7 +26,7 @@ import numpy as np
 
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 
-#: By which coefficients are drawn towards 0 (our choice).
+#: Weight of the squared coefficients in the fit, which draws them towards 0 (our choice).
 _RIDGE = 1e-3
 #: Parameters are gathered twice with shard=full, gradients are reduced once.
 _GATHERED = 1.5

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan, Sharding
 
 _MILLION = 1 << 20
-#: By which a forward pass gains per tensor degree, as published.
+#: Speedup of a forward pass, to the power of the tensor degree, as published.
 _TENSOR_GAIN = 1.15
 
 

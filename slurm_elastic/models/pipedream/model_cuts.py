@@ -98,7 +98,7 @@ class _Graph:
                 self.predecessors[target] |= 1 << i
         self.readers = [sum(1 << t for t in targets) for targets in self.successors]
         self.order = profile.topological()
-        #: Of each layer all that it needs, itself included.
+        #: Layers that each layer needs, itself included, as bits.
         self.needs = [1 << i for i in range(count)]
         for i in self.order:
             for target in self.successors[i]:

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from slurm_elastic.models.pipedream.model_cuts import Bools, Floats, States
 
-#: Of (machines, states): how simple a pipeline is, its last split, its last replicas.
+#: Arrays of shape (machines, states): how simple a pipeline is, its last split, its last replicas.
 Choice = tuple[Floats, NDArray[np.intp], NDArray[np.intp]]
 #: States whose best pipelines are found at once.
 _WIDTH = 64

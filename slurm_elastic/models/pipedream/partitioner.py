@@ -43,7 +43,7 @@ MOST_MACHINES = 256
 _MOST_CELLS = 60_000_000
 
 
-#: Of bandwidths and the like, so that times are finite.
+#: Least bandwidth or similar value, so that times are finite.
 _LEAST = 1e-6
 
 
@@ -58,9 +58,9 @@ class ArgumentError(PipelineError):
 class Cost(enum.Enum):
     """Cost of a stage (partition_tables.py)."""
 
-    #: Of the published code: compute plus gradient reduction.
+    #: Rule of the published code: compute plus gradient reduction.
     PUBLISHED = "published"
-    #: Of the paper: the larger of both; activations always count.
+    #: Rule of the paper: the larger of both; activations always count.
     PAPER = "paper"
 
 

@@ -21,7 +21,7 @@ from slurm_elastic.models.spatial.volume_layers import KeptVolume, VolumeLayer, 
 VERSION = 1
 _LAYERS = "volume_layers"
 _KINDS = ("convolution", "transposed", "pooling", "normalization", "elementwise", "dense")
-#: Of a number in a file; far above any network's.
+#: Largest number in a file, far above that of any network.
 _MOST = 10**18
 
 

@@ -1,8 +1,7 @@
 """Predicted speeds of two jobs on one GPU, as one round uses them.
 
-What a job and its partner use of a GPU is not measured, but for its memory: no speed is known of
-two applications before they have shared one. Until then `EXPECTED_SPEED` counts, and such a pair
-may be tried.
+The use of a GPU is not measured, except of its memory: the speeds of two applications are not known
+before they have shared a GPU. Until then `EXPECTED_SPEED` counts, and such a pair may be tried.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class GpuPairTable:
 
     Args:
         snapshot: the cluster.
-        speeds: what is known.
-        applications: of the jobs that state one, by id.
+        speeds: measured speeds of jobs beside each other.
+        applications: applications of the jobs that state one, by id.
         settings: `[neighbours]`.
-        memory: that applications use of a GPU; None: nothing was reported.
+        memory: use of a GPU's memory by applications; None: nothing was reported.
     """
 
     def __init__(
@@ -45,17 +44,17 @@ class GpuPairTable:
         self._memory = memory or GpuMemory()
 
     def known(self, node: str, job_id: int, other_id: int) -> NeighbourSpeed:
-        """Return what is known of the speed of a job beside another one on a GPU of a node."""
+        """Return the measurements of a job's speed beside another one on a GPU of a node."""
         gpu_type = shared_gpu_type(self._snapshot.node[node])
         return self._speeds.of(gpu_type, self._part(job_id), self._part(other_id))
 
     def speed(self, node: str, job_id: int, other_id: int) -> float:
-        """Return the speed that is measured, at most 1, or expected before that."""
+        """Return the measured speed, at most 1, or the expected one if none was measured."""
         known = self.known(node, job_id, other_id)
         return min(1.0, known.speed) if known.measured else EXPECTED_SPEED
 
     def hurts(self, node: str, job_id: int, other_id: int) -> bool:
-        """Return whether a job was measured to be slower beside another one than the gate."""
+        """Return whether the measured speed of a job beside another one is below the gate."""
         known = self.known(node, job_id, other_id)
         return known.measured >= self.measurements and known.speed < self.gate
 

@@ -78,8 +78,8 @@ class NeighbourTable:
         """Return the predicted speeds of jobs on a node, each times its GPUs there.
 
         Args:
-            node: on which they stand.
-            jobs: that are counted.
+            node: the node that they run on.
+            jobs: those that are counted.
             present: all jobs on the node, these included.
         """
         return sum(

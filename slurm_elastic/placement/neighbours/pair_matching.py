@@ -54,7 +54,7 @@ class PossiblePair:
 
     @property
     def gain(self) -> float:
-        """What sharing is worth, in GPUs; a speed far below `GOOD` makes it negative."""
+        """Value of sharing, in GPUs; a speed far below `GOOD` makes it negative."""
         return sum(s - self.caution * max(0.0, GOOD - s) for s in self.speeds) - 1 - self.cost
 
 

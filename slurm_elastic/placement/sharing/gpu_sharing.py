@@ -31,11 +31,11 @@ from slurm_elastic.placement.neighbours.pair_matching import PossiblePair, match
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import waiting_jobs
 
-#: Fields of a submission by which Slurm computes CPUs or memory from GPUs, which a job on shards
-#: does not have.
+#: Fields of a submission that ask for CPUs or memory per GPU: Slurm cannot compute these for a job
+#: on shards, which holds no GPU.
 _BY_GPUS = ("cpus_per_tres", "mem_per_tres")
-#: Most waiting jobs of a round that are compared with most running ones, of a node and in all: one
-#: pair of a node is made in a round.
+#: Limits on the jobs that a round compares: waiting ones, running ones of a node (of which one gets
+#: a partner in a round), and running ones in all.
 _MOST_WAITING, _MOST_ON_NODE, _MOST_RUNNING = 64, 4, 64
 
 
@@ -49,9 +49,9 @@ def part_pairs(
     """Give one job of each pair a free GPU, or let it wait, where that is better.
 
     Args:
-        assignment: the target of a job that parts is booked there.
+        assignment: of this round; it is changed.
         round_jobs: all elastic jobs.
-        table: speeds on one GPU; None: they are not measured.
+        table: speeds of two jobs on one GPU; None: they are not measured.
         ready: ids of waiting jobs that the policy is asked about. GPUs for the MIN of those that
             may not share are not free; the others get the halves that fall free.
     """
@@ -123,9 +123,7 @@ def _parted(
     target = _free_gpu(assignment.frame, round_job, current.gpu_type, free) if pays else None
     if target is not None:
         reason = Reason("leaves-shared-gpu", gain=gain, cost_s=round_job.cost_s, **named)
-    elif (
-        _slows_earlier_one(job, partner) and table and table.hurts(node, partner.job_id, job.job_id)
-    ):
+    elif _started_later(job, partner) and table and table.hurts(node, partner.job_id, job.job_id):
         reason = Reason("slows-partner", **named)
     else:
         return None
@@ -146,8 +144,8 @@ def _free_gpu(
     return fit(dataclasses.replace(round_job, current=None).demand(frame), gpu_type, 1, free)
 
 
-def _slows_earlier_one(job: Job, partner: Job) -> bool:
-    """Return whether a job came onto the GPU of another one, by the starts of their attempts."""
+def _started_later(job: Job, partner: Job) -> bool:
+    """Return whether a job came onto the GPU of its partner, by the starts of their attempts."""
     return (job.start_time or 0.0, job.job_id) > (partner.start_time or 0.0, partner.job_id)
 
 
@@ -160,10 +158,10 @@ def share_gpus(
     """Return the plan with pairs of jobs on one GPU; the same plan where there is none.
 
     Args:
-        plan: decided without them.
-        assignment: what is free beside the plan.
+        plan: decided without pairs.
+        assignment: of this round; it has the resources that are free beside the plan.
         round_jobs: all elastic jobs.
-        table: speeds on one GPU; None: nothing is shared.
+        table: speeds of two jobs on one GPU; None: nothing is shared.
     """
     plan = _as_held(plan, round_jobs)
     if table is None or not table.pairs_jobs:
@@ -195,7 +193,7 @@ def share_gpus(
         if second in host_ids:
             host, guest = guest, host
         (node,) = _half(host).nodes
-        # Beside the pairs before this one; of two on a node Slurm might exchange the jobs.
+        # Earlier pairs have taken resources; the jobs of two pairs on a node Slurm might exchange.
         if node in nodes or not room.fits(host, guest):
             continue
         nodes.add(node)
@@ -219,7 +217,7 @@ def _first_of_each_node(hosts: Iterable[RoundJob]) -> list[RoundJob]:
 
 
 def _as_held(plan: Plan, round_jobs: Mapping[int, RoundJob]) -> Plan:
-    """Return the plan with halves, which counted as whole GPUs, as what jobs hold and keep."""
+    """Return the plan with the halves that jobs hold and keep, which counted as whole GPUs."""
     halves = {
         job_id: held
         for job_id, t in round_jobs.items()
@@ -260,9 +258,9 @@ class _OpenGpus:
                     self._unclear.update(place.nodes if place else ())
 
     def has_no_other(self, job: Job) -> bool:
-        """Return whether a job's half, or its GPU once it leaves it, is the only one on its node.
+        """Return whether Slurm could put a partner nowhere on a job's node but on the job's GPU.
 
-        Not where jobs come and go, or where jobs hold other parts of GPUs.
+        False where jobs come and go, or where jobs hold other parts of GPUs.
         """
         held = job.allocation
         if held is None or held.nodes[0] in self._unclear:
@@ -332,7 +330,7 @@ def _half(host: RoundJob) -> Allocation:
 
 
 class _Room:
-    """What is free beside a plan, for jobs that start on halves of GPUs.
+    """Free resources beside a plan, for jobs that start on halves of GPUs.
 
     Args:
         free: is changed.
@@ -364,7 +362,7 @@ class _Room:
         demand = self._demands.get(guest.job.job_id)
         if demand is None:
             frame = self._free.frame
-            # Slurm's backfill has often planned the node: for this very job, when its GPU is whole.
+            # Slurm's backfill has often planned the node for this very job, once a GPU is free.
             allowed = frame.allowed(guest.job, planned=True)
             demand = dataclasses.replace(guest.demand(frame), allowed=allowed)
             self._demands[guest.job.job_id] = demand
@@ -372,7 +370,7 @@ class _Room:
 
 
 def _pair(host: RoundJob, guest: RoundJob, table: GpuPairTable) -> PossiblePair | None:
-    """Return a pair and what it is worth.
+    """Return a pair and its value.
 
     None: the host's restart would not be paid back, or the GPU's memory does not suffice for both.
     """

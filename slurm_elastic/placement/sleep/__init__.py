@@ -1,1 +1,1 @@
-"""How many nodes shall be awake, and which may sleep; pure."""
+"""Number of nodes to keep awake, and choice of those that may sleep; pure."""

@@ -1,4 +1,4 @@
-"""When pending jobs will probably start, from predicted run times of the jobs before them.
+"""Probable starts of pending jobs, from predicted run times of the jobs before them.
 
 The ends of running jobs, and the run times of pending ones, are drawn many times from their
 predictions; in each draw pending jobs start as Slurm and the controller would start them

@@ -32,7 +32,7 @@ from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.policies.elastic_batch.division import Floats, Ints
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 
-#: Beyond this many nodes only sizes that fill nodes are considered, unless few sizes are listed.
+#: Nodes beyond which only sizes that fill nodes are considered, unless few sizes are listed.
 _FINE_NODES = 8
 _FEW_SIZES = 64
 #: Most nodes of a share, as a multiple of the fewest.

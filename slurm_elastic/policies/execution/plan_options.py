@@ -35,7 +35,7 @@ class PlanHolding:
         return sum(self.placement)
 
 
-#: Of a job that waits.
+#: Holding of a job that waits.
 NOTHING_HELD = PlanHolding()
 
 

@@ -58,8 +58,9 @@ from slurm_elastic.policies.sia.sia import Sia, noted_state, reached_in_place, s
 
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
-#: Up to so many jobs the program is solved to the least gap; above, to a part of one job's gain:
-#: its relaxation splits one job per GPU type, and more than to round these well takes seconds.
+#: Most jobs for which the program is solved to the least gap. With more it is solved to a part of
+#: one job's gain: its relaxation splits one job per GPU type, and a better solution than
+#: well-rounded splits takes seconds.
 _FEW_JOBS, _LEAST_GAP, _LOST_JOBS = 64, 1e-4, 0.5
 #: Least profit of a configuration: running is better than waiting.
 _LEAST_PROFIT = 0.01

@@ -32,7 +32,8 @@ from slurm_elastic.policies.sia.round_arrays import Floats, Ints, RoundArrays
 #: Least time that a job must have left, in multiples of `profile_s`, if it is known.
 _LEAST_LEFT = 10.0
 
-#: Of a job: `tried`: types, and while it measures one: `type`, and `since` it was seen there.
+#: Entry of each job: `tried` types, and while it measures one: `type`, and `since` when it was seen
+#: there.
 Entries = dict[str, dict[str, Any]]
 
 

@@ -33,7 +33,7 @@ from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
 from slurm_elastic.policies.sia.sia import Sia
 
-#: So many jobs that take GPUs are named.
+#: Most jobs that a reason names as taking GPUs.
 _MOST_TAKERS = 3
 
 

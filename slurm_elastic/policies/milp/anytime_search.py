@@ -46,7 +46,7 @@ _MOST_ENTRIES = 50_000_000
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResourceUse:
-    """What each variable takes of a further limit, and what all may take together.
+    """Further limit: the part that each variable takes of it, and the most for all together.
 
     Attributes:
         use: [K] of the program's variables, >= 0.

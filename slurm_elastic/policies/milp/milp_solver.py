@@ -42,7 +42,8 @@ _GAIN = 1e-12
 #: Most rows of a program solved without a sample; else the sample is every n-th row.
 _FEW_ROWS = 128
 _SAMPLE = 8
-#: How far a sample's prices may be off at first, relatively, and how often that is widened.
+#: Search around the prices of a sample: relative range at first, least price relative to the mean,
+#: factors by which the range is widened and narrowed, and most repetitions.
 _WIDTH = 1.0
 _LEAST_DOUBT = 0.25
 _WIDER, _NARROWER = 2.0, 0.3
@@ -51,7 +52,7 @@ _NOTHING = 1e-9
 #: Alternatives in the first core, and how many times more in each further one.
 _FIRST_CORE = 150
 _WIDER_CORE = 4
-#: For a small core with a good choice known: no heuristics, no restarts.
+#: Options for a small core with a good choice known: no heuristics, no restarts.
 BRANCHING = {
     "mip_rel_gap": 0.0,
     "mip_heuristic_effort": 0.0,

@@ -16,14 +16,9 @@ Ints = NDArray[np.int64]
 
 #: An entry of a schedule without a job.
 EMPTY = -1
-#: Up to so many jobs of a schedule are put in order exactly: 2^jobs states for each GPU.
+#: Most jobs of a schedule that are put in order exactly: 2^jobs states for each GPU.
 _EXACT = 5
 _NEVER = 1 << 30
-
-
-def changed_entries(rows: Ints, present: Ints) -> Ints:
-    """Return the [K] numbers of GPUs whose job differs from the present one."""
-    return np.asarray((rows != present).sum(axis=1))
 
 
 def reordered(sizes: Ints, present: Ints) -> Ints:

@@ -24,7 +24,7 @@ from slurm_elastic.models.execution.plan_times import (
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 _SHARDINGS = {0: Sharding.NONE, 1: Sharding.OFFLOAD, 2: Sharding.OPTIMIZER}
-#: Between nodes, as the published validation has it for plans with stages or tensor=N.
+#: Link speed between nodes of the published validation, for plans with stages or tensor=N.
 _BETWEEN = 20.0
 
 

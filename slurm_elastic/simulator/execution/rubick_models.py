@@ -15,7 +15,7 @@ from slurm_elastic.models.execution.plan_times import ModelWork, PlanCoefficient
 from slurm_elastic.policies.execution.plan_options import Placement
 
 _MILLION = 1 << 20
-#: Of its scheduler: no small model ever gets GPUs of two nodes.
+#: Link speed between nodes in its scheduler: no small model ever gets GPUs of two nodes.
 _BETWEEN = 2.0
 
 
@@ -70,7 +70,7 @@ def _model(
 
 
 _LLAMA = (2.0, 10.0, 0.03, 1e-8, 1.0492757598487223, 1.1192066928294584, 1000.0)
-#: Both llamas count as the smaller one.
+#: Parameters of both Llama models: the larger one counts as the smaller one.
 _LLAMA_SIZE = 6738423808
 
 SCHEDULED_MODELS = {
@@ -122,7 +122,8 @@ SCHEDULED_MODELS = {
         shapes=((48, ((8,) * 6,)), (40, ((8,) * 5,)), (32, ((8,) * 4,)), (24, ((4,) * 6,))),
     ),
 }  # fmt: skip
-#: By which the forward pass of one model gains on 2, 4 and 8 GPUs; of others by the GPUs.
+#: Speedup of the forward pass of one model on 2, 4 and 8 GPUs; that of others is the number of
+#: GPUs.
 BERT_FORWARD_GAIN = {2: 1.8, 4: 3.2, 8: 5.8}
 
 #: Memory of the GPUs on which the step times were measured (A800).

@@ -34,7 +34,7 @@ from slurm_elastic.simulator.workloads.workload import WorkloadError
 BATCH = 1000
 #: Seconds per GPU of a gang for saving and loading.
 CHECKPOINT_S = 1.0
-#: Without other events, free GPUs are offered again after this time.
+#: Seconds after which free GPUs are offered again without another event.
 _AGAIN_S = 60.0
 #: Offers in a row without effect, while no gang runs, until an error.
 _MOST_IDLE = 100_000

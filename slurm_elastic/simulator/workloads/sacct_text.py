@@ -25,7 +25,7 @@ from slurm_elastic.simulator.workloads.accounting_row import (
 _SEPARATORS = ("|", "\t", ";", ",")
 #: Columns whose text users write: they may hold the separator.
 _USER_TEXTS = ("jobname", "submitline", "comment", "admincomment", "systemcomment", "workdir")
-#: Those of them that may hold line ends where they are the last column.
+#: Columns of them that may contain line ends if they are the last column.
 _LONG_TEXTS = ("jobname", "submitline", "comment")
 _JOB = re.compile(r"\d+(?:[_+.]\S*)?", re.ASCII)
 _ELAPSED = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)

@@ -33,7 +33,7 @@ from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S, Release
 from slurm_elastic.slurm.slurm_settings import read_settings
 from slurm_elastic.slurm.switches import read_switches
 
-#: After the prefix of our reservations: name of the one that marks the active controller.
+#: Name, after the prefix of our reservations, of the one that marks the active controller.
 LEASE = "active_"
 #: The switch tree and link domains change when an administrator edits them.
 _TOPOLOGY_S = 600.0

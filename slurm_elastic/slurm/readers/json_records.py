@@ -248,7 +248,7 @@ _TEXTS = {
     "reservation": "resv_name",
     "wckey": "wckey",
 }
-#: Those that are numbers, None if unset or unlimited.
+#: Attributes of `JobJson` that are numbers, None if unset or unlimited, likewise.
 _NUMBERS = {
     **{n: n for n in ("cpus", "eligible_time", "end_time", "memory_per_cpu", "memory_per_node")},
     **{n: n for n in ("array_task_id", "nice", "start_time", "submit_time", "time_limit")},

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 from slurm_elastic.core.errors import SlurmElasticError
 
-#: How long a rank waits for another's message. Writing a large model takes minutes.
+#: Seconds for which a rank waits for another's message. Writing a large model takes minutes.
 PATIENCE_S = 600.0
-#: How often a waiting thread checks whether the process is about to end.
+#: Seconds between two checks of a waiting thread whether the process is about to end.
 _POLL_S = 1.0
 _FAILED = "failed"
 

@@ -46,7 +46,7 @@ FIRST_SAVE_S = 15.0
 #: The first checkpoint after a restart comes later where a save takes long: after so many times
 #: that.
 _FIRST_SAVE_SHARE = 20.0
-#: How often a wait without a timeout lets signal handlers run.
+#: Seconds after which a wait without a timeout lets signal handlers run.
 _POLL_S = 0.25
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Of `overlap`: optimizer state is divided among the ranks, too
+#: Value of `overlap` with which optimizer state is divided among the ranks, too
 #: (`slurm_elastic.training.parallel.sliced_parallel`).
 SLICED = "sliced"
 #: Values of `init`'s argument `overlap`.
@@ -46,7 +46,7 @@ SCHEDULES = (
 )
 #: Number of the flat schedule, with which each group of ranks begins.
 FLAT = 0
-#: That of `overlap="buckets"`: the fastest of these sizes where the exchange takes as long as the
+#: Index of the size for `overlap="buckets"`: the fastest one if the exchange takes as long as the
 #: backward pass (docs/training-exchange.md).
 _FIXED = 2
 

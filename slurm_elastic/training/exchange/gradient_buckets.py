@@ -32,7 +32,7 @@ class GradientBuckets(OverlappedBuckets[Bucket]):
     Args:
         parameters: in the order in which their gradients become complete, equal on all ranks.
         rank_group: at least two ranks.
-        bucket_bytes: a bucket is closed when it has so many bytes of gradients.
+        bucket_bytes: bytes of gradients at which a bucket is closed.
 
     Attributes:
         incomplete: a gradient was completed twice in one pass, on some rank: this training needs

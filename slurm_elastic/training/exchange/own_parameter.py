@@ -17,7 +17,7 @@ class OwnParameter:
     Attributes:
         divided: whether other ranks of the group have other parts.
         tensor: its values here.
-        requires_grad, dtype, shape: of these.
+        requires_grad, dtype, shape: as those of `tensor`.
     """
 
     def __init__(self, parameter: Any) -> None:

@@ -42,7 +42,7 @@ def owners(
     *,
     modules: Iterable[Sequence[int]] = (),
 ) -> list[int]:
-    """Return the rank that owns each parameter: whole ones, so many bytes to each as possible.
+    """Return the rank that owns each parameter: a whole one, so that each owns about as many bytes.
 
     Args:
         parameters: of a model.
@@ -87,7 +87,7 @@ def owners_of(model: torch.nn.Module, ranks: int) -> list[int]:
 def keep_owned(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, replicas: Subgroup
 ) -> None:
-    """Leave an optimizer those parameters of a model that this rank owns."""
+    """Remove the parameters of a model from an optimizer that other ranks own."""
     owner_of = owners_of(model, replicas.size)
     pairs = zip(model.parameters(), owner_of, strict=True)
     owned = {id(p) for p, rank in pairs if rank == replicas.rank}
@@ -97,12 +97,12 @@ def keep_owned(
 
 @dataclass(eq=False, kw_only=True)
 class SlicedBucket(Bucket):
-    """Parameters whose gradients, and later weights, travel at once.
+    """Parameters whose gradients, and later weights, are sent together.
 
     Attributes:
         flat: gradients of this rank; after the update, weights.
         members: positions of the parameters, by owner.
-        parts: of `flat`, one for each owner.
+        parts: parts of `flat`, one for each owner.
         owned: elements of this rank's part.
         received: gradients of all ranks for what this rank owns, one row each; None: not yet.
         arriving: weights that are on their way, by owner.

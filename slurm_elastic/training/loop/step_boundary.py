@@ -50,7 +50,7 @@ class StepBoundary:
         checkpoint_manager: its clock starts after the first step.
         reporter: gets the times of steps.
         signals: distinguish a broken connection from the end of the job.
-        modules: whose weights all ranks must have in common, by name.
+        modules: modules whose weights all ranks must have in common, by name.
         sharded: whether ranks hold parts of them, as of the constructor of the loop.
         resumed_from: step of the checkpoint, or None.
         restore_s: seconds of reading it.

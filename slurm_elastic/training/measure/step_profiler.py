@@ -29,7 +29,7 @@ from slurm_elastic.training.ranks.process_group import RankGroup
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "forward", "backward", "sync", "optimizer"
 #: A backward pass that also reduces gradients, after others that do not.
 REDUCING_BACKWARD = "reducing-backward"
-#: Of a pipeline, after its last pass: the reduction of gradients over replicas.
+#: Phase of a pipeline after its last pass: the reduction of gradients over replicas.
 REDUCE = "reduce"
 
 
@@ -103,7 +103,7 @@ class StepProfiler:
         """End the passes of these micro-batches, in which other ranks took part, too.
 
         Args:
-            micro_batches: that went through this rank.
+            micro_batches: number that went through this rank.
             pipeline: this rank's part of the model is a stage; one pass of all micro-batches
                 counts as a micro-step.
         """

@@ -22,7 +22,7 @@ from slurm_elastic.training.ranks.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"
-#: How long the controller's first orders are waited for, where they may name stages.
+#: Seconds for which the controller's first orders are awaited if they may name stages.
 _ORDERS_S = 5.0
 
 

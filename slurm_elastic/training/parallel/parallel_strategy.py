@@ -12,7 +12,7 @@ from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.sampler import BatchSplit
 from slurm_elastic.training.step_requests import StepRequests
 
-#: Of (output, targets): the mean over the samples it is given, or one value each.
+#: Function of (output, targets): the mean over the samples, or one value for each sample.
 LossFunction = Callable[[Any, Any], torch.Tensor]
 #: Added to a norm that is divided by, as by `torch.nn.utils.clip_grad_norm_`.
 CLIP_EPSILON = 1e-6

@@ -16,7 +16,7 @@ from slurm_elastic.training.tensor.chunked_products import Chunking
 from slurm_elastic.training.tensor.divided_layers import DividedLayers
 from slurm_elastic.training.tensor.layer_styles import LayerStyle, check_styles, layer_styles
 
-#: What torch says where a model computes with a DTensor and a plain tensor.
+#: Error of torch if a model computes with a DTensor and a plain tensor.
 _MIXED = "got mixed torch.Tensor and DTensor"
 
 

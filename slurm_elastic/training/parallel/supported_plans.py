@@ -1,8 +1,8 @@
 """Parts of execution plans that a training can carry out, found without dividing anything.
 
-Cautious: a part is named only if nothing that is known before the first step speaks against it.
-What a model computes in its own `forward` is not known, such as products with the weights of a
-layer that it does not call; there an ordered plan ends in an error of the library.
+A part is named only if nothing rules it out that is known before the first step. The computation in
+a model's own `forward` is not known, such as products with the weights of a layer that it does not
+call; there an ordered plan ends in an error of the library.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from slurm_elastic.training.parallel.shared_layers import check_separate_updates
 from slurm_elastic.training.tensor.layer_styles import LayerStyle, check_styles, layer_styles
 from slurm_elastic.training.tied_parameters import ties
 
-#: Optimizers that update divided parameters as whole ones. Not so: Rprop, Adafactor, Muon; unknown:
-#: those of others, and Adagrad, which in some releases keeps its state by the whole ones.
+#: Optimizers that update divided parameters exactly like whole ones. Rprop, Adafactor and Muon do
+#: not; it is not known of other libraries' ones, and of Adagrad, whose state is in some releases
+#: that of whole parameters.
 _OPTIMIZERS = (
     torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adam, torch.optim.AdamW,
     torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD,
@@ -46,7 +47,7 @@ def supported_options(
     own_sharding: Sharding = Sharding.NONE,
     own_tensor: int = 1,
 ) -> SupportedOptions:
-    """Return what an ordered plan may ask of a training.
+    """Return the parts of execution plans that a training can carry out.
 
     Args:
         model: whole, not divided yet, and without recomputation.

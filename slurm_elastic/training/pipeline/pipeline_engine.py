@@ -29,7 +29,7 @@ from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
 from slurm_elastic.training.pipeline.weight_stashing import StashedStage, newest, synchronised
 from slurm_elastic.training.ranks.subgroup import Subgroup
 
-#: How long a rank waits for another before it gives up.
+#: Seconds for which a rank waits for another before it gives up.
 TIMEOUT_S = 600.0
 
 

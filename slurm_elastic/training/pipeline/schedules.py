@@ -143,7 +143,8 @@ class _Run:
         self._free = [0] * layout.world_size
         self._ends: dict[MicroBatchStep, int] = {}
         held = [(rank, s) for rank in range(layout.world_size) for s in layout.held_by(rank)]
-        #: For each stage on each rank, micro-batches whose forward, or backward, pass is to come.
+        #: Micro-batches of each stage on each rank whose forward, or backward, pass is still to
+        #: come.
         self._ahead = {at: list(layout.share(at[1], at[0], count)) for at in held}
         self._back = {at: list(todo) for at, todo in self._ahead.items()}
 

@@ -16,7 +16,7 @@ import torch
 
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 
-#: Of (output, targets): a micro-batch's part of the sum that the loss is, a scalar.
+#: Function of (output, targets): a micro-batch's part of the loss, which is their sum; a scalar.
 Loss = Callable[[Any, Any], torch.Tensor]
 
 

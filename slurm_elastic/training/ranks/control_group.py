@@ -22,7 +22,8 @@ from slurm_elastic.training.ranks import nccl_groups
 from slurm_elastic.training.ranks.process_group import RankGroup, StoreChannel
 from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
-#: How long a rank waits for the slowest one at a boundary; rank 0 may evaluate alone before it.
+#: Time for which a rank waits for the slowest one at a boundary; rank 0 may evaluate alone before
+#: it.
 _PATIENCE = timedelta(hours=2)
 _LEAVE_S = 60.0
 _KEYS = itertools.count()

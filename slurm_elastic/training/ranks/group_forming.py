@@ -29,7 +29,7 @@ class FormingGroup:
     """Process groups of a generation, formed in a thread.
 
     Args:
-        generation: whose groups.
+        generation: the one whose groups are formed.
         member: name of this process.
         open_store: opens a connection of its own to the store.
         device: "cpu": gloo, "cuda": NCCL.
@@ -40,7 +40,8 @@ class FormingGroup:
         generation: as given.
         error: why it failed, or None.
         world: process group of all members; None: not formed yet.
-        transfer: that of rank 0 and the newcomers, on these; over it they receive the state.
+        transfer: on rank 0 and the newcomers, the group of these, over which they receive the
+            state.
         control: a second one of all members, on CPUs; None: not requested.
     """
 

@@ -15,7 +15,7 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.training.ranks import nccl_groups
 from slurm_elastic.training.ranks.link_errors import link_errors
 
-#: How often a wait looks for an alarm; a collective that ends sooner costs nothing.
+#: Time between two checks for an alarm during a wait; a collective that ends sooner costs nothing.
 _SLICE = timedelta(seconds=0.1)
 _POLL_S = 0.0005
 

@@ -16,9 +16,9 @@ import torch
 
 #: Set to 1: ranks that NCCL connects may join and leave a running training.
 NCCL_VARIABLE = "SLURM_ELASTIC_IN_PLACE_NCCL"
-#: For torch, so that a process goes on when a collective has failed: it only aborts the
-#: communicator (1, the usual value, ends the process), and no thread ends the process after the
-#: time that it leaves for writing down what has happened (8 minutes).
+#: Variables of torch with which a process goes on when a collective has failed: torch only aborts
+#: the communicator (1, the default, ends the process), and its watchdog does not end the process
+#: either (by default 8 minutes later).
 _GO_ON = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 #: Kernels of all streams run one after the other if this is 1, as Megatron-LM sets it.
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -21,7 +21,8 @@ from slurm_elastic.training.ranks import group_forming, nccl_groups
 from slurm_elastic.training.ranks.group_guard import GroupGuard, StartedCollective
 from slurm_elastic.training.ranks.torch_compat import settle_collectives
 
-#: How long ranks wait for each other to connect: starts may be minutes apart on a busy file system.
+#: Seconds for which ranks wait for each other to connect: starts may be minutes apart on a busy
+#: file system.
 JOIN_S = 600.0
 _POLL_S = 0.25
 

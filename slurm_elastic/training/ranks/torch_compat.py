@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-#: Below this one, destroying a group right after a collective can hang (Debian's 2.6).
+#: First release in which destroying a group right after a collective cannot hang; it can in
+#: Debian's 2.6.
 _SAFE_DESTROY = (2, 7)
 
 

@@ -27,8 +27,8 @@ from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.signals import Signals
 
-#: How long a script may take to notice, by an error, that a companion is lost. A network that is
-#: cut without a message is never noticed.
+#: Seconds within which a script has to notice, by an error, that a companion is lost. A network
+#: that is cut without a message is never noticed.
 _UNNOTICED_S = 60.0
 
 

@@ -26,9 +26,9 @@ from slurm_elastic.training.signals import PEERS_END_S, STOPPED, Signals, exit_n
 
 #: Attempts to form a group with the same newcomers.
 _ATTEMPTS = 2
-#: How long a loss may stay unknown after a collective has failed.
+#: Seconds after a failed collective within which the lost rank has to be known.
 _UNEXPLAINED_S = 2.0 * SILENCE_S
-#: How long a change waits that could not be prepared, as a checkpoint failed (our choice).
+#: Seconds for which a change waits that could not be prepared, as a checkpoint failed (our choice).
 _POSTPONED_S = 10.0
 
 
@@ -46,7 +46,7 @@ class RegroupLeader(GroupMember):
         self._reporter, self._signals = reporter, signals
         self._server: MemberServer | None = None
         self._fingerprint = 0
-        #: Of the newest generation, and of the one that is being formed.
+        #: Numbers of the newest generation, and of the one that is being formed.
         self._last_number = self._awaited = 0
         self._desired: dict[str, int] = {}
         #: Something has happened that a decision depends on.

@@ -20,9 +20,9 @@ from slurm_elastic.training.regroup.regrouping import ADDRESS_KEY, SEPARATED, Gr
 from slurm_elastic.training.regroup.state_broadcast import Row, reserve
 from slurm_elastic.training.signals import Signals, exit_now
 
-#: How long a rank that leaves waits until all others have ended the last step with it.
+#: Seconds for which a rank that leaves waits until all others have ended the last step with it.
 _LEAVE_S = 2.0
-#: How long a companion's rank may take to save when rank 0 is lost.
+#: Seconds within which a companion's rank has to save when rank 0 is lost.
 _RESCUE_S = 9.0
 
 

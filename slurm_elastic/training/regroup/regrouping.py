@@ -25,7 +25,7 @@ from slurm_elastic.training.sampler import Cursor
 
 #: Key of the store under which rank 0 publishes the address of `MemberServer`.
 ADDRESS_KEY = "regroup"
-#: How often a wait for another thread lets signal handlers run.
+#: Seconds after which a wait for another thread lets signal handlers run.
 _POLL_S = 0.2
 #: Exit code of a companion's rank that is separated from the training.
 SEPARATED = 1

@@ -57,7 +57,7 @@ def send_state(
         broadcast: from this rank.
         flat: of `TrainingState.gather`.
         values: anything that JSON can hold.
-        device: on which broadcasts take place.
+        device: device of the broadcasts.
     """
     packed = {name: t for name, t in flat.items() if name.startswith(_PACKED)}
     rows = describe(flat)
@@ -89,7 +89,7 @@ def receive_state(
     Args:
         broadcast: from the sender.
         live: tensors to write to, by name; those of another form are passed over.
-        device: on which broadcasts take place.
+        device: device of the broadcasts.
 
     Returns:
         Tensors by name, and the values.

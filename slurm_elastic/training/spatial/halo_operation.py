@@ -13,7 +13,7 @@ import torch
 
 from slurm_elastic.training.spatial.halo import Halo
 
-#: From the planes that a rank needs, with padding, to its outputs.
+#: Function from the planes that a rank needs, with padding, to its outputs.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -65,7 +65,7 @@ class Gathering(torch.autograd.Function):  # type: ignore[misc] # torch is untyp
         Args:
             ctx: of autograd.
             slab: of this rank.
-            halo: that needs all planes.
+            halo: the exchange, which needs all planes.
         """
         ctx.halo = halo
         whole, _ = halo.fetch(slab)

@@ -19,9 +19,9 @@ import torch
 from slurm_elastic.core.slab_grid import SpatialCutError
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 
-#: From (function, arguments, keyword arguments) to the result.
+#: Function from (function, arguments, keyword arguments) to the result.
 Rule = Callable[..., Any]
-#: By the function's name without underscores around it.
+#: Rules by the function's name without underscores around it.
 RULES: dict[str, Rule] = {}
 
 

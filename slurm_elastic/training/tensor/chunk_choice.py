@@ -14,7 +14,7 @@ from slurm_elastic.training.tensor.chunked_products import Chunking
 
 #: Numbers of chunks that are tried, by their number in agreements; the first is that of `none`.
 COUNTS = (1, 2, 4, 8)
-#: Of `COUNTS`, for each value of `init`'s `overlap`; nothing is measured where there are two.
+#: Indexes into `COUNTS` for each value of `init`'s `overlap`; with two of them nothing is measured.
 _CANDIDATES = {"none": (0,), "buckets": (0, 2), "auto": (0, 1, 2, 3)}
 
 
@@ -45,7 +45,7 @@ class ChunkChoice:
 
     @property
     def requested(self) -> float:
-        """What rank 0 requests; 0 on other ranks."""
+        """Number that rank 0 requests; 0 on other ranks."""
         return float(self._trial.requested) if self._trial else 0.0
 
     def agree(self, number: float) -> None:

@@ -33,13 +33,13 @@ LEAST_WEIGHTS = 1 << 16
 
 
 class LayerStyle(enum.Enum):
-    """How the ranks of a group share a layer, in the words of torch and Hugging Face."""
+    """Ways in which the ranks of a group share a layer, as torch and Hugging Face name them."""
 
     #: Some of the output features on each rank.
     COLUMNS = "colwise"
     #: Some of the input features on each rank; the outputs are sums over the group.
     ROWS = "rowwise"
-    #: As `COLUMNS`, and all features are collected.
+    #: Like `COLUMNS`, but all features are collected.
     COLLECTED = "colwise_gather_output"
     #: Some of the heads on each rank.
     HEADS = "heads"

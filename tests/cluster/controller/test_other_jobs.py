@@ -65,7 +65,7 @@ def settled(cluster: SlurmCluster, sizes: dict[int, int], seconds: float = 40) -
     )
 
 
-# --- the good neighbour ---
+# --- room for waiting jobs ---
 
 
 def test_an_elastic_job_gives_way_and_the_rigid_ones_are_left_in_peace(

@@ -90,33 +90,30 @@ def is_idle_again(cluster: SlurmCluster, node: str) -> None:
     until(there, what=logs)
 
 
-@pytest.mark.parametrize(
-    "how", ["scancel -s KILL {}.0", "scancel {}", "scancel -s KILL --batch {}"],
-    ids=["ranks", "companion", "script"],
-)  # fmt: skip
-def test_a_companion_is_killed(controller: StandIn, cluster: SlurmCluster, how: str) -> None:
+def test_ranks_a_companion_and_its_script_are_killed(
+    controller: StandIn, cluster: SlurmCluster
+) -> None:
     job = LightJob(controller)
-    companion = job.grow(2, "g02")
-    cluster.exec(how.format(companion), user="alice")
-    job.lost(companion)
-    cluster.wait(companion, "COMPLETED", "CANCELLED", "FAILED", timeout=40)
+    for how in ("scancel -s KILL {}.0", "scancel {}", "scancel -s KILL --batch {}"):
+        companion = job.grow(2, "g02")
+        cluster.exec(how.format(companion), user="alice")
+        job.lost(companion)
+        cluster.wait(companion, "COMPLETED", "CANCELLED", "FAILED", timeout=40)
     job.grow(1, "g03")
     job.ends_well()
 
 
-@pytest.mark.parametrize("moment", ["hello", "prepare", "turn"])
-def test_newcomers_die_while_they_join(
-    controller: StandIn, cluster: SlurmCluster, moment: str
-) -> None:
+def test_newcomers_die_while_they_join(controller: StandIn, cluster: SlurmCluster) -> None:
     """Before the group is formed, while it is, and after the switch."""
     job = LightJob(controller)
-    cluster.exec(f"echo {moment} >{job.home}/die", user="alice")
-    (companion,) = job.submit(2)
-    job.release(companion, "g02")
-    # After the switch a companion has joined, and is lost again.
-    job.report(change=1, change_state="done" if moment == "turn" else "failed")
-    job.lost(companion)
-    cluster.exec(f"rm {job.home}/die", user="alice")
+    for moment in ("hello", "prepare", "turn"):
+        cluster.exec(f"echo {moment} >{job.home}/die", user="alice")
+        (companion,) = job.submit(2)
+        job.release(companion, "g02")
+        # After the switch a companion has joined, and is lost again.
+        job.report(change=job.change, change_state="done" if moment == "turn" else "failed")
+        job.lost(companion)
+        cluster.exec(f"rm {job.home}/die", user="alice")
     job.grow(2, "g02")
     job.ends_well()
 
@@ -144,20 +141,6 @@ def test_the_network_of_a_companion_is_cut(controller: StandIn, cluster: SlurmCl
     job.grow(1, "g02")
     job.ends_well()
     is_idle_again(cluster, "g06")
-
-
-@pytest.mark.parametrize("how", ["esrun", "base"])
-def test_the_base_ends(controller: StandIn, cluster: SlurmCluster, how: str) -> None:
-    """esrun is killed; the owner cancels the base."""
-    job = LightJob(controller)
-    companion = job.grow(2, "g02")
-    if how == "esrun":
-        cluster.exec("pkill -KILL -f bin/esrun", node="g01")
-    else:
-        cluster.exec(f"scancel {job.job}", user="alice")
-    cluster.wait(job.job, "FAILED", "CANCELLED", timeout=40)
-    cluster.wait(companion, "FAILED", "COMPLETED", "CANCELLED", timeout=20)
-    until(lambda: not job.left_behind(), what=job.left_behind)
 
 
 def test_the_node_of_the_base_is_lost(controller: StandIn, cluster: SlurmCluster) -> None:

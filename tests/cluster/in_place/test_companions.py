@@ -194,17 +194,6 @@ def test_newcomers_that_are_late_are_given_up(cluster: SlurmCluster, controller:
     assert report["gpus"] == 1
 
 
-def test_compute_nodes_that_may_not_submit(cluster: SlurmCluster, controller: StandIn) -> None:
-    job = GrowingJob(controller)
-    cluster.exec("scontrol update PartitionName=gpu AllocNodes=ctld")
-    try:
-        job.order(1)
-        report = job.report(change=1, change_state="failed")
-    finally:
-        cluster.exec("scontrol update PartitionName=gpu AllocNodes=ALL")
-    assert "Access/permission denied" in report["change_reason"]["parameters"]["error"]
-
-
 def test_a_limit_of_submitted_jobs(cluster: SlurmCluster, controller: StandIn) -> None:
     job = GrowingJob(controller)
     modify = "sacctmgr -i modify user alice set MaxSubmitJobs="

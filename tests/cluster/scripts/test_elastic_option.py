@@ -189,7 +189,9 @@ def test_submit_forms(cluster: SlurmCluster, held: Any, options, form, value, sh
         ("--reservation=selastic_1", "belongs to the elastic controller"),
     ],
 )
-def test_refusals(cluster: SlurmCluster, options: str, message: str) -> None:
+def test_a_faulty_option_is_refused_at_the_terminal(
+    cluster: SlurmCluster, options: str, message: str
+) -> None:
     assert message in refused(cluster, *options.split())
 
 

@@ -19,8 +19,8 @@ def difference_from_one_rank(cluster: SlurmCluster, out: str) -> float:
     """Check that no step was lost or repeated; return the largest relative difference of a loss.
 
     Args:
-        cluster: on which one rank trains as many steps.
-        out: of the training.
+        cluster: the cluster on which one rank trains as many steps.
+        out: output of the training.
     """
     walked = losses(cluster, out)
     steps = [line["step"] for line in walked]

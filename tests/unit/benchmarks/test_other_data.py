@@ -119,7 +119,7 @@ def test_a_training_without_history_is_named(changed, said):
     assert "'new'" in error
 
 
-def test_other_pairs(changed, said, monkeypatch):
+def test_pairs_other_than_the_published_ones_have_no_reference_figures(changed, said, monkeypatch):
     quick = {name: colocation.PREDICTORS[name] for name in ("constant", "three terms")}
     monkeypatch.setattr(colocation, "PREDICTORS", quick)
     monkeypatch.setattr(colocation, "matchings", lambda *_: [])

@@ -60,7 +60,7 @@ def test_what_never_came_back_is_told() -> None:
     assert found["recovery_s"] is None
 
 
-def test_the_table() -> None:
+def test_faults_and_breaches_are_counted_in_the_table() -> None:
     fault = {"kind": "drain", "whom": "g01", "trouble": "", "in_flight": ["COOL"], "landed": 1}
     fault |= {"back": 0, "ended": 0, "recovery_s": 3.0, "thrown": 0, "rerun_s": None}
     record = {"seed": 4, "minutes": 5, "seconds": 300, "jobs": 9, "faults": [fault, fault]}

@@ -16,7 +16,7 @@ def test_examples():
     [(0, "0 s"), (0.034, "0.034 s"), (2, "2 s"), (2.14, "2.1 s"), (9.96, "10 s"), (60, "1 min"),
      (3599, "59 min 59 s"), (3600, "1 h"), (86400 + 3600, "1 d 1 h")],
 )  # fmt: skip
-def test_span(seconds, text):
+def test_seconds_in_words(seconds, text):
     assert formatting.span(seconds) == text
 
 

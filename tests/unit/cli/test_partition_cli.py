@@ -27,7 +27,7 @@ def profile(tmp_path):
     return path
 
 
-def test_text(run, profile):
+def test_the_table_of_stages(run, profile):
     code, out, err = run(profile, "--machines", "4", "--bandwidth", "1e9")
     assert (code, err) == (0, "")
     assert out == (

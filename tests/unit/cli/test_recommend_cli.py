@@ -80,7 +80,7 @@ def zoo(tmp_path, net):
     return paths
 
 
-def test_text(run, net):
+def test_the_table_and_the_cheapest_and_fastest_choice(run, net):
     code, out, err = run("--profile", net, "--epochs", 10)
     assert (code, err) == (0, "")
     assert out == WORDS + (

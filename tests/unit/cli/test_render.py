@@ -217,7 +217,7 @@ def test_explain_without_a_first_step():
     assert ", 3 s from notice to start, paid back" in text(explain.explained(answer))
 
 
-def test_plan():
+def test_planned_changes_with_costs_and_gains():
     assert text(planned_changes.planned(ask("plan"))) == (
         "2 changes would be made now, nothing was done:\n"
         "  4711  8 → 4 a100  gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start  costs 19 GPU s\n"  # noqa: E501

@@ -264,7 +264,7 @@ def test_a_running_job_is_told_once_and_then_left_in_peace():
     assert controller.tuner.choices[7].batch == choice.batch
 
 
-def test_who_is_not_told():
+def test_jobs_that_get_no_order_of_a_batch():
     of = running()
     for told, options in (
         (report(kind="script"), {}),

@@ -10,7 +10,7 @@ def test_while_a_change_is_under_way_looks_at_its_job_suffice(monkeypatch):
     read = site.slurm.jobs
     all_read = []
     monkeypatch.setattr(site.slurm, "jobs", lambda: all_read.append(site.slurm.now) or read())
-    monkeypatch.setattr(site.controller.pace, "all_due", lambda: False)
+    monkeypatch.setattr(site.controller.schedule, "full_read_is_due", lambda: False)
     site.slurm.submit(7, elastic="1-4", gpus=1)
     site.slurm.submit(8, gpus=4)
     scripts = [SimulatedScript(site, 7)]

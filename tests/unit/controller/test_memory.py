@@ -80,7 +80,7 @@ def test_a_thousand_jobs_leave_nothing_behind():
             )
             handler.handle(told, each, act=True)
             handler.orders(each.job_id, 0, job=each)
-            handler.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
+            handler.await_first_step(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
         for _ in range(2):
             store.observe(snapshot)
             store.records(snapshot, {})

@@ -111,7 +111,7 @@ def test_the_result_of_a_rehearsal_is_in_the_history(site, fields, result, probl
     begun = rehearsal(site)
     begun.state, begun.entered["REQUEUE"] = TransitionState.DONE, 1.0
     site.engine.records.put(begun)
-    site.store.changed(begun, job({"n1": 4}), 5.0)
+    site.store.record_end_of_change(begun, job({"n1": 4}), 5.0)
     site.report(job({"n1": 4}, run=1), run=1, kind="script", **fields)
     (row,) = [Transition.from_body(r) for r in site.ledger.transitions(7)]
     assert (row.action, row.state, row.result) == (
@@ -139,7 +139,7 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
         id=site.ledger.add_transition(7, "7@100", body),
         entered={"NOTIFY": 1.0, "saved": 2.0, "REQUEUE": 2.0, "running": 5.0},
     )
-    site.report_handler.expect(moved)
+    site.report_handler.await_first_step(moved)
     there = job({"n1": 2}, run=1)
     site.report(there, run=0, startup_s=9.0)
     site.report(there, run=1)
@@ -202,12 +202,12 @@ def test_ranks_get_an_ordered_directive_without_sizes_and_plan(site):
     """A library of the release before does not have the keys."""
     running = job({"n1": 4})
     site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4,plan=auto")
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == "1-4,batch=8-64"
     assert site.store.directive(running).listed == (1, 2, 4)
     assert site.store.directive(running).plan == "auto"
     site.store.order(running, override="")
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == ""
 
 
@@ -216,7 +216,7 @@ def test_changes_in_place_are_prepared_where_site_and_job_allow_them(site, allow
     config = dataclasses.replace(Config().resize, in_place="auto" if allowed else "never")
     site.store.learning.config = dataclasses.replace(Config(), resize=config)
     running = job({"n1": 4})
-    site.report_handler.stand(running)
+    site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).in_place is allowed
     site.store.entry(running).override = "1-8,in-place=never"
     assert not site.report_handler.orders(7, 0, job=running).in_place

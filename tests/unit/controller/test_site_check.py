@@ -172,7 +172,7 @@ def test_rights_of_the_account():
     assert slurm_settings.parse_admin_level("", "selastic") == ""
 
 
-def test_versions():
+def test_versions_that_do_not_fit_are_named():
     def found(**answer):
         return [str(f) for f in check(replace(GOOD, controller={**GOOD.controller, **answer}))]
 

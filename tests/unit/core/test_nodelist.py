@@ -27,5 +27,5 @@ def test_folding_loses_nothing(hosts):
 
 
 @pytest.mark.parametrize("text", ["", "(null)"])
-def test_nothing(text):
+def test_an_empty_list_has_no_nodes(text):
     assert expand(text) == ()

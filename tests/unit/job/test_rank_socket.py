@@ -156,7 +156,7 @@ def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
     link.close()
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_esrun_there_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
     assert RankSocket.connect() is None
     assert RankSocket.connect("/nowhere") is None

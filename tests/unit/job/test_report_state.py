@@ -25,7 +25,7 @@ def test_pieces_become_a_report(state: ReportState) -> None:
     assert (report.phase, report.step, report.progress, report.gpus) == ("training", 4, 0.25, 4)
 
 
-def test_none_clears(state: ReportState) -> None:
+def test_a_value_of_none_clears_a_field(state: ReportState) -> None:
     state.update({"notice": 3})
     state.update({"notice": None})
     assert state.report().notice is None

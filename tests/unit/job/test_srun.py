@@ -84,7 +84,9 @@ def test_tasks_follow_gpus_and_else_what_was_asked() -> None:
         ("", None),
     ],
 )
-def test_probed(output: str, gpus: tuple[int, ...] | None) -> None:
+def test_gpus_of_each_node_are_read_from_the_probe(
+    output: str, gpus: tuple[int, ...] | None
+) -> None:
     assert srun.probed(output, 2) == gpus
 
 

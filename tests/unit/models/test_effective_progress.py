@@ -137,7 +137,7 @@ def test_what_cannot_be_predicted_freezes_all_that_it_may_and_counts_as_it_is(kn
     assert prefix(model, known, gpu_type="unknown", nodes=1, gpus=4) == 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0, 1), min_size=10, max_size=10),
     st.integers(0, 10),

@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused_in_one_line():
             live().part(name, 8, (2, 2, 2))
 
 
-def test_words():
+def test_the_cost_of_distance_in_words():
     known = live(seen(8, 2, 2, sync=1.0), links=Links(node=1e12, rack=1e9, spine=1e9))
     assert known.words("7", 8, (2, 2, 2)) == "over 2 racks it would compute 0.50 of its time"
     assert known.words("7", 8, (1, 4, 4)).startswith("over 4 nodes it would compute 0.")

@@ -141,7 +141,7 @@ def test_near_the_end_of_its_time_a_job_is_left_alone(left, grows):
         ),
     ],
 )
-def test_mistakes(text, line):
+def test_a_faulty_limit_is_named_with_its_line(text, line):
     with pytest.raises(ConfigError) as caught:
         parse(f"[limits]\n{text}", name="f.toml")
     assert str(caught.value).startswith(line)

@@ -143,7 +143,7 @@ def test_invalid_directives():
         assert line == read_in_python(octets(row).decode("utf-8", "surrogateescape"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.text(alphabet="0123456789-,=:/.%abtypesunichlmx\t", max_size=30).map("2-16,".__add__)
@@ -338,7 +338,9 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"features": "x" * 70000}, "more than the 65536 that can be recorded"),
     ],
 )
-def test_refusals(slurm, elastic, fields, message):
+def test_a_faulty_submission_is_refused_in_one_line_and_not_changed(
+    slurm, elastic, fields, message
+):
     rc, said, changes = slurm.submit(elastic, **fields)
     assert rc == -1
     assert said.startswith("elastic: ")
@@ -467,7 +469,9 @@ def test_controller_by_name(tmp_path):
         ("{}", "", "2,types=h100:a100", "1", "gres/gpu:h100:2"),
     ],
 )
-def test_settings(tmp_path, settings, slurm_conf, elastic, nodes, asked):
+def test_the_first_shape_follows_settings_and_slurm_conf(
+    tmp_path, settings, slurm_conf, elastic, nodes, asked
+):
     slurm = Slurm(tmp_path, slurm_conf=slurm_conf, conf=f"return {settings}")
     rc, said, changes = slurm.submit(elastic)
     assert rc == 0, said
@@ -494,7 +498,9 @@ PARTITIONS = {
         ("large", "2,types=a100", "1", "gres/gpu:a100:2"),
     ],
 )
-def test_partitions(slurm, partition, elastic, nodes, asked):
+def test_the_first_shape_follows_the_nodes_of_the_partition(
+    slurm, partition, elastic, nodes, asked
+):
     rc, said, changes = slurm.submit(elastic, partition=partition, partitions=PARTITIONS)
     assert rc == 0, said
     assert (changes["min_nodes"], changes["tres_per_node"]) == (nodes, asked)

@@ -139,7 +139,9 @@ def test_only_the_controllers_account_may_answer(
         frames.call(address, {}, timeout_s=5)
 
 
-def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_answers_of_root_the_user_and_the_configured_account_are_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     configuration = tmp_path / "elastic.toml"
     monkeypatch.setattr(frames, "CONFIGURATION", configuration)
     assert frames.trusted_uids() >= {0, os.getuid()}
@@ -187,7 +189,7 @@ def test_one_deadline_covers_a_trickle(munge: MungeDaemon) -> None:
     assert time.monotonic() - began < 4
 
 
-def test_nobody_there(munge: MungeDaemon) -> None:
+def test_a_controller_that_is_not_there_is_named_unreachable(munge: MungeDaemon) -> None:
     with pytest.raises(frames.ControllerUnreachableError, match="Connection refused"):
         frames.call("127.0.0.1:1", {}, timeout_s=5)
 

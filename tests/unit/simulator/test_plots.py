@@ -88,7 +88,7 @@ def test_bands_hold_what_the_jobs_held():
 @pytest.mark.parametrize(
     ("name", "words"), [("x.gif", "no format"), ("no/x.png", "no such folder")]
 )
-def test_refusals(tmp_path, name, words):
+def test_a_file_that_cannot_be_drawn_is_refused_in_one_line(tmp_path, name, words):
     with pytest.raises(plots.PlotError, match=words):
         plots.check(tmp_path / name)
 

@@ -8,7 +8,7 @@ import pytest
 from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Allocation, Job, JobState, Node
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.submission import Submission
-from slurm_elastic.slurm.limit_caps import caps
+from slurm_elastic.slurm.limit_caps import job_limits
 from slurm_elastic.slurm.limits import parse_associations, parse_qos
 
 
@@ -38,7 +38,7 @@ def test_each_kind_of_limit_counts_its_own_jobs():
         "vision|alice|||gres/gpu=2||00:30:00\n"
     )
     jobs = [job(1), job(2, user="bob"), job(3, account="other")]
-    assert shown(caps(qos, (), jobs)) == {
+    assert shown(job_limits(qos, (), jobs)) == {
         ("QOS normal GrpTRES gres/gpu=10", 10, (1, 2, 3)),
         ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (1, 3)),
         ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (2,)),
@@ -47,7 +47,7 @@ def test_each_kind_of_limit_counts_its_own_jobs():
         ("QOS normal MaxTRES cpu=64", 64, (3,)),
         ("QOS normal MaxWall", 93600, (1, 2, 3)),
     }
-    assert shown(caps((), associations, jobs)) == {
+    assert shown(job_limits((), associations, jobs)) == {
         ("association vision/alice MaxWall", 1800, (1,)),
         ("association root GrpTRES gres/gpu=100", 100, (1, 2)),
         ("association science GrpTRES node=5", 5, (1, 2)),
@@ -57,7 +57,7 @@ def test_each_kind_of_limit_counts_its_own_jobs():
 
 def test_accounts_that_name_each_other_as_parents_do_not_hang():
     associations = parse_associations("a|||b|cpu=1||\nb|||a|cpu=2||\n")
-    assert len(caps((), associations, [job(1, account="a")])) == 2
+    assert len(job_limits((), associations, [job(1, account="a")])) == 2
 
 
 def test_limits_of_a_node_and_in_minutes_become_caps_on_gpus():
@@ -74,7 +74,7 @@ def test_limits_of_a_node_and_in_minutes_become_caps_on_gpus():
         dataclasses.replace(job(2), gpus=3, time_limit_s=2400, start_time=time.time() - 5),
         dataclasses.replace(job(3), submission=directive),  # no time limit: no cap
     ]
-    limits = (*caps(qos, (), jobs), *caps((), associations, jobs))
+    limits = (*job_limits(qos, (), jobs), *job_limits((), associations, jobs))
     assert {(m.name, m.resource, m.cap, tuple(sorted(m.jobs))) for m in limits} == {
         ("QOS normal MaxTRESPerNode gres/gpu=2", GPUS_OF_A_NODE, 2, (1, 3)),
         ("QOS normal MaxTRESMins gres/gpu=60", "gpu", 2, (1,)),
@@ -92,7 +92,7 @@ def test_a_limit_of_a_qos_replaces_the_same_one_of_associations():
     )
     held = Allocation.of("a100", {"n1": 4})
     jobs = [job(1, qos="big", gpus=4, allocation=held), job(2, user="bob")]
-    assert shown(caps(qos, associations, jobs)) == {
+    assert shown(job_limits(qos, associations, jobs)) == {
         ("QOS big GrpTRES gres/gpu=8", 8, (1,)),
         ("QOS big MaxTRES cpu=64", 64, (1,)),
         ("QOS big MaxWall", 172800, (1,)),
@@ -113,7 +113,7 @@ def test_a_limit_of_a_qos_replaces_the_same_one_of_associations():
 )
 def test_of_two_qos_that_of_the_partition_comes_first_but_for_a_flag(flags, partition, expected):
     qos = parse_qos(f"part||gres/gpu=2|||||||\nown||gres/gpu=4|||||||{flags}\n")
-    limits = caps(qos, (), [job(1, qos="own", partition=partition)], {"gpu": "part"})
+    limits = job_limits(qos, (), [job(1, qos="own", partition=partition)], {"gpu": "part"})
     assert shown(limits) == {
         (f"{name} MaxTRESPerUser gres/gpu={cap}", cap, ids) for name, cap, ids in expected
     }
@@ -124,7 +124,7 @@ def test_a_users_own_limit_of_a_job_replaces_the_accounts():
     associations = parse_associations(
         "vision|||||gres/gpu=4|\nvision|alice||||gres/gpu=8|\nvision|bob||||gres/gpu=4|\n"
     )
-    assert shown(caps((), associations, [job(1), job(2, user="bob")])) == {
+    assert shown(job_limits((), associations, [job(1), job(2, user="bob")])) == {
         ("association vision/alice MaxTRES gres/gpu=8", 8, (1,)),
         ("association vision/bob MaxTRES gres/gpu=4", 4, (2,)),
     }
@@ -135,7 +135,7 @@ def test_a_user_may_have_an_association_for_a_partition():
         "vision|alice|||gres/gpu=4||\nvision|alice|gpu||gres/gpu=8||\n"
     )
     jobs = [job(1), job(2, partition="other")]
-    assert shown(caps((), associations, jobs)) == {
+    assert shown(job_limits((), associations, jobs)) == {
         ("association vision/alice GrpTRES gres/gpu=8", 8, (1,)),
         ("association vision/alice GrpTRES gres/gpu=4", 4, (2,)),
     }
@@ -152,7 +152,7 @@ def test_the_limits_of_a_relative_qos_are_percentages():
     qos = parse_qos(
         "rel|gres/gpu=50,node=70|cpu=25|||||||Relative\npart|gres/gpu:a100=75||||||||Relative\n"
     )
-    limits = caps(qos, (), [job(1, qos="rel", partition="part")], {"part": "part"}, nodes)
+    limits = job_limits(qos, (), [job(1, qos="rel", partition="part")], {"part": "part"}, nodes)
     assert shown(limits) == {
         ("QOS part GrpTRES gres/gpu:a100=3", 3, (1,)),
         ("QOS rel GrpTRES gres/gpu=6", 6, (1,)),

@@ -25,7 +25,7 @@ from slurm_elastic.slurm import power_states
         ("IDLE+MAINT+POWERED_DOWN", True, False, False, False),
     ],
 )
-def test_states(state, loses, gains, lost, wakes):
+def test_each_state_of_a_node_says_what_its_power_does(state, loses, gains, lost, wakes):
     assert power_states.loses_power(state) is loses
     assert power_states.gains_power(state) is gains
     assert power_states.is_lost(state) is lost

@@ -88,7 +88,7 @@ class LayerProfileStore:
         """Return the profile of a job's application.
 
         Args:
-            job: whose layers.
+            job: the job that has these layers.
             stated: what its script calls its application.
         """
         name = (job.user, job.name, stated)

@@ -48,7 +48,7 @@ def measured(
         report: of a job on `held`.
         held: what the job really has.
         samples_per_s: by the report.
-        racks: that the nodes of `held` are in.
+        racks: number of racks that the nodes of `held` are in.
         old: measurement of the same shape so far.
     """
     compute_s, sync_s, reports = None, None, 0

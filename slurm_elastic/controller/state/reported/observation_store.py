@@ -130,7 +130,7 @@ class ObservationStore:
         Args:
             observations: of the job.
             report: its times are used if `held` is given.
-            job: whose report it is.
+            job: the job that has reported.
             held: the allocation that its times were measured in.
 
         Returns:

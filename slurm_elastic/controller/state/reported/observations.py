@@ -35,7 +35,7 @@ _RECENT = 5
 _POINTS = 128
 #: Part of a training whose noise new jobs of its application start with (our choice).
 _FIRST_STAGE = 0.05
-#: Of the ratio of variance to squared norm: beyond that the batch hardly matters any more.
+#: Largest gradient noise scale that counts: beyond it the batch hardly matters.
 _MOST_NOISE = 1e9
 _LEAST_S, _MOST_S = 1e-9, 1e6
 #: Times that differ by this factor from those of earlier jobs are of something else.

@@ -1,4 +1,4 @@
-"""Shapes that a job is not to get, and directives without them. Pure.
+"""Shapes that a job must not get, and directives without them. Pure.
 
 A *shape* is a GPU type and a number of GPUs.
 """
@@ -53,7 +53,7 @@ class BarredShape:
             ValueError: likewise.
         """
         gpu_type, gpus, reason, time = row
-        return cls(str(gpu_type), int(gpus), Reason.from_json(reason) or unreadable(), float(time))
+        return cls(str(gpu_type), int(gpus), read_reason(reason), float(time))
 
 
 def shape_of(held: Allocation | None) -> Shape | None:
@@ -62,13 +62,13 @@ def shape_of(held: Allocation | None) -> Shape | None:
 
 
 def fails_on_every_type(barred: BarredShape, worked: Collection[Shape]) -> bool:
-    """Return whether a failure is one of the number of GPUs, on whatever type.
+    """Return whether a number of GPUs is barred on every type, as the failure is not of the type.
 
-    On fewer GPUs each has more to do: there it may lack memory that another type has.
+    On fewer GPUs than before each has more to do, and may lack memory that another type has.
 
     Args:
         barred: shape in which the job failed.
-        worked: shapes in which it has worked.
+        worked: shapes in which the job has worked.
     """
     code = barred.reason.parameters.get("exit_code")
     by_itself = barred.reason.code == "program-ended" or (
@@ -79,13 +79,13 @@ def fails_on_every_type(barred: BarredShape, worked: Collection[Shape]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def without(directive: Directive, excluded: frozenset[Shape]) -> Directive:
+def excluding(directive: Directive, excluded: frozenset[Shape]) -> Directive:
     """Return a directive without these shapes."""
     return directive.excluding(excluded)
 
 
 @lru_cache(maxsize=1024)
-def only(
+def allowing_only(
     directive: Directive,
     allowed: tuple[Shape, ...],
     types: frozenset[str],
@@ -110,6 +110,6 @@ def only(
     return directive.excluding(excluded.union(others))
 
 
-def unreadable() -> Reason:
-    """Return the reason in place of one that the ledger holds in no readable form."""
-    return Reason("text", text="not readable")
+def read_reason(value: Any) -> Reason:
+    """Return a reason from the ledger's JSON; where it is unreadable, a reason that says so."""
+    return Reason.from_json(value) or Reason("text", text="not readable")

@@ -1,11 +1,15 @@
 """Memory of a job's execution plans: what was reported, and plans that did not fit. Pure.
 
 Our definition (docs/training-layouts.md, "Plans that need less memory"). The job's own choice does
-not *fit* into an allocation if the program has run out of memory there in it, if it needs as much
-as it did where that happened on the same GPU type, or `EXCESS` times the memory of the GPU. Then
-another plan *stands in* for it: the one that is expected to be fastest of those that need a good
-deal less (`models.execution.measured_memory`), and after two more failures in the allocation the
-one that needs least.
+not *fit* into an allocation if, in that plan,
+
+- the program has run out of memory there,
+- it needs as much memory as where it ran out of it on the same GPU type, or
+- it needs `EXCESS` times the memory of the GPU.
+
+Then another plan *stands in* for it: of those that need much less memory
+(`models.execution.measured_memory`) the one that is expected to be fastest. After two more failures
+in the allocation it is the one that needs least.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ from slurm_elastic.core.execution.possible_plans import PlanCandidates
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.execution.measured_memory import MeasuredMemory, slowdown
 
-#: Over the memory of a GPU, or over that of a plan which did not fit, that another plan is
-#: predicted to need, so that it is not tried.
+#: A plan is not tried if it is predicted to need this factor of a GPU's memory, or of the memory of
+#: a plan that did not fit.
 EXCESS = 1.1
-#: Of the memory of a GPU, and of what did not fit on one, that a plan may need to stand in.
+#: Factors of a GPU's memory, and of the memory of a plan that did not fit: a plan that stands in
+#: may need no more.
 _ROOM, _LESS = 0.9, 0.7
 #: Failures in one allocation after which only the plan that needs least is tried.
 _FAILURES = 2
-#: State of an optimizer that is not known, by the bytes of the weights: that of Adam.
+#: Bytes of optimizer state per byte of weights where they are not known: those of Adam.
 _OPTIMIZER = 2.0
 #: Allocations in which plans did not fit that are kept.
 _MOST = 64
@@ -68,7 +73,7 @@ class PlanMemoryRecord:
 
         Args:
             report: of the present attempt.
-            plan: in which it trains; None: not known.
+            plan: the plan that it trains in; None: not known.
             gpu_type: of its GPUs.
         """
         self.weights = report.weight_bytes or self.weights

@@ -48,7 +48,7 @@ from slurm_elastic.models.execution.plan_ranking import predicted_times
 
 #: Reports that tell the speed of a plan, and the most of which the median counts (our choice).
 REPORTS, _RECENT = 3, 5
-#: By which a plan must be faster to replace another.
+#: Factor by which a plan must be faster to replace another.
 MARGIN = 1.05
 #: Plans, the job's own choice among them, from which others are predicted (our choice: with 3 a
 #: plan that is 5 % faster is missed on Rubick's tables, with 4 none is; ADR 24).

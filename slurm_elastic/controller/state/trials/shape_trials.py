@@ -36,11 +36,11 @@ from typing import Any
 from slurm_elastic.controller.state.trials.barred_shapes import (
     BarredShape,
     Shape,
+    allowing_only,
+    excluding,
     fails_on_every_type,
-    only,
+    read_reason,
     shape_of,
-    unreadable,
-    without,
 )
 from slurm_elastic.controller.state.trials.slurm_refusals import (
     REFUSAL_S,
@@ -54,9 +54,9 @@ from slurm_elastic.core.report import Report
 
 #: Multiple of the longest time between two checkpoints after which an attempt on trial has failed.
 _INTERVALS = 4.0
-#: The same for a GPU type on which the job has never trained: it may be slower by as much again.
+#: Further factor on a GPU type on which the job has never trained, which may be slower.
 _UNKNOWN_TYPE = 4.0
-#: Where no two checkpoints of the job were seen: a generous time.
+#: Seconds after which an attempt on trial has failed if no two checkpoints of the job were seen.
 _UNKNOWN_S = 7200.0
 #: Shapes that worked, and failed changes, that are kept.
 _MOST = 64
@@ -396,7 +396,7 @@ class ShapeTrials:
         """Record how a companion was lost, if a change in place was on trial then.
 
         Args:
-            reason: for which the change has failed, while the attempt trains on; None: it has not.
+            reason: why the change has failed, while the attempt trains on; None: it has not.
 
         Returns:
             Whether it has.
@@ -446,8 +446,8 @@ class ShapeTrials:
         excluded = frozenset((gpu_type, gpus) for gpu_type, gpus, _ in self.left_out)
         if self.failures and allowed:
             names = frozenset((*types, *(t for t, _ in allowed)))
-            return only(directive, allowed, names, excluded)
-        return without(directive, excluded) if excluded else directive
+            return allowing_only(directive, allowed, names, excluded)
+        return excluding(directive, excluded) if excluded else directive
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
@@ -481,9 +481,7 @@ class ShapeTrials:
             for name in ("worked", "refused"):
                 fields[name] = [(str(t), int(g)) for t, g in fields.get(name, ())]
             fields["barred"] = [BarredShape.from_json(row) for row in fields.get("barred", ())]
-            fields["failed"] = {
-                int(i): Reason.from_json(r) or unreadable() for i, r in fields.get("failed", ())
-            }
+            fields["failed"] = {int(i): read_reason(r) for i, r in fields.get("failed", ())}
             return cls(**fields)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()

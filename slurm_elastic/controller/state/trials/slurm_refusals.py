@@ -1,10 +1,10 @@
-"""Refusals by Slurm of a change: how long its shape is barred, and the sizes that go with it. Pure.
+"""Changes that Slurm refuses: how long their shapes are barred, and other sizes with them. Pure.
 
 The second refusal of a shape bars it (`ShapeTrials.refuse`):
 
-- for good, where Slurm shows that no placement can be ("BadConstraints": a topology that this
+- for good, if Slurm shows that no placement is possible ("BadConstraints": a topology that this
   program does not know), and with it the other sizes that need as many nodes;
-- for `REFUSAL_S`, where Slurm has another reason (a limit that this program does not know), and
+- for `REFUSAL_S`, if Slurm has another reason (a limit that this program does not know), and
   with it the upper half of the sizes between it and the job's own: otherwise each of them would
   cost two requeues.
 """
@@ -14,22 +14,22 @@ from __future__ import annotations
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.reason import Reason
 
-#: Reason that Slurm shows of a job for which no allocation can fulfil what it asks for.
+#: Slurm's reason of a job whose request no allocation can fulfil.
 IMPOSSIBLE = "BadConstraints"
-#: How long a shape is barred that Slurm refuses for another reason, as limits are changed and
-#: used-up budgets are filled again (our choice).
+#: Seconds for which a shape is barred that Slurm refuses for another reason: limits are changed,
+#: and used-up budgets are filled again (our choice).
 REFUSAL_S = 6 * 3600.0
 
 
 def is_temporary(reason: Reason) -> bool:
-    """Return whether a shape is barred for a refusal that may be over later."""
+    """Return whether a shape is barred for a refusal whose cause may end."""
     if reason.code == "not-started":
         return reason.parameters.get("slurm_reason") != IMPOSSIBLE
     return reason.code in ("slurm-refused", "runs-elsewhere", "no-gpus-held", "change-partial")
 
 
 def sizes_refused_with(planned: Allocation, reason: Reason, *, old: Allocation | None) -> range:
-    """Return the numbers of GPUs that cannot be had either.
+    """Return the other numbers of GPUs that Slurm would refuse for the same reason.
 
     Args:
         planned: allocation that Slurm refused.

@@ -20,12 +20,12 @@ from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Inputs of one step.
+    """Inputs of one step of all transitions.
 
     Attributes:
         jobs: read just now.
         sizes: GPUs of each node.
-        shards: of each GPU of a node; nodes whose GPUs are not divided may be left out.
+        shards: number of shards of each GPU of a node; nodes without shards may be left out.
         unusable: nodes on which no job may start now.
         admitted: transitions whose target is free.
         hopeless: transitions whose target will not be free whatever else happens.
@@ -37,7 +37,7 @@ class StepInputs:
         companions: jobs that are companions, as Slurm shows them; in `jobs` they are a part of
             their bases.
         report: returns the last report of a job.
-        answering_s: for how long slurmctld has answered since it last did not.
+        answering_s: seconds since slurmctld last did not answer.
     """
 
     jobs: Mapping[int, Job]
@@ -154,7 +154,7 @@ class StepInputs:
 def present_job(transition: Transition, jobs: Mapping[int, Job]) -> Job | None:
     """Return the job of a transition; None when it has ended or another has its id.
 
-    A job that a requeue of the transition has ended has not.
+    A job whose attempt was ended by the transition's own requeue counts as present.
     """
     job = jobs.get(transition.job_id)
     if job is None or job.key != transition.key:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-#: What a name of a file that is still being written begins or ends with.
+#: Beginnings or ends of names of files that are still being written.
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
-#: What a name of a copy of an earlier version ends with (`BackupAndRestore` of Keras: `.bkp`).
+#: Ends of names of copies of an earlier version (`BackupAndRestore` of Keras: `.bkp`).
 _BACKUP = (".bkp", ".bak", ".backup", ".old")
 
 _HF_STATE, _HF_ARGUMENTS = "trainer_state.json", "training_args.bin"
@@ -45,9 +45,9 @@ class Evidence(IntEnum):
     CUT = 1
     #: The format's last file is missing; perhaps the script never writes it.
     LACKING = 2
-    #: Of no known format, or others may follow.
+    #: The format is not known, or more bytes may follow.
     UNKNOWN = 3
-    #: Its last byte is written.
+    #: The last byte of the file is written.
     WHOLE = 4
 
 
@@ -65,7 +65,7 @@ class FileVersion(NamedTuple):
     changed_ns: int
 
 
-#: Whether a file of a checkpoint is whole, by its path below the checkpoint.
+#: Function that returns whether a file of a checkpoint is whole, by its path below the checkpoint.
 Whole = Callable[[str], bool | None]
 
 

@@ -45,7 +45,7 @@ from slurm_elastic.job.unmodified.checkpoints.whole_files import is_whole
 
 #: Directories with more files are not judged before a start: the ranks wait for that.
 _MAX_JUDGED = 500
-#: Only this many of the newest directories are examined again at each scan.
+#: Newest directories, which are examined again at each scan.
 _NEWEST = 4
 #: A script never writes the last file of a known format if so many saves in a row were over
 #: without it (our choice: as many as show the files of saves with counting names).

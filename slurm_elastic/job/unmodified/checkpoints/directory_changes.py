@@ -12,10 +12,10 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import (
 )
 from slurm_elastic.job.unmodified.checkpoints.save_tracker import ChangeKind
 
-#: An original is copied within this time, 10 minutes.
+#: Longest time of a copy, 10 minutes: it gets the time of its original, which is that much older.
 _COPIED_NS = 600 * 10**9
 
-#: At most this many files of a directory are examined.
+#: Most files of a directory that are examined.
 _MAX_FILES = 20_000
 
 #: Versions by path below the directory; "" for a single file.
@@ -47,7 +47,7 @@ def directory_files(path: str) -> Files:
 
 
 def change_kind(old: Files, new: Files) -> ChangeKind | None:
-    """Return how contents have changed; None if nothing was written.
+    """Return the kind of change between two scans; None if nothing was written.
 
     A time that goes back a little is no change: a copy gets that of its original at its end.
     """

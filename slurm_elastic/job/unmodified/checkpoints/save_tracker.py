@@ -66,7 +66,7 @@ _Shape = tuple[tuple[str, int], ...]
 class ChangeKind(Enum):
     """Kinds of changes of a checkpoint since the last scan."""
 
-    #: It is new.
+    #: A new checkpoint.
     NEW = auto()
     #: Something was added; what was there has not changed.
     GROWN = auto()

@@ -13,7 +13,7 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_formats import Evidence
 FIRST_S = 60.0
 #: Least seconds after that (our choice): a write that waits for a busy file server pauses as long.
 LEAST_S = 10.0
-#: The same where ranks of several hosts write through NFS: what another host has written may show
+#: Least seconds if ranks of several hosts write through NFS: files of another host may appear
 #: `acregmax` later.
 LEAST_NFS_S = 65.0
 #: Seconds if the last file of a known format is missing, at least.

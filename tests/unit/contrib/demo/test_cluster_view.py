@@ -74,7 +74,7 @@ def test_a_line_that_is_still_being_written():
     assert parse(text, ClusterView()).jobs["gpt"].step == 0
 
 
-def test_states():
+def test_a_job_that_is_completing_counts_as_ending_and_holds_nothing():
     assert parse(frame(1, entry(state=("COMPLETED",))), ClusterView()).jobs["gpt"].ended
     ending = parse(frame(1, entry(state=("RUNNING", "COMPLETING"))), ClusterView()).jobs["gpt"]
     assert ending.state == "ENDING"

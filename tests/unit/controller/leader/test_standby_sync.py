@@ -23,7 +23,7 @@ def active():
 
 
 def copy(active, other, since=None):
-    answer = standby_sync.news(active, since or {})
+    answer = standby_sync.new_rows(active, since or {})
     standby_sync.apply(other, answer)
     return answer["since"]
 
@@ -37,10 +37,10 @@ def test_orders_history_and_segments_are_copied_and_then_only_news(active):
     assert list(other.open_segments()) == ["7@1"]
     assert other.applications("alice", "gpt") == {"": {"fit": 1}}
     assert other.since() == pytest.approx(active.since())
-    assert not any(standby_sync.news(active, since)["rows"].values())
+    assert not any(standby_sync.new_rows(active, since)["rows"].values())
     active.put_job("8@1", 8, {"held": False})
     active.end_segment("7@1", 4e9)
-    rows = standby_sync.news(active, since)["rows"]
+    rows = standby_sync.new_rows(active, since)["rows"]
     assert [r["key"] for r in rows["jobs"]] == ["8@1"]
     copy(active, other, since)
     assert other.open_segments() == {}
@@ -54,7 +54,7 @@ def test_what_does_not_fit_into_an_answer_comes_with_the_next(active, monkeypatc
     other, since, answers = Ledger(":memory:"), {}, 0
     more = True
     while more:
-        answer = standby_sync.news(active, since)
+        answer = standby_sync.new_rows(active, since)
         standby_sync.apply(other, answer)
         since, more, answers = answer["since"], answer["more"], answers + 1
     assert answers > 3
@@ -64,7 +64,7 @@ def test_what_does_not_fit_into_an_answer_comes_with_the_next(active, monkeypatc
 def test_a_successor_does_not_believe_how_things_stood_in_slurm(active):
     other = Ledger(":memory:")
     copy(active, other)
-    standby_sync.succeed(other, 2, Log())
+    standby_sync.take_over(other, 2, Log())
     assert other.live_transitions() == []
     (history,) = other.transitions(7)
     assert history["state"] == "ENDED"
@@ -76,16 +76,16 @@ def test_a_successor_does_not_believe_how_things_stood_in_slurm(active):
 
 
 def test_who_was_active_just_before_believes_all_of_it(active):
-    standby_sync.succeed(active, 1, Log())
-    standby_sync.succeed(active, 2, Log())
+    standby_sync.take_over(active, 1, Log())
+    standby_sync.take_over(active, 2, Log())
     assert len(active.live_transitions()) == 1
     assert active.get_job("7@1") == RECORD
-    standby_sync.succeed(active, 4, Log())
+    standby_sync.take_over(active, 4, Log())
     assert active.live_transitions() == []
 
 
 def test_another_version_is_refused(active):
-    answer = {**standby_sync.news(active, {}), "version": 99}
+    answer = {**standby_sync.new_rows(active, {}), "version": 99}
     with pytest.raises(LedgerError, match="same release"):
         standby_sync.apply(Ledger(":memory:"), answer)
 
@@ -95,7 +95,7 @@ def test_rows_that_make_no_sense_change_nothing(active, rows):
     other = Ledger(":memory:")
     copy(active, other)
     with pytest.raises(LedgerError):
-        standby_sync.apply(other, {**standby_sync.news(active, {}), "rows": rows})
+        standby_sync.apply(other, {**standby_sync.new_rows(active, {}), "rows": rows})
     assert other.get_job("7@1") == RECORD
     other.put_job("8@1", 8, {})  # no transaction is left open
 

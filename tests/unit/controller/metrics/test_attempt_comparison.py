@@ -21,7 +21,7 @@ class Compared:
         self.attempts.record(report, held, by_change=by_change)
 
     def grow(self, gain):
-        self.attempts.promise(
+        self.attempts.record_prediction(
             Decision(
                 job_id=7, current=Allocation.of("a100", {"n1": 2}),
                 target=Allocation.of("a100", {"n1": 4}), action=Action.GROW,
@@ -99,7 +99,7 @@ def test_a_change_that_was_given_up_promised_nothing():
     compared = Compared()
     compared.report(0, 10, **measured(100))
     compared.grow(0.8)
-    compared.attempts.withdraw(7)
+    compared.attempts.drop_prediction(7)
     compared.report(1, 20, gpus=4, **measured(150))
     assert compared.speeds == {}
 

@@ -51,7 +51,7 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
     assert record(store, of).learned is None
     observations, text = profile_import.observations_of(body(), {"a100"})
     assert text == "3 configurations learned"
-    store.teach(of, observations)
+    store.import_observations(of, observations)
     known = record(store, of)
     seen = {(m.gpus, m.nodes): m for m in known.measurements}
     assert set(seen) == {(1, 1), (4, 1)}  # which racks two nodes were in is not in a profile
@@ -68,7 +68,7 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
 def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
     store, of = JobStore(Ledger(":memory:")), waiting()
     for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
-        store.teach(of, profile_import.observations_of(body(), {"a100"})[0])
+        store.import_observations(of, profile_import.observations_of(body(), {"a100"})[0])
         assert record(store, other).learned is None
         assert record(store, other).measurements == ()
     held = Allocation.of("a100", {"n1": 1})
@@ -87,7 +87,7 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
 def test_it_survives_a_restart(tmp_path):
     path, of = tmp_path / "ledger", waiting()
     store = JobStore(Ledger(path))
-    store.teach(of, profile_import.observations_of(body(), {"a100"})[0])
+    store.import_observations(of, profile_import.observations_of(body(), {"a100"})[0])
     store.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
     known = record(JobStore(Ledger(path)), of)
     assert len(known.measurements) == 2

@@ -339,7 +339,6 @@ JSON = st.recursive(
 
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(
@@ -357,7 +356,6 @@ def test_any_request_gets_an_answer(server, log, op, args):
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(st.binary(max_size=200))

@@ -111,14 +111,14 @@ def test_only_changes_that_touched_the_job_count(store):
         {"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem=Reason("no-checkpoint", notice_s=60)
     )
     asked.entered["unanswered"] = 90.0
-    store.changed(asked, running, 100.0)
+    store.record_end_of_change(asked, running, 100.0)
     entry = store.entry(running)
     assert (entry.resizes, entry.changes, entry.last_change) == (0, [], 100.0)
     assert entry.deaf_until >= 400.0
     moved = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE, limit_s=630)
     moved.entered["REQUEUE"] = 150.0
     moved.id = asked.id + 1
-    store.changed(moved, running, 200.0)
+    store.record_end_of_change(moved, running, 200.0)
     assert (entry.resizes, entry.changes, entry.pin) == (1, [200.0], ["n1"])
     assert store.spare_s(running) == 30
     assert store.spare_s(job({"n1": 4}, run=2)) == 0
@@ -132,7 +132,7 @@ def test_a_preempted_job_is_leased_a_failed_plan_is_not(store):
         ended = transition(None, {"n1": 4}, TransitionState.DONE, problem=problem)
         ended.id = number
         ended.entered["REQUEUE"] = 1.0
-        store.changed(ended, waits, 1.0)
+        store.record_end_of_change(ended, waits, 1.0)
         assert store.entry(waits).leased is leased
 
 
@@ -142,7 +142,7 @@ def test_a_size_that_slurm_refuses_for_good_is_not_tried_a_third_time(store):
         undone = transition({"n1": 4, "n3": 4}, {"n2": 1}, TransitionState.UNDONE, problem=refusal)
         undone.id, undone.target = number, undone.old
         undone.entered["REQUEUE"] = 1.0
-        store.changed(undone, waits, float(number))
+        store.record_end_of_change(undone, waits, float(number))
         assert {shape.shape for shape in store.entry(waits).trials.barred} == barred
 
 
@@ -167,7 +167,7 @@ def test_a_change_that_slurm_refuses_is_not_repeated_without_end(store, problem,
         undone = transition({"n1": 2}, {"n2": 1}, TransitionState.UNDONE, problem=problem)
         undone.id, undone.target = number, undone.old
         undone.entered["REQUEUE"] = 1.0
-        store.changed(undone, waits, 1000.0)
+        store.record_end_of_change(undone, waits, 1000.0)
     assert (("a100", 2) in store.entry(waits).trials.excluded) is is_barred
     assert store.in_force(waits).directive.allows(2, "a100") is not is_barred
     store.observe(snapshot(waits, at=1000.0 + REFUSAL_S))
@@ -185,7 +185,7 @@ def test_what_a_death_left_uncounted_is_counted_once(ledger):
     for _ in range(2):
         store = JobStore(ledger)
         assert (store.entry(running).pin, store.entry(running).resizes) == (["n1"], 1)
-        store.changed(moved, running, 200.0)
+        store.record_end_of_change(moved, running, 200.0)
         assert store.entry(running).resizes == 1
         store.observe(snapshot(running))
 

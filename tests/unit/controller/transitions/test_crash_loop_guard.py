@@ -94,7 +94,7 @@ def test_a_change_of_ours_that_was_over_before_anybody_looked_does_not_count():
         ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=site.run)
         running = job({"n1": 4}, run=site.run)
         site.look(running)
-        site.store.changed(ours, running, site.at)
+        site.store.record_end_of_change(ours, running, site.at)
         site.attempt(1, step=5)
     assert site.verbs == []
 

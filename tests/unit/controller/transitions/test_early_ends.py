@@ -49,7 +49,7 @@ def test_a_start_and_an_end_between_two_looks_of_one_round_count_too(site, monke
             site.slurm.pass_time(0.5)
             if sizes(site) == [1, 4]:
                 site.slurm.end(7, 3)
-                site.controller.pace.at_once()
+                site.controller.schedule.at_once()
 
     monkeypatch.setattr(engine, "step", step_and_end)
     play(site, [script], 1200)

@@ -30,7 +30,7 @@ def moved(store, number, *nodes, to_queue=False):
     t.entered |= {"REQUEUE": 1.0}
     if to_queue:
         t.target, t.problem = None, Reason("node-down")
-    store.changed(t, job(run=number), 100.0 + number)
+    store.record_end_of_change(t, job(run=number), 100.0 + number)
 
 
 def test_a_pin_that_slurmctld_remembers_from_before_is_cleared():
@@ -84,7 +84,7 @@ def given_back(store, nice=7):
     """Let a change of job 7 end at 100 s, with its nice value given back and read back."""
     t = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE, id=1, nice=nice)
     t.entered |= {"REQUEUE": 90.0, "CLEAR": 99.0}
-    store.changed(t, job({"n1": 4}, run=1, nice=nice), 100.0)
+    store.record_end_of_change(t, job({"n1": 4}, run=1, nice=nice), 100.0)
 
 
 def test_a_nice_value_that_slurmctld_forgets_after_the_change_is_given_back_again():

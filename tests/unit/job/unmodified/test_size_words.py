@@ -26,7 +26,7 @@ def test_examples() -> None:
         ("echo $SLURM_JOB_ID $SLURM_ARRAY_TASK_ID", ""),
     ],
 )
-def test_words(script: str, word: str) -> None:
+def test_words_of_a_batch_script_that_depend_on_the_size(script: str, word: str) -> None:
     assert size_word(script) == word
 
 

@@ -65,7 +65,7 @@ def test_a_few_runs_do_not_overthrow_the_prior():
     assert one.speeds([(load(0.2), load(0.2))])[0] > 0.85
 
 
-def test_no_pairs():
+def test_without_pairs_there_are_no_speeds():
     assert SlowdownModel.prior().speeds([]).size == 0
 
 
@@ -131,7 +131,7 @@ uses = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     measured=st.lists(
         st.tuples(uses, uses, st.floats(0.2, 1.05), st.sampled_from("abcd")),

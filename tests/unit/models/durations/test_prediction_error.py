@@ -39,7 +39,7 @@ def recurring(count, seed=0):
     return jobs
 
 
-def test_the_measures():
+def test_errors_are_factors_ranks_and_the_part_within_the_quantile():
     error = prediction_error.of_points([10.0, 100.0, 1000.0], [10.0, 200.0, 250.0])
     assert (error.jobs, error.factor_p50, error.within_p90) == (3, 2.0, None)
     assert error.rank == pytest.approx(1.0)

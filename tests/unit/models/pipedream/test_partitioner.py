@@ -122,7 +122,7 @@ def test_layers_without_cost_still_use_machines():
     assert sum(replicas(found)) == 4
 
 
-def test_three_levels():
+def test_a_straight_pipeline_over_three_levels_of_links():
     net = row(*[(1.0, 1.0, 1.0)] * 8)
     found = partition(net, [Level(2, 1e3), Level(2, 1e2), Level(2, 1e1)], straight=True)
     assert found.pipeline_time_s == 1.0

@@ -117,7 +117,7 @@ def test_the_running_job_gives_half_first_and_the_waiting_one_starts_there():
         {"managed": False},
     ],
 )
-def test_nothing_is_shared(other):
+def test_jobs_that_may_not_share_a_gpu_do_not(other):
     options = {"shape": SHAPE, **other}
     cluster = Cluster([node("g1", gpus=1, shards=options.pop("shards", 2))])
     cluster.add(1, elastic=options.pop("first", "1,share=yes"), on={"g1": 1}, shape=SHAPE)

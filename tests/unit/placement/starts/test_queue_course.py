@@ -62,7 +62,7 @@ def queues(draw):
     return free, held, rows
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(queue=queues(), backfill=st.booleans(), gives=st.booleans(), ours=st.booleans())
 def test_no_gpu_is_held_twice_and_all_jobs_that_can_start(queue, backfill, gives, ours):
     free, held, rows = queue
@@ -90,7 +90,7 @@ def test_no_gpu_is_held_twice_and_all_jobs_that_can_start(queue, backfill, gives
     assert set(starts) == {job.job_id for job in jobs}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(queue=queues())
 def test_the_first_job_starts_no_later_than_by_the_limits_alone(queue):
     free, held, rows = queue

@@ -84,7 +84,7 @@ def test_without_time_there_is_no_estimate():
     assert not start_estimates(full().snapshot(), {1: around(HOUR)}, goes_on=lambda: False)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     running=st.lists(st.tuples(st.integers(1, 4), st.floats(60, 1e5)), max_size=4),
     pending=st.lists(st.tuples(st.integers(1, 8), st.floats(60, 1e5), st.booleans()), max_size=6),

@@ -106,7 +106,7 @@ def test_a_guaranteed_job_is_never_slower_than_its_request(known):
     assert set(choose(running, short, nodes=2)) == {"g"}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from([SMALL, LARGE]), st.floats(1, 1e6), st.booleans()), max_size=12

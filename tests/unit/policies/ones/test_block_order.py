@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from slurm_elastic.policies.ones.block_order import EMPTY, changed_entries, reordered
+from slurm_elastic.policies.ones.block_order import EMPTY, reordered
 
 
 def fewest_changes(sizes, present):
@@ -35,8 +35,8 @@ def invented(rng, jobs, gpus):
 def test_few_jobs_change_as_few_gpus_as_can_be(seed):
     rng = np.random.default_rng(seed)
     sizes, present = invented(rng, 4, 9)
-    rows = reordered(sizes[None, :], present)
-    assert changed_entries(rows, present)[0] == fewest_changes(sizes.tolist(), present)
+    row = reordered(sizes[None, :], present)[0]
+    assert (row != present).sum() == fewest_changes(sizes.tolist(), present)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -58,7 +58,7 @@ def test_invalid_tables_are_refused(tmp_path, old, new, named):
     assert named in str(error.value)
 
 
-def test_traces(tmp_path, table):
+def test_a_trace_is_read_and_its_faults_are_named_with_their_line(tmp_path, table):
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     first, second = read_plan_jobs(path, {"tiny": table})

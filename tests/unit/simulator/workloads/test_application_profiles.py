@@ -47,7 +47,7 @@ def test_the_artifacts_constants_are_known(folder):
     assert (profile.calibration, profile.restart_s) == (1 / 1.2, 250.0)
 
 
-def test_own_constants(folder):
+def test_a_folder_states_constants_of_its_application(folder):
     (folder / "application.toml").write_text(
         "calibration = 0.5\nrestart_s = 12\nmicro_batches = 4\n[units]\nt4 = 1\n"
     )

@@ -151,7 +151,7 @@ def test_tasks_of_arrays_have_the_names_that_users_type(reader, site, fields, sh
         (["FAILED", "LAUNCH_FAILED"], JobState.ENDED),
     ],
 )
-def test_states(reader, site, words, state):
+def test_a_flag_comes_before_the_state_of_a_job(reader, site, words, state):
     site.jobs([job(job_state=words)])
     assert reader.jobs()[7].state is state
 

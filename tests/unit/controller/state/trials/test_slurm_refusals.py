@@ -34,5 +34,5 @@ def test_only_limits_may_be_over_later(reason, temporary):
         ({"n2": 4}, TOPOLOGY, ONE, []),
     ],
 )
-def test_the_other_sizes(planned, reason, old, sizes):
+def test_sizes_that_slurm_would_refuse_as_well(planned, reason, old, sizes):
     assert list(sizes_refused_with(Allocation.of("a100", planned), reason, old=old)) == sizes

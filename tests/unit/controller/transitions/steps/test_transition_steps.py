@@ -57,7 +57,7 @@ def moving(state, **fields):
     return Stage(transition({"n2": 4}, {"n1": 1}, state, limit_s=600, **fields))
 
 
-def test_the_whole_way():
+def test_a_move_goes_through_all_states():
     stage = moving(TransitionState.RESERVE)
     running = job({"n1": 1})
     assert stage.advance(running) is TransitionState.NOTIFY

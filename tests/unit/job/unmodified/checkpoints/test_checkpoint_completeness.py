@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.job.complete_marker import CompleteMarker
@@ -101,7 +101,7 @@ def _close() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", SAVERS)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=12)
 @given(
     choices=st.lists(st.integers(0, 5), max_size=40),
     pauses=st.lists(st.sampled_from([0.01, 1.0, 4.0, 19.0, 27.0]), min_size=5, max_size=20),

@@ -118,7 +118,7 @@ def test_deepspeed(tmp_path: Path, inside: bool) -> None:
     assert evidence(2) is Evidence.LACKING
 
 
-def test_others() -> None:
+def test_files_of_an_unknown_format_show_no_end_of_a_save() -> None:
     assert shown("model.pt optimizer.pt") is Evidence.UNKNOWN
     assert shown("model.pt optimizer.pt", cut=["model.pt"]) is Evidence.CUT
     assert shown("model.pt " * 3, whole=["model.pt"]) is Evidence.UNKNOWN
