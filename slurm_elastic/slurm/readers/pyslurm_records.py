@@ -31,6 +31,7 @@ LAUNCH_FAILED = "launch_failed_requeued_held"
 #: Descriptions that Slurm puts in place of a reason.
 _DESCRIPTIONS = {
     "launch failed requeued held": LAUNCH_FAILED,
+    "user env retrieval failed requeued held": LAUNCH_FAILED,  # from 25.05 on
     "job requeued in held state": "JobHeldUser",
 }
 #: Slurm's reason of a job that waits for free GPUs only, while one of our reservations is for a

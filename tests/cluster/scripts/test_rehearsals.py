@@ -179,9 +179,18 @@ def test_a_script_does_not_begin_anew_on_a_node_without_its_checkpoints(
     daemon.wait_for(f"JobId={job} .*Action=rehearsal Result=proven", timeout=90)
     until(lambda: gpus(cluster, job) == 2, what="it does not grow")
     node = shown(cluster, job)["nodes"]
-    cluster.sbatch("exec sleep 600", f"--nodelist={node}", "--gres=gpu:4", "-o/dev/null")
+    rigid = cluster.sbatch("exec sleep 600", f"--nodelist={node}", "--gres=gpu:4", "-o/dev/null")
     daemon.wait_for(f"JobId={job} Action=hold Reason=trials-failed", timeout=90)
     log = text(cluster, "local")
     assert "out/ckpt.json: nothing matches on this node, though the job has completed" in log
+    assert f"the last one on {node}; the program is not started" in log
     assert log.splitlines().count("saved 4") == 1, "it never started anew"
     assert "exit code 2" in daemon.selastic("explain", str(job))
+    remedy = f"scontrol update jobid={job} ReqNodeList={node}"
+    assert f"{remedy}, then selastic release {job}." in log
+    cluster.exec(f"{remedy} && scancel {rigid}", user="alice")
+    daemon.selastic("release", str(job))
+    until(
+        lambda: text(cluster, "local").count("saved ") > log.count("saved "),
+        what=lambda: f"{shown(cluster, job)['required_nodes']} {text(cluster, 'local')[-900:]}",
+    )

@@ -173,6 +173,7 @@ def test_a_job_that_waits_for_parts_of_gpus_waits_for_whole_ones(parser, reason,
     ("described", "reason"),
     [
         ("launch failed requeued held", "launch_failed_requeued_held"),
+        ("user env retrieval failed requeued held", "launch_failed_requeued_held"),
         ("job requeued in held state", "JobHeldUser"),
         ("launch failure limit exceeded requeued held",) * 2,
     ],
