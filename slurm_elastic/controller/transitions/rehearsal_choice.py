@@ -98,7 +98,11 @@ def _has_saved(job: Job, report: Report) -> bool:
 
 def _may_share(directive: Directive, config: Config) -> bool:
     """Return whether a job of one size may be requeued all the same: with half of its GPU."""
-    return directive.share == "yes" and directive.min_gpus == 1 and config.neighbours.share_gpus == "act"
+    return (
+        directive.share == "yes"
+        and directive.min_gpus == 1
+        and config.neighbours.share_gpus == "act"
+    )
 
 
 def _permitted(job: Job, record: JobRecord, config: Config, now: float) -> bool:
