@@ -181,6 +181,7 @@ def _is_to_go_back(job: Job, trials: ShapeTrials) -> bool:
     """
     if job.state is JobState.PENDING and trials.held is not None:
         is_unchanged = set(job.required_nodes) == set(trials.held.nodes)
+        is_unchanged &= bool(job.shards) == trials.held.half
         return trials.run == job.run - 1 and is_unchanged and trials.ways_back < _MOST_WAYS
     return job.state is JobState.RUNNING and trials.run == job.run
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.limit_rivals import limit_rivals, rival_reason
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.core.reason import Reason
@@ -95,13 +96,22 @@ def _has_saved(job: Job, report: Report) -> bool:
     )
 
 
+def _may_share(directive: Directive, config: Config) -> bool:
+    """Return whether a job of one size may be requeued all the same: with half of its GPU."""
+    return (
+        directive.share == "yes"
+        and directive.min_gpus == 1
+        and config.neighbours.share_gpus == "act"
+    )
+
+
 def _permitted(job: Job, record: JobRecord, config: Config, now: float) -> bool:
     """Return whether a round could resize this job, were it proven."""
     directive, partitions = job.directive, config.controller.partitions
     recent = [t for t in record.changes if t > now - _HOUR_S]
     return (
         directive is not None
-        and directive.min_gpus < directive.max_gpus
+        and (directive.min_gpus < directive.max_gpus or _may_share(directive, config))
         and job.elastic
         and job.managed
         and job.state is JobState.RUNNING

@@ -354,7 +354,7 @@ class ShapeTrials:
 
         Another placement of the shape may be possible: the second refusal bars it, and with it the
         sizes of `sizes_refused_with` that have not worked. Half of a GPU is barred by the first
-        one: nobody needs it, and a running job has been restarted for it.
+        one: a job may run without it, and each attempt may have cost a restart.
 
         Args:
             planned: allocation that Slurm refused.

@@ -8,7 +8,11 @@ from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
-from slurm_elastic.controller.transitions.failed_changes import exhausted, way_back
+from slurm_elastic.controller.transitions.failed_changes import (
+    FailedChanges,
+    exhausted,
+    way_back,
+)
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
@@ -236,3 +240,18 @@ def test_from_half_of_a_gpu_a_job_goes_back_to_a_whole_one_if_one_is_free(free):
     alone = dataclasses.replace(snapshot, jobs=(first,))
     assert way_back(first, trials, alone, ()) == half.whole
     assert not exhausted(trials, 2), "it has not been back on a whole one"
+
+
+@pytest.mark.parametrize("shards", [0, 1])
+def test_a_job_that_left_its_half_for_the_queue_is_not_sent_there_again(shards):
+    half = Allocation.of("a100", {"n1": 1}, half=True)
+    waits = record_of_job(
+        run=2, gpus=1, shards=shards, required_nodes=("n1",), directive="1,share=yes"
+    )
+    store = JobStore(Ledger(":memory:"))
+    store.entry(waits).trials = ShapeTrials(
+        run=1, held=half, failure=Reason("program-failed", exit_code=1), failures=1
+    )
+    changes = FailedChanges(store, None, store.learning.config, None)
+    snapshot = Snapshot(time=1000.0, nodes=(), jobs=(waits,))
+    assert len(changes.due(snapshot, {})) == shards

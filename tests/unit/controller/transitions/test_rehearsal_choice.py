@@ -107,6 +107,13 @@ def test_jobs_that_could_not_be_resized_anyway_are_left_alone(fields):
     assert due(running(**fields)) == []
 
 
+def test_a_job_of_one_gpu_that_may_share_it_is_rehearsed_where_gpus_are_shared():
+    shares, config = running(directive="1,share=yes"), with_settings("neighbours", share_gpus="act")
+    assert due(shares, config=config) == [7]
+    assert due(shares) == []
+    assert due(running(directive="2,share=yes"), config=config) == []
+
+
 def test_only_soon_after_a_checkpoint():
     old = RehearsalRecord(reported="able", saved=NOW - 50)
     assert due(running(), rehearsal=old) == []
