@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.errors import SlurmElasticError
-from slurm_elastic.job.launchers.launcher_site import find
+from slurm_elastic.job.launchers.launcher_site import SERVICES, find
 from slurm_elastic.job.launchers.shell_commands import simple_commands, unquoted
 
 ENVIRONMENT = "SLURM_ELASTIC"
@@ -277,9 +277,13 @@ def _submit(arguments: list[str]) -> int:
     changed = data
     launcher = foreign_launcher(script) if elastic else None
     if launcher:
+        place = "before" if launcher in _ADAPTED else "in the place of"
+        remedy = (
+            "leave out --elastic" if launcher in SERVICES else f"write esrun {place} {launcher}"
+        )
         sys.stderr.write(
             f"esbatch: the script starts {launcher} without esrun, so the job will not be resized;"
-            f" write esrun {'before' if launcher in _ADAPTED else 'in the place of'} {launcher}\n"
+            f" {remedy}\n"
         )
     if elastic:
         changed = without_elastic(script).encode("utf-8", "surrogateescape")

@@ -40,6 +40,8 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
             "srun started esrun, which fails as soon as the job has several GPUs: omit srun"
         )
     launch = RankLaunch(options, env)
+    if not options.dry_run:
+        launch.claim_job()
     launch.begin_queries()
     if options.dry_run:
         import shlex  # noqa: PLC0415 - see below

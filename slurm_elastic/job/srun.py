@@ -26,7 +26,7 @@ _GPUS_VARIABLE = "ESRUN_GPUS"
 _LAUNCHER_WORDS = (
     *("torchrun", "torch.distributed", "torch/distributed", "accelerate", "deepspeed"),
     *("mpirun", "mpiexec", "orterun", "prun", "horovodrun", "srun"),
-    *("composer", "colossalai", "fabric"),
+    *("composer", "colossalai", "fabric", "fastai", "paddle", "ibrun", "torchx", "ray", "vllm"),
 )
 #: Prefixes of the variables of the base's job, which srun would read as options for the companion,
 #: and of those that stay.

@@ -210,8 +210,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "held-by-command": "held by `selastic hold`",
     "not-proven": "it is not proven yet: it has to write a checkpoint and resume from it",
     "training-jumped": lambda p: (
-        f"its training went wrong in a new size ({p['difference']}): keep the global batch, or give"
-        " a program for one process one GPU (--elastic=1-1), and submit it again"
+        f"its training went wrong in a new size ({p['difference']}): keep the global batch and"
+        " the schedule (docs/esrun-global-batch.md), or give a program for one process one GPU"
+        " (--elastic=1-1), and submit it again"
     ),
     "no-report": "its first report of this run, which esrun sends",
     "save-missed": lambda p: f"it did not save in time; asked again after {clock(p['until'])}",

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.core.errors import SlurmElasticError
-from slurm_elastic.job.launchers.launcher_site import LauncherSite, find, is_python
+from slurm_elastic.job.launchers.launcher_site import SERVICES, LauncherSite, find, is_python
 from slurm_elastic.job.launchers.shell_text import base_name, text_index
 
 #: Variables in options that `adapt` inserts.
@@ -153,7 +153,7 @@ def adapt(program: Sequence[str], shape: WorldShape) -> AdaptedProgram | None:
     if text_at is not None:
         return _adapt_text(words, text_at, shape)
     site = find(words)
-    if site is None:
+    if site is None or _may_run(site, shape):
         return None
     edit = _edit(words, site, shape)
     kept = [word for i, word in enumerate(words) if i >= edit.at and i not in edit.dropped]
@@ -185,6 +185,11 @@ def _edit(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> _Edit:
         return _Edit(site.first, dropped, _torchrun_options(shape))
     if site.kind == "accelerate":
         return _accelerate(words, site, shape)
+    if site.kind in SERVICES:
+        raise LauncherError(
+            f"{site.kind}: is invalid here: esrun would start it {shape.ranks} times, once for each"
+            " GPU; start it without esrun and without --elastic, as it is not resized"
+        )
     import shlex  # noqa: PLC0415 - slow to load
 
     remedy = "python train.py"
@@ -195,6 +200,11 @@ def _edit(words: Sequence[str], site: LauncherSite, shape: WorldShape) -> _Edit:
         f"{site.kind}: is invalid here: expected torchrun, accelerate launch, or the program"
         f" itself, of which esrun starts all ranks; write: esrun {remedy}"
     )
+
+
+def _may_run(site: LauncherSite, shape: WorldShape) -> bool:
+    """Return whether it is started as it is: a service, once."""
+    return site.kind in SERVICES and shape.ranks == 1
 
 
 def _torchrun_options(shape: WorldShape) -> tuple[str, ...]:
@@ -325,7 +335,7 @@ def _adapt_text(words: list[str], index: int, shape: WorldShape) -> AdaptedProgr
     for command in reversed(simple_commands(text)):  # from the end, so that places stay valid
         values = [unquoted(word) for word, _, _ in command]
         site = find(values)
-        if site is None:
+        if site is None or _may_run(site, shape):
             continue
         edit = _edit(values, site, shape)
         name, per_node = site.kind, edit.per_node or per_node

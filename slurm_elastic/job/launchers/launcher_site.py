@@ -18,6 +18,7 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
     "deepspeed.launcher.launch": "deepspeed",
     **dict.fromkeys(("composer", "composer.cli", "composer.cli.launcher"), "composer"),
+    **{name: name for name in ("fastai.launch", "paddle.distributed.launch")},
 }
 _FILES = {
     "torchrun": "torchrun",
@@ -26,6 +27,7 @@ _FILES = {
     "accelerate-launch": "accelerate",
     "deepspeed": "deepspeed",
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun"), "mpirun"),
+    **dict.fromkeys(("mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "ibrun"), "mpirun"),
     **{name: name for name in ("horovodrun", "srun", "composer")},
 }
 #: Launchers whose name is that of a command with subcommands.
@@ -33,7 +35,12 @@ _SUBCOMMANDS = {
     ("accelerate", "launch"): "accelerate",
     ("colossalai", "run"): "colossalai run",
     ("fabric", "run"): "fabric run",
+    ("torchx", "run"): "torchx run",
+    ("ray", "start"): "ray start",
+    ("vllm", "serve"): "vllm serve",
 }
+#: Those of them that serve by one process for all GPUs of a node, and so are no training.
+SERVICES = frozenset(("ray start", "vllm serve"))
 _INTERPRETERS = ("python", "pypy")
 
 

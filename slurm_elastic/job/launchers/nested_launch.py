@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.job.launchers.launcher_site import is_python, recognise
+from slurm_elastic.job.launchers.launcher_site import SERVICES, is_python, recognise
 from slurm_elastic.job.launchers.shell_text import base_name
 from slurm_elastic.job.slurm_env import STEP_VARIABLE
 
-#: `accelerate launch` with one process takes the rank's place; srun may start a step of any kind.
-_HARMLESS = frozenset(("accelerate", "srun"))
+#: `accelerate launch` with one process takes the rank's place; srun may start a step of any kind; a
+#: service is no training.
+_HARMLESS = SERVICES | {"accelerate", "srun"}
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 #: Seconds between looks: a launcher mostly starts at once, and needs seconds to start its ranks.
 _PAUSES_S = (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0)

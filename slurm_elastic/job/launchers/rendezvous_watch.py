@@ -20,8 +20,10 @@ _MEET_S = 180.0
 UNSEEN_S = 900.0
 _PAUSE_S = 5.0
 _TABLES = ("tcp", "tcp6")
-#: State of a socket that listens, in the kernel's tables.
-_LISTENS = "0A"
+#: States of a socket in the kernel's tables: it listens, or is connected.
+_LISTENS, _CONNECTED = "0A", "01"
+#: Characters of an address's last four bytes, a colon, and the port.
+_END = 8 + 1 + 4
 
 
 def listens(port: int, folder: Path = Path("/proc/net")) -> bool:
@@ -41,7 +43,33 @@ def listening_sockets(folder: Path) -> dict[str, int]:
     Raises:
         OSError: none can be read.
     """
-    sockets: dict[str, int] = {}
+    rows = _rows(folder, _LISTENS)
+    return {inode: int(local.rpartition(":")[2], 16) for inode, (local, _) in rows.items()}
+
+
+def connections(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return both ends of each TCP connection, the own one first, by the inode of its socket.
+
+    An end is the last four bytes of its address and the port: so that of IPv4 is equal in both
+    tables of the kernel.
+
+    Args:
+        folder: of the kernel's tables, such as /proc/net.
+
+    Raises:
+        OSError: none can be read.
+    """
+    rows = _rows(folder, _CONNECTED)
+    return {i: (local[-_END:], remote[-_END:]) for i, (local, remote) in rows.items()}
+
+
+def _rows(folder: Path, wanted: str) -> dict[str, tuple[str, str]]:
+    """Return both ends of the TCP sockets in a state, by their inodes.
+
+    Raises:
+        OSError: no table can be read.
+    """
+    sockets: dict[str, tuple[str, str]] = {}
     problem: OSError | None = None
     for name in _TABLES:
         try:
@@ -52,9 +80,9 @@ def listening_sockets(folder: Path) -> dict[str, int]:
             problem = error
             continue
         for line in lines:
-            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
-            if state == _LISTENS:
-                sockets[inode] = int(local.rpartition(":")[2], 16)
+            _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == wanted:
+                sockets[inode] = (local, remote)
     return sockets
 
 

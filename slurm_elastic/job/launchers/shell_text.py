@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh"))
+SHELLS = frozenset(("sh", "bash", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"))
 #: Commands that run the command in their arguments.
 WRAPPERS = frozenset(
     """

@@ -7,10 +7,17 @@ settings of another size.
 
 from __future__ import annotations
 
+import os
+
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.program_command import is_equal_command, repeats_command
 from slurm_elastic.job.unmodified.resume_state import ResumeState
-from slurm_elastic.job.unmodified.size_words import read_batch_script, size_word
+from slurm_elastic.job.unmodified.size_words import (
+    ScriptFile,
+    called_scripts,
+    read_batch_script,
+    size_word,
+)
 
 
 class CommandHistory:
@@ -62,13 +69,16 @@ class CommandHistory:
                 " program's command was the same on two numbers of GPUs the job is resized by"
                 " requeues only"
             )
-        elif word := size_word(text):
-            log_line(
-                f"the batch script mentions {word}: until the program's command was the same on two"
-                " numbers of GPUs the job is resized by requeues only"
-            )
-        else:
-            self._mentions_size = False
+            return
+        scripts = [ScriptFile("the batch script", text), *called_scripts(text, os.getpid())]
+        for script in scripts:
+            if word := size_word(script.text):
+                log_line(
+                    f"{script.path} mentions {word}: until the program's command was the same on"
+                    " two numbers of GPUs the job is resized by requeues only"
+                )
+                return
+        self._mentions_size = False
 
     def log_difference(self) -> None:
         """Log once, at the start, that the command differs from that of the run before."""

@@ -3,19 +3,40 @@
 A program that is started again in the same run of its job gets the arguments of before. If the
 batch script has computed them from the number of GPUs (`--accumulation $((64 / SLURM_NTASKS))`),
 they are wrong then. So a program whose batch script mentions that number is started again only if
-its command was the same on two sizes.
+its command was the same on two sizes. The same holds for scripts between the batch script and esrun
+(`bash run.sh`, with esrun in it), and for files that one of these reads (`source settings.sh`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 _TIMEOUT_S = 20.0
 _WORDS = re.compile(
     r"SLURM_(?!ARRAY)\w*(?:NODE|TASK|GPU|PROC|CPU|TRES)\w*|(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|nvidia-smi|rocm-smi|device_count"
 )
+
+
+_SOURCED = re.compile(
+    r"(?:^|[;&|({]|\b(?:then|do|else))[ \t]*(?:source|\.)[ \t]+(\"[^\"\n]+\"|'[^'\n]+'|[^\s;&|)]+)",
+    re.MULTILINE,
+)
+#: Larger files are no scripts that a user has written; processes and files that are looked at.
+_MAX_BYTES, _MOST_CALLERS, _MOST_FILES = 256 * 1024, 16, 50
+_SLURM_DAEMON = "slurmstepd"
+
+
+class ScriptFile(NamedTuple):
+    """Script that may have chosen the program's command."""
+
+    path: str
+    text: str
 
 
 def size_word(script: str) -> str:
@@ -39,3 +60,70 @@ def read_batch_script(job_id: int) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def called_scripts(batch_script: str, pid: int, *, proc: Path = Path("/proc")) -> list[ScriptFile]:
+    """Return scripts between the batch script and esrun, and files that they and it read.
+
+    Paths with variables that are not exported, or with a command, are left out.
+
+    Args:
+        batch_script: its text.
+        pid: of esrun, whose environment and directory these scripts have, as far as is known.
+        proc: where the kernel shows processes.
+    """
+    directory = os.getcwd()  # noqa: PTH109 - a text
+    found = {file.path: file for file in _callers(pid, proc) if file.text != batch_script}
+    texts = [batch_script, *(file.text for file in found.values())]
+    while texts and len(found) < _MOST_FILES:
+        for path in _sourced(texts.pop(), directory, os.environ):
+            text = None if path in found else _read(path)
+            if text is not None:
+                found[path] = ScriptFile(path, text)
+                texts.append(text)
+    return list(found.values())
+
+
+def _callers(pid: int, proc: Path) -> Iterator[ScriptFile]:
+    """Yield the scripts that the processes above esrun run, up to Slurm's daemon."""
+    for _ in range(_MOST_CALLERS):
+        try:
+            status = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+            pid = int(status.rpartition(")")[2].split()[1])
+            words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
+            directory = os.readlink(proc / str(pid) / "cwd")  # noqa: PTH115 - a text
+        except (OSError, ValueError, IndexError):
+            return  # of another user, or ended
+        if _SLURM_DAEMON in words[0].decode(errors="replace"):
+            return
+        for word in words:
+            path = os.path.normpath(os.path.join(directory, os.fsdecode(word)))  # noqa: PTH118 - a text
+            text = _read(path) if word else None
+            if text is not None:
+                yield ScriptFile(path, text)
+
+
+def _sourced(text: str, directory: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the paths of files that shell text reads."""
+    for match in _SOURCED.finditer(text):
+        word = re.sub(
+            r"\$(?:(\w+)|\{(\w+)\})",
+            lambda name: environ.get(name[1] or name[2], "$"),
+            match[1].strip("\"'"),
+        )
+        if "$" not in word and "`" not in word:
+            path = os.path.join(directory, os.path.expanduser(word))  # noqa: PTH111, PTH118 - a text
+            yield os.path.normpath(path)
+
+
+def _read(path: str) -> str | None:
+    """Return the text of a script; None: it is no such file."""
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError):
+        return None
+    is_script = data and len(data) <= _MAX_BYTES and b"\0" not in data
+    return data.decode(errors="replace") if is_script else None

@@ -1,7 +1,8 @@
 """Check that a training goes on as before in another world, as far as its checkpoints tell.
 
 Read are Hugging Face's `trainer_state.json`, numbers in names (`step=500`, `checkpoint-500`,
-`global_step500`, `epoch=3`), and the learning rate of a saved scheduler. Nothing is unpickled.
+`global_step500`, `epoch=3`), and step, epoch and learning rate in files of `torch.save`
+(`saved_numbers`). Nothing is unpickled.
 Compared is only what a change of the world must not change, with room for rounding;
 docs/esrun-global-batch.md lists the rules and what they take for a jump by mistake.
 
@@ -34,9 +35,17 @@ _MAX_BYTES = 32 << 20
 _COMPARED = 5
 #: Part by which speed of epochs, and length of the schedule, may differ.
 _TOLERANCE = 0.1
+#: Steps by which the length of an epoch may differ: it is rounded.
+_ROUNDING = 1.5
+#: Checkpoints in a row that have to show the same steps per epoch: one alone may have been written
+#: within an epoch.
+_IN_A_ROW = 2
 #: Learning rates that differ by less are equal; those kept of the time before a change.
 _RATE_TOLERANCE = 0.02
 _KEPT_RATES = 200
+_RATE_WORDS = "the learning rate"
+#: In directories of accelerate's `save_state`.
+_ACCELERATE_SCHEDULER = "scheduler.bin"
 
 _STEP_NAME = re.compile(r"(?<![a-z])(?:global_?step|step|checkpoint|iter)[=_-]?(\d{1,15})(?!\d)")
 _EPOCH_NAME = re.compile(r"(?<![a-z])epoch[=_-]?(\d{1,9})(?!\d)")
@@ -52,6 +61,9 @@ class TrainingPoint:
         max_steps: steps of the whole training; None: not known.
         epochs: of the whole training; None: not known.
         rates: learning rates that were logged or saved, oldest first, as (step, rate).
+        epoch_steps: steps of each epoch since the checkpoint before; 0: not known, or the two were
+            not written at the same place in an epoch.
+        in_a_row: checkpoints up to this one that show the same.
         world: ranks that wrote it; 0: not known.
         is_counter: False: numbers in names have fallen within an attempt, or are epochs, and do not
             count steps.
@@ -62,6 +74,8 @@ class TrainingPoint:
     max_steps: int | None = None
     epochs: float | None = None
     rates: tuple[tuple[int, float], ...] = ()
+    epoch_steps: int = 0
+    in_a_row: int = 0
     world: int = 0
     is_counter: bool = True
 
@@ -83,6 +97,8 @@ class TrainingPoint:
                 max_steps=_count(data.get("max_steps")),
                 epochs=_positive(data.get("epochs")),
                 rates=tuple((int(s), float(r)) for s, r in data.get("rates", ())),
+                epoch_steps=int(data.get("epoch_steps", 0)),
+                in_a_row=int(data.get("in_a_row", 0)),
                 world=int(data.get("world", 0)),
                 is_counter=data.get("is_counter") is not False,
             )
@@ -98,23 +114,26 @@ def read_point(path: str) -> TrainingPoint | None:
         if point:
             return point
     name = own.name.lower()
-    step, epoch = _STEP_NAME.search(name), _EPOCH_NAME.search(name)
-    number = step or epoch
-    if not number:
-        return None
-    rate = None
-    if own.is_dir():
-        from slurm_elastic.job.unmodified.scheduler_rate import (  # noqa: PLC0415 - slow to load
-            read_rate,
-        )
+    matches = (_STEP_NAME.search(name), _EPOCH_NAME.search(name))
+    step, epoch = (int(match[1]) if match else None for match in matches)
+    from slurm_elastic.job.unmodified import saved_numbers  # noqa: PLC0415 - slow to load
 
-        rate = read_rate(path)
-    rates = () if rate is None else ((int(number[1]), rate),)
-    if not step:  # epochs may be counted anew at each start
-        return TrainingPoint(step=int(number[1]), rates=rates, is_counter=False) if rates else None
-    # "epoch=3" is written in or after the fourth epoch.
-    done = (float(epoch[1]), float(epoch[1]) + 1) if epoch else None
-    return TrainingPoint(step=int(step[1]), epoch=done, rates=rates)
+    if os.path.isdir(own):  # noqa: PTH112 - a name may be too long
+        rate = saved_numbers.read_rate(path)
+    else:
+        saved = saved_numbers.read_numbers(path)
+        rate = saved.rate
+        step = saved.step if step is None else step
+        epoch = epoch if saved.epoch is None else saved.epoch
+    number = epoch if step is None else step
+    if number is None:
+        return None
+    rates = () if rate is None else ((number, rate),)
+    if step is None:  # epochs may be counted anew at each start
+        return TrainingPoint(step=number, rates=rates, is_counter=False) if rates else None
+    # Epoch 3 is that of a checkpoint written in or after the fourth epoch.
+    done = None if epoch is None else (float(epoch), float(epoch) + 1)
+    return TrainingPoint(step=step, epoch=done, rates=rates)
 
 
 def _hugging_face(file: Path) -> TrainingPoint | None:
@@ -161,7 +180,22 @@ def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool =
         return f"step {before.step} is followed by step {after.step}"
     if only_steps or after.step <= before.step:
         return ""
-    return _epoch_jump(before, after) or _length_jump(before, after) or _rate_jump(before, after)
+    return (
+        _epoch_steps_jump(before, after)
+        or _epoch_jump(before, after)
+        or _length_jump(before, after)
+        or _rate_jump(before, after)
+    )
+
+
+def _epoch_steps_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Compare the steps of an epoch where the checkpoints show them exactly."""
+    if before.in_a_row < _IN_A_ROW or after.in_a_row < _IN_A_ROW:
+        return ""
+    old, new = before.epoch_steps, after.epoch_steps
+    if abs(new - old) <= max(_ROUNDING, _TOLERANCE * old):
+        return ""
+    return f"an epoch had {old} steps and has {new} from step {before.step} on"
 
 
 def _epoch_jump(before: TrainingPoint, after: TrainingPoint) -> str:
@@ -171,7 +205,7 @@ def _epoch_jump(before: TrainingPoint, after: TrainingPoint) -> str:
     steps = after.step - before.step
     slowest, fastest = (epoch / before.step for epoch in before.epoch)
     # Steps per epoch are rounded up, in each world differently: one more or less.
-    room = _TOLERANCE + 1.5 * fastest
+    room = _TOLERANCE + _ROUNDING * fastest
     least = before.epoch[0] + steps * slowest * max(0.0, 1 - room)
     most = before.epoch[1] + steps * fastest * (1 + room)
     if least <= after.epoch[1] and after.epoch[0] <= most:
@@ -188,7 +222,7 @@ def _length_jump(before: TrainingPoint, after: TrainingPoint) -> str:
     """Compare the steps that as many epochs take."""
     if not before.max_steps or not after.max_steps or before.epochs != after.epochs:
         return ""
-    room = max(_TOLERANCE * before.max_steps, 1.5 * (before.epochs or 0.0))
+    room = max(_TOLERANCE * before.max_steps, _ROUNDING * (before.epochs or 0.0))
     if abs(after.max_steps - before.max_steps) <= room:
         return ""
     epochs = f" for {before.epochs:g} epochs" if before.epochs else ""
@@ -204,7 +238,7 @@ def _rate_jump(before: TrainingPoint, after: TrainingPoint) -> str:
     last = old[-1]
     for step, rate in new:
         if rate > last * (1 + _RATE_TOLERANCE):
-            return f"the learning rate had fallen to {old[-1]:.3g} and is {rate:.3g} at step {step}"
+            return f"{_RATE_WORDS} had fallen to {old[-1]:.3g} and is {rate:.3g} at step {step}"
         last = min(last, rate)
     return ""
 
@@ -234,22 +268,30 @@ class TrainingStateCheck:
         self._before: TrainingPoint | None = None
         self._last_step = 0
         self._compared = 0
+        #: Epochs are counted anew at each start, and so say nothing.
+        self._counts_anew = False
 
     def begin_attempt(self) -> None:
         """Compare the next checkpoints with the newest so far."""
         self._before = TrainingPoint.from_json(self._state.training)
         self._last_step = 0
         self._compared = 0
+        self._counts_anew = False
 
     def add(self, path: str) -> None:
         """Check a complete checkpoint."""
         point = read_point(path)
         if point is None:
             return
+        earlier = TrainingPoint.from_json(self._state.training)
+        if self._counts_anew or (earlier is not None and _epochs_between(earlier, point) < 0):
+            self._counts_anew = True
+            point = dataclasses.replace(point, epoch=None)
+        if earlier is not None:
+            point = _with_epoch_steps(point, earlier)
         if self._before is not None and self._compared < _COMPARED and not self._state.jump:
             self._compared += 1
-            self._compare(self._before, point)
-        earlier = TrainingPoint.from_json(self._state.training)
+            self._compare(self._before, point, path)
         rotates = point.step < self._last_step or not (earlier is None or earlier.is_counter)
         self._last_step = point.step
         point = dataclasses.replace(
@@ -260,7 +302,7 @@ class TrainingStateCheck:
         )
         self._state.training = point.to_json()
 
-    def _compare(self, before: TrainingPoint, point: TrainingPoint) -> None:
+    def _compare(self, before: TrainingPoint, point: TrainingPoint, path: str) -> None:
         # Later attempts go on from a checkpoint that is known to be right.
         only_steps = self._batch_may_change or before.world == self.world
         jump = find_jump(before, point, only_steps=only_steps)
@@ -271,11 +313,38 @@ class TrainingStateCheck:
             if before.world in (0, self.world)
             else f"{before.world} → {self.world} ranks"
         )
+        remedy = "keep the global batch and the schedule (docs/esrun-global-batch.md)"
+        if _RATE_WORDS in jump and Path(path, _ACCELERATE_SCHEDULER).exists():
+            jump += "; accelerate steps a prepared scheduler once for each rank"
+            remedy = "register the scheduler instead of preparing it (docs/integrations.md)"
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
-            f"the training has jumped, {self._state.jump}; the job is not resized any more. Keep"
-            " the global batch (docs/esrun-global-batch.md) and submit it again"
+            f"the training has jumped, {self._state.jump}; the job is not resized any more;"
+            f" {remedy} and submit it again"
         )
+
+
+def _whole_epoch(point: TrainingPoint) -> int | None:
+    """Return the number of its epoch; None: it has none, or a part of one."""
+    if point.epoch is None or point.epoch[1] - point.epoch[0] != 1:
+        return None
+    return int(point.epoch[0])
+
+
+def _epochs_between(earlier: TrainingPoint, point: TrainingPoint) -> int:
+    """Return the epochs between two checkpoints; 0 where one of them has no whole number."""
+    old, new = _whole_epoch(earlier), _whole_epoch(point)
+    return 0 if old is None or new is None else new - old
+
+
+def _with_epoch_steps(point: TrainingPoint, earlier: TrainingPoint) -> TrainingPoint:
+    """Return a checkpoint with the steps of each epoch since the one before."""
+    epochs, steps = _epochs_between(earlier, point), point.step - earlier.step
+    if epochs < 1 or steps < 1 or steps % epochs:
+        return point
+    each = steps // epochs
+    in_a_row = earlier.in_a_row + 1 if each == earlier.epoch_steps else 1
+    return dataclasses.replace(point, epoch_steps=each, in_a_row=in_a_row)
 
 
 def _rates_so_far(

@@ -280,12 +280,17 @@ def test_usr1_for_esrun_reaches_the_ranks(cluster: SlurmCluster, directory: str)
 
 def test_sigterm_for_esrun_alone_ends_the_ranks(cluster: SlurmCluster, directory: str) -> None:
     script = (
-        "esrun sh -c 'touch up-$RANK; exec sleep 60' &\n"
+        "esrun sh -c 'touch up-$RANK; exec sleep 60' & first=$!\n"
         "until [ -e up-0 ] && [ -e up-3 ]; do sleep 0.1; done\n"
-        "kill $!; wait $!; echo code $?"
+        "esrun true; echo second $?\n"
+        "kill $first; wait $first; echo code $?; esrun true; echo next $?"
     )
     cluster.wait(submit(cluster, script, "-N2", "--gres=gpu:2"), "COMPLETED")
-    assert "code 143\n" in output(cluster)
+    text = output(cluster)
+    assert "code 143\n" in text
+    assert "esrun: the job runs another esrun already (process " in text
+    assert "second 2\n" in text
+    assert "next 0\n" in text
 
 
 def test_srun_is_started_again_when_slurmctld_hangs(cluster: SlurmCluster, directory: str) -> None:

@@ -261,6 +261,7 @@ def test_sinfo_may_be_missing(login):
     [
         ("srun python train.py", "starts srun without esrun.*in the place of srun"),
         ("cd x; OMP_NUM_THREADS=1 torchrun t.py", "starts torchrun .*write esrun before torchrun"),
+        ("ray start --head", "starts ray start without esrun.*; leave out --elastic"),
         ("srun -u --output l python -u -m submitit.core._submit x", "in the place of srun"),
         ("esrun torchrun t.py", None),
         ("# srun python t.py\nbash run.sh", None),

@@ -203,6 +203,22 @@ def test_signals_reach_the_program(job: dict[str, str]) -> None:
     assert process.returncode == 9
 
 
+def test_a_second_esrun_of_a_job_is_refused_until_the_first_one_has_ended(
+    job: dict[str, str],
+) -> None:
+    process = begun(job, "until [ -e $HOME/end ]; do sleep 0.05; done")
+    second = run(job, "echo", "trains")
+    assert (second.stdout, second.returncode) == ("", 2)
+    line = f"esrun: the job runs another esrun already (process {process.pid}): expected one at a"
+    assert second.stderr.startswith(line)
+    assert second.stderr.count("\n") == 1
+    assert run(job, "-n", "echo").returncode == 0, "it starts nothing"
+    assert run({**job, "SLURM_JOB_ID": "8"}, "echo", "trains").returncode == 0
+    Path(job["HOME"], "end").touch()
+    process.communicate(timeout=PATIENCE_S)
+    assert run(job, "echo", "trains").returncode == 0
+
+
 def test_a_signal_as_exit_code(job: dict[str, str]) -> None:
     process = begun(job, "exec sleep 60")
     process.send_signal(signal.SIGUSR1)

@@ -182,12 +182,26 @@ def test_accelerate_without_gpus_runs_once_per_rank() -> None:
         ("python -m composer.cli.launcher -n 4 t.py", "composer: .*; write: esrun python train.py"),
         ("bash -c 'srun python t.py'", "srun: .*; write: esrun python train.py"),
         ("python -m deepspeed.launcher.runner t.py", "deepspeed: .*; write: esrun python t.py"),
+        ("torchx run dist.ddp -j 1x2 --script t.py", "torchx run: .*; write: esrun python train.py"),
+        ("python -m fastai.launch t.py", "fastai.launch: .*; write: esrun python train.py"),
+        ("tcsh -fc 'srun python t.py'", "srun: .*; write: esrun python train.py"),
     ],
 )  # fmt: skip
 def test_other_launchers_are_refused_with_the_remedy(line: str, remedy: str) -> None:
     with pytest.raises(LauncherError, match=remedy) as caught:
         adapt(shlex.split(line), WorldShape(1, 1))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["ray start --head", "conda run -n x vllm serve m", "bash -c 'ray start; python t.py'"]
+)
+def test_a_service_is_started_once_or_refused(line: str) -> None:
+    assert adapt(shlex.split(line), WorldShape(1, 1)) is None
+    remedy = "it 4 times, once for each GPU; start it without esrun and without --elastic"
+    with pytest.raises(LauncherError, match=remedy):
+        adapt(shlex.split(line), WorldShape(1, 4))
+    assert srun.may_contain_launcher(shlex.split(line))
 
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6), st.text(max_size=40))

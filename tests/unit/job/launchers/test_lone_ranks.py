@@ -1,6 +1,7 @@
-"""Ranks that each write the whole checkpoint and do not listen train alone."""
+"""Ranks that each write the whole checkpoint and are not connected train alone."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,24 @@ from slurm_elastic.job.slurm_env import STEP_VARIABLE
 from tests.support.patience import PATIENCE_S
 
 BYTES = 100_000
-#: Writes so many bytes; listens if there is a second argument.
+#: Writes so many bytes; listens at a port, and connects to another one, if these are given.
 RANK = """
-import os, socket, sys
+import os, socket, sys, threading, time
 open(os.devnull, "wb").write(bytes(int(sys.argv[1])))
-server = socket.create_server(("", 0)) if sys.argv[2:] else None
+kept = []
+if "listen" in sys.argv:
+    port = int((sys.argv + ["0"])[sys.argv.index("listen") + 1])
+    server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    threading.Thread(target=lambda: kept.append(server.accept()), daemon=True).start()
+    while port and not kept:
+        time.sleep(0.01)
+if "connect" in sys.argv:
+    address = ("127.0.0.1", int(sys.argv[sys.argv.index("connect") + 1]))
+    while not kept:
+        try:
+            kept.append(socket.create_connection(address))
+        except ConnectionRefusedError:
+            time.sleep(0.01)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -62,12 +76,22 @@ def test_one_rank_shows_it_where_the_others_run_on_other_hosts() -> None:
         assert trains_alone(processes, BYTES)
 
 
-@pytest.mark.parametrize(
-    "words", [(f"{BYTES}", "1"), (f"{BYTES} listen", f"{BYTES}"), (f"{BYTES} listen",)]
-)
-def test_ranks_of_which_one_saves_do_not_train_alone(words: tuple[str, ...]) -> None:
-    with ranks(*words) as processes:
-        assert not trains_alone(processes, BYTES)
+def test_ranks_that_train_together_do_not_train_alone() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    for words in (
+        (f"{BYTES}", "1"),
+        (f"{BYTES} listen",),
+        (f"{BYTES} listen {port}", f"{BYTES} connect {port}"),
+    ):
+        with ranks(*words) as processes:
+            assert not trains_alone(processes, BYTES), words
+
+
+def test_ranks_that_each_start_a_group_of_their_own_train_alone() -> None:
+    """As by torch.multiprocessing.spawn: each listens for its own processes only."""
+    with ranks(f"{BYTES} listen", f"{BYTES} listen") as processes:
+        assert trains_alone(processes, BYTES)
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_said(tmp_path: Path) -> None:

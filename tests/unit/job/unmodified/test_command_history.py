@@ -1,5 +1,6 @@
 """Commands of a job's runs, and whether the program may be started again with the present one."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,24 @@ def test_a_batch_script_that_mentions_no_size_lets_the_command_be_repeated(
     line: str,
 ) -> None:
     monkeypatch.setattr(command_history, "read_batch_script", {7: script}.get)
+    monkeypatch.setattr(command_history, "called_scripts", lambda *_: [])
     same = command("train.py")
     history = CommandHistory(same, 1, ResumeState(command=same, sizes=(1,)))
     assert not history.may_start_again, "not read yet"
     history.read_batch_script(7)
     assert history.may_start_again == may
     assert line in capsys.readouterr().err
+
+
+def test_a_file_that_the_batch_script_reads_may_mention_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.sh"
+    settings.write_text("A=$((64 / SLURM_NTASKS))")
+    monkeypatch.setattr(command_history, "read_batch_script", {7: f"source {settings}"}.get)
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # no script is between Slurm and esrun
+    same = command("train.py")
+    history = CommandHistory(same, 1, ResumeState(command=same, sizes=(1,)))
+    history.read_batch_script(7)
+    assert not history.may_start_again
+    assert f"esrun: {settings} mentions SLURM_NTASKS: until" in capsys.readouterr().err

@@ -1,12 +1,13 @@
 """Words of a batch script that depend on the size of its job."""
 
 import doctest
+import os
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.job.unmodified import size_words
-from slurm_elastic.job.unmodified.size_words import read_batch_script, size_word
+from slurm_elastic.job.unmodified.size_words import called_scripts, read_batch_script, size_word
 
 
 def test_examples() -> None:
@@ -39,3 +40,38 @@ def test_the_script_is_read_from_slurmctld(tmp_path: Path, monkeypatch: pytest.M
     assert read_batch_script(8) is None
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert read_batch_script(7) is None
+
+
+def process(proc: Path, pid: int, parent: int, directory: Path, *words: str) -> None:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} (a b) c) S {parent} 1 1")
+    (folder / "cmdline").write_text("\0".join([*words, ""]))
+    (folder / "cwd").symlink_to(directory)
+
+
+def test_files_that_choose_the_command_beside_the_batch_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, run, proc = (tmp_path / name for name in ("home", "run", "proc"))
+    home.mkdir()
+    run.mkdir()
+    (home / "settings.sh").write_text("A=$((64 / SLURM_NTASKS))\n. ./more.sh; source settings.sh\n")
+    (run / "run.sh").write_text("source $HOME/settings.sh\nesrun python train.py --accum $A\n")
+    (run / "more.sh").write_text("source again.sh; source more.sh\n")
+    os.mkfifo(run / "again.sh")
+    (run / "python").write_bytes(b"\x7fELF\0")
+    batch = "#!/bin/csh\n  bash run.sh x\nif true; then source missing.sh; source $(f)/a $NO/b; fi"
+    (run / "slurm_script").write_text(batch)
+    process(proc, 9, 8, run, "python", "esrun")
+    process(proc, 8, 7, run, "/bin/bash", "run.sh", "x", "", "no such file")
+    process(proc, 7, 6, run, "python", "slurm_script")
+    process(proc, 6, 5, run, "slurmstepd: [12.batch]", "run.sh")
+    monkeypatch.chdir(run)
+    monkeypatch.setenv("HOME", str(home))
+    files = called_scripts(batch, 9, proc=proc)
+    assert [Path(file.path).name for file in files] == ["run.sh", "settings.sh", "more.sh"]
+    assert [size_word(file.text) for file in files] == ["", "SLURM_NTASKS", ""]
+    assert called_scripts("source settings.sh", 1, proc=tmp_path / "none") == []
+    (found,) = called_scripts("x=1; . '~/settings.sh'", 1, proc=tmp_path / "none")[:1]
+    assert found.path == str(home / "settings.sh")

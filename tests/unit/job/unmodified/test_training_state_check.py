@@ -5,11 +5,14 @@ import math
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_elastic.job.unmodified import training_state_check
 from slurm_elastic.job.unmodified.resume_state import ResumeState
 from slurm_elastic.job.unmodified.training_state_check import (
     TrainingPoint,
@@ -216,15 +219,25 @@ def accelerate(folder: Path, name: str, rate: float) -> str:
 @pytest.mark.parametrize(("name", "last"), [("step_{}0", "step 40"), ("epoch_{}", "step 4")])
 @pytest.mark.parametrize(("rate", "jumps"), [(0.5, False), (0.85, True)])
 def test_a_prepared_scheduler_of_accelerate_that_begins_again_jumps(
-    tmp_path: Path, name: str, last: str, rate: float, jumps: bool
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    last: str,
+    rate: float,
+    jumps: bool,
 ) -> None:
     state = ResumeState()
     before = [accelerate(tmp_path, name.format(i), 1 - i / 10) for i in (1, 2, 3)]
     assert attempt(state, 1, *before) == ""
     jump = attempt(state, 2, accelerate(tmp_path, name.format(4), rate))
     assert jump == (
-        f"1 → 2 ranks: the learning rate had fallen to 0.7 and is 0.85 at {last}" if jumps else ""
+        f"1 → 2 ranks: the learning rate had fallen to 0.7 and is 0.85 at {last}; accelerate steps"
+        " a prepared scheduler once for each rank"
+        if jumps
+        else ""
     )
+    remedy = "register the scheduler instead of preparing it (docs/integrations.md)"
+    assert (remedy in capfd.readouterr().err) == jumps
 
 
 def test_epochs_that_are_counted_anew_are_no_jump(tmp_path: Path) -> None:
@@ -235,3 +248,94 @@ def test_epochs_that_are_counted_anew_are_no_jump(tmp_path: Path) -> None:
     second = [accelerate(tmp_path / "b", f"epoch_{i}", 0.6 - i / 10) for i in range(4)]
     assert attempt(state, 1, *second) == ""
     assert attempt(state, 2, accelerate(tmp_path / "c", "epoch_0", 0.2)) == ""
+
+
+def of_one_file(folder: Path, name: str, **numbers: Any) -> str:
+    """Write a checkpoint as torch.save does."""
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"model": {}, **numbers}, protocol=2))
+    return str(folder / name)
+
+
+def overwritten(folder: Path, state: ResumeState, world: int, *saves: dict[str, Any]) -> str:
+    """Run an attempt that overwrites its one checkpoint; return what has jumped."""
+    check = TrainingStateCheck(state, world)
+    check.begin_attempt()
+    for numbers in saves:
+        check.add(of_one_file(folder, "checkpoint.pth", **numbers))
+    state.training = json.loads(json.dumps(state.training))
+    return state.jump
+
+
+def by_iteration(epoch: int, steps: int) -> dict[str, Any]:
+    """Return what torchvision's segmentation reference saves: its scheduler counts steps."""
+    scheduler = {"last_epoch": steps, "_step_count": steps + 1, "_last_lr": [1 / (1 + steps)]}
+    return {"epoch": epoch, "lr_scheduler": scheduler}
+
+
+@pytest.mark.parametrize("factor", [2, 0.5])
+def test_a_batch_that_changes_early_in_a_training_is_a_jump(tmp_path: Path, factor: float) -> None:
+    """A job that has been rehearsed at its first checkpoint grows after its second or third."""
+    new = int(100 * factor)
+    later = [by_iteration(3, 300 + new), by_iteration(4, 300 + 2 * new)]
+    for saves in (later[:1], later):
+        state = ResumeState()
+        assert overwritten(tmp_path, state, 1, by_iteration(0, 100)) == ""
+        assert overwritten(tmp_path, state, 1, by_iteration(1, 200), by_iteration(2, 300)) == ""
+        jump = overwritten(tmp_path, state, 2, *saves)
+        # A single one may have been saved within an epoch.
+        expected = f"1 → 2 ranks: an epoch had 100 steps and has {new} from step 300 on"
+        assert jump == (expected if saves == later else "")
+
+
+@given(
+    per_epoch=st.integers(2, 2000),
+    change=st.integers(-1, 1),
+    epochs=st.integers(2, 30),
+    saves=st.lists(st.floats(0.01, 0.99), max_size=4),
+)
+def test_a_kept_batch_is_none_wherever_a_script_saves(
+    per_epoch: int, change: int, epochs: int, saves: list[float]
+) -> None:
+    """At the ends of epochs, and within some, as at a signal."""
+    points: dict[str, TrainingPoint] = {}
+
+    def save(epoch: int, step: int) -> str:
+        points[str(step)] = TrainingPoint(step=step, epoch=(epoch, epoch + 1))
+        return str(step)
+
+    state, step = ResumeState(), epochs * per_epoch
+    first = [save(i, (i + 1) * per_epoch) for i in range(epochs)]
+    later = []
+    for epoch, part in enumerate(saves, epochs):
+        later.append(save(epoch, step + 1 + int(part * (per_epoch - 2))))
+        step += per_epoch + change
+        later.append(save(epoch, step))
+    with patch.object(training_state_check, "read_point", points.get):
+        assert attempt(state, 1, *first) == ""
+        assert attempt(state, 2, *later) == ""
+
+
+def test_iterations_that_begin_anew_are_a_jump(tmp_path: Path) -> None:
+    state = ResumeState()
+    overwritten(tmp_path, state, 1, {"iter_num": 500})
+    jump = overwritten(tmp_path, state, 2, {"iter_num": 10})
+    assert jump == "1 → 2 ranks: step 500 is followed by step 10"
+
+
+def test_a_learning_rate_of_the_optimizer_that_rises_again_is_a_jump(tmp_path: Path) -> None:
+    def saved(epoch: int, rate: float) -> dict[str, Any]:
+        return {"epoch": epoch, "optimizer": {"state": {}, "param_groups": [{"lr": rate}]}}
+
+    state = ResumeState()
+    overwritten(tmp_path, state, 1, *(saved(i, 1 - i / 10) for i in range(4)))
+    jump = overwritten(tmp_path, state, 2, saved(4, 0.85))
+    assert jump == "1 → 2 ranks: the learning rate had fallen to 0.7 and is 0.85 at step 4"
+
+
+def test_epochs_that_are_counted_anew_beside_steps_are_no_jump(tmp_path: Path) -> None:
+    state = ResumeState()
+    saves = [{"epoch": i, "global_step": 100 * (i + 1)} for i in range(5)]
+    overwritten(tmp_path, state, 1, *saves)
+    later = [{"epoch": i, "global_step": 500 + 100 * (i + 1)} for i in range(5)]
+    assert overwritten(tmp_path, state, 2, *later) == ""
