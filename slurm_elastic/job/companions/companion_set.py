@@ -343,6 +343,8 @@ class CompanionSet:
                 self._change.reason = reason
         if job.state in ("starting", "joined"):
             self._lose(job.job_id, reason)
+        elif reason.code == "companion-out-of-memory":
+            log_line(f"companion {job.job_id}: {log_text(reason)}")
         if job.state == "leaving":
             self._end(job)
 

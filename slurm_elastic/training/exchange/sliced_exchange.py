@@ -179,6 +179,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         if late:  # a gradient was completed twice in one pass, and has left too early
             self._started = []
             self._pass_on()
+        self._started = []  # their handles keep what has arrived
         for bucket in self._buckets:
             received, bucket.received = bucket.received, None
             own = received.sum(0).div_(count) if received is not None and bucket.owned else None

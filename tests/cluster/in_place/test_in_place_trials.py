@@ -86,11 +86,14 @@ def test_companions_that_run_out_of_memory_leave_a_job_that_trains_on(
 ) -> None:
     job, out = submit(cluster, "memory", FAILURES["exit"][1], keys=",plan=auto")
     daemon.wait_for(rf"JobId={job} OutOfMemory=companion Plan=own GPUs=4", timeout=120)
-    printed = cluster.exec(f"cat {out}.log").stdout
-    assert "The ranks of a companion ran out of memory (companion-out-of-memory job=" in printed
+
+    def log() -> str:
+        return cluster.exec(f"cat {out}.log").stdout
+
+    assert "The ranks of a companion ran out of memory (companion-out-of-memory job=" in log()
     until(
-        lambda: "the training has 1 ranks from step" in cluster.exec(f"cat {out}.log").stdout,
-        what=lambda: cluster.exec(f"cat {out}.log").stdout,
+        lambda: re.search(r"the training has 1 ranks from step .*\nstep", log(), re.DOTALL),
+        what=log,
     )
     assert shown(cluster, job)["restart_cnt"] == 0
     explained = " ".join(daemon.selastic("explain", str(job)).split())

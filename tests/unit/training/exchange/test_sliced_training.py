@@ -43,3 +43,20 @@ def test_no_rank_owns_more_than_its_share_and_the_largest_parameter(
         owned[rank] += size
     assert sum(owned.values()) == sum(sizes)
     assert max(owned.values()) <= sum(sizes) / ranks + max(sizes)
+
+
+@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), ranks=st.integers(1, 6))
+def test_small_parameters_go_to_the_rank_of_the_largest_of_their_module(
+    sizes: list[int], ranks: int
+) -> None:
+    parameters = [torch.nn.Parameter(torch.empty(size)) for size in sizes]
+    modules = [range(i, min(i + 3, len(sizes))) for i in range(0, len(sizes), 3)]
+    owner = owners(parameters, ranks, modules=modules)
+    owned = Counter[int]()
+    for members in modules:
+        largest = max(members, key=lambda i: sizes[i])
+        for i in members:
+            owned[owner[i]] += sizes[i]
+            if 16 * sizes[i] <= sizes[largest]:
+                assert owner[i] == owner[largest]
+    assert max(owned.values()) <= sum(sizes) / ranks + 1.125 * max(sizes)
