@@ -43,7 +43,7 @@ _WOULD = {
     "preempt": "give all its GPUs and wait",
 }
 
-#: Column in which the texts of `explain` begin.
+#: Where the texts of `explain` begin.
 _INDENT = 18
 
 

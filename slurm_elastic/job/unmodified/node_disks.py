@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that only one node has.
+"""Checkpoints that only one node has, as they lie on a disk of its own.
 
 A job that is moved to another node does not find them, and its script would start anew. Temporary
 directories may be emptied at each requeue, even on the same node.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Directories that each node usually has for itself, and variables that name such directories.
+#: Directories that each node has for itself, and variables that name such.
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - nothing is written there
 _VARIABLES = ("TMPDIR", "SLURM_TMPDIR")
 
@@ -20,8 +20,8 @@ def temporary_directory(
 ) -> str:
     """Return the temporary directory of this node that contains a checkpoint; "" if none does.
 
-    A temporary directory on the file system of the job's own directories does not count: a cluster
-    of one machine has only one file system.
+    One on the file system of the job's own directories is not the node's: a cluster of one machine
+    has only one.
 
     Args:
         path: real path of the checkpoint.
@@ -39,7 +39,7 @@ def temporary_directory(
 
 
 def refusal_line(pattern: str, *, written: int, state: str) -> str:
-    """Return the message about a script that is not started, as none of its checkpoints is here.
+    """Return why a script that resumes is not started where none of its checkpoints is.
 
     Args:
         pattern: of the checkpoints.

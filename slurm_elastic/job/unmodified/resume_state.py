@@ -27,7 +27,7 @@ from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
 _OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "has_ended")
-#: Fields that are kept of a script that has ended: a batch script may run hundreds in a loop.
+#: Of one that has ended, only these are kept: a batch script may run hundreds in a loop.
 _OF_ENDED_SCRIPT = ("proven", "refuted", "jump", "has_ended")
 #: Other scripts that are kept.
 _MOST_OTHERS = 1000

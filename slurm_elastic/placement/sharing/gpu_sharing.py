@@ -45,9 +45,9 @@ def part_pairs(
     """Give one job of each pair a free GPU, or let it wait, where that is better.
 
     Args:
-        assignment: of this round; it is changed.
+        assignment: the target of a job that parts is booked there.
         round_jobs: all elastic jobs.
-        table: speeds of two jobs on one GPU; None: they are not measured.
+        table: speeds on one GPU; None: they are not measured.
     """
     pairs = {
         frozenset((t.job.job_id, t.partner.job_id))

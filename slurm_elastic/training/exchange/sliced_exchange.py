@@ -33,7 +33,7 @@ _BUCKET_BYTES = 1 << 20
 
 
 def owners(parameters: Iterable[torch.nn.Parameter | OwnParameter], ranks: int) -> list[int]:
-    """Return the rank that owns each parameter: a whole one, so that each owns about as many bytes.
+    """Return the rank that owns each parameter: whole ones, so many bytes to each as possible.
 
     >>> owners([torch.nn.Parameter(torch.zeros(n)) for n in (1, 4, 2, 3)], 2)
     [0, 0, 1, 1]
@@ -50,7 +50,7 @@ def owners(parameters: Iterable[torch.nn.Parameter | OwnParameter], ranks: int) 
 def keep_owned(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, replicas: Subgroup
 ) -> None:
-    """Remove the parameters of a model from an optimizer that other ranks own."""
+    """Leave an optimizer those parameters of a model that this rank owns."""
     parameters = list(model.parameters())
     owner_of = owners([OwnParameter(p) for p in parameters], replicas.size)
     owned = {id(p) for p, rank in zip(parameters, owner_of, strict=True) if rank == replicas.rank}
@@ -60,12 +60,12 @@ def keep_owned(
 
 @dataclass(eq=False, kw_only=True)
 class SlicedBucket(Bucket):
-    """Parameters whose gradients, and later weights, are sent together.
+    """Parameters whose gradients, and later weights, travel at once.
 
     Attributes:
         flat: gradients of this rank; after the update, weights.
         members: positions of the parameters, by owner.
-        parts: parts of `flat`, one for each owner.
+        parts: of `flat`, one for each owner.
         received: gradients of all ranks for what this rank owns, one row each.
         arriving: weights that are on their way.
     """
@@ -81,7 +81,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     Args:
         model: whole, or with this rank's parts of layers.
         replicas: at least two ranks, which hold the same parameters.
-        bucket_bytes: size at which a bucket is closed.
+        bucket_bytes: a bucket is closed when it has so many bytes.
     """
 
     #: See `ParallelStrategy`: each rank sends to each other one, wherever it stands.

@@ -65,7 +65,7 @@ def test_one_rank_shows_it_where_the_others_run_on_other_hosts() -> None:
 @pytest.mark.parametrize(
     "words", [(f"{BYTES}", "1"), (f"{BYTES} listen", f"{BYTES}"), (f"{BYTES} listen",)]
 )
-def test_ranks_of_which_one_saves_do_not_train_alone(words: tuple[str, ...]) -> None:
+def test_others_do_not(words: tuple[str, ...]) -> None:
     with ranks(*words) as processes:
         assert not trains_alone(processes, BYTES)
 
