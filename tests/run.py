@@ -258,8 +258,9 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Thousands of processes import the project or its tests: each would compile them.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Idle threads of OpenBLAS keep a core busy.
+    # Threads of OpenBLAS and OpenMP that wait for others keep a core busy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
         parts: dict[str, Callable[[], bool]] = {
