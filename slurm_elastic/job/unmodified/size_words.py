@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -119,10 +120,11 @@ def _sourced(text: str, directory: str, environ: Mapping[str, str]) -> Iterator[
 def _read(path: str) -> str | None:
     """Return the text of a script; None: it is no such file."""
     try:
-        # O_NONBLOCK: opening a FIFO must not wait.
+        # O_NONBLOCK: opening a FIFO must not wait. Reading one would take what is meant for others.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            data = file.read(_MAX_BYTES + 1) if is_file else b""
     except (OSError, ValueError):
         return None
     is_script = data and len(data) <= _MAX_BYTES and b"\0" not in data

@@ -71,7 +71,7 @@ def test_the_controller_keeps_the_fastest_plan_of_each_size(
     daemon.selastic("update", str(job), "--elastic=4,plan=auto")
     until(lambda: total_gpus(cluster, job) == 4, seconds=60, what="it does not grow")
     failure = "out of memory in plan 1x1+tensor=4"
-    until(lambda: failure in log(), seconds=120, what=log)
+    until(lambda: failure in log(), seconds=200, what=log)
     best = "2x1+tensor=2+shard=optimizer"
     until(lambda: settled(4, best), what=log, every_s=3)
     before = len(losses(cluster, OUT))
