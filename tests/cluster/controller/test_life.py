@@ -151,7 +151,7 @@ def test_the_controller_and_a_node_die_and_nothing_is_lost(
         assert "g04" not in held(cluster, unlucky)
     finally:
         cluster.exec("cluster-start slurmd", node="g04")
-        until(lambda: cluster.exec("sinfo -h -n g04 -o %t").stdout.strip() == "idle", seconds=60)
+        cluster.wait_until_idle("g04")
 
 
 def test_without_a_controller_nobody_waits_for_ever(

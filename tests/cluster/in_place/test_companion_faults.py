@@ -66,30 +66,6 @@ def docker(*words: str) -> None:
     subprocess.run(["docker", *words], check=True, capture_output=True)
 
 
-def is_idle_again(cluster: SlurmCluster, node: str) -> None:
-    """Wait until Slurm uses a node again that was gone.
-
-    After the node of a job was lost, sinfo of 24.11.5 has shown it as `mix` for minutes, with
-    nothing allocated on it.
-    """
-
-    def there() -> bool:
-        shown = cluster.exec(f"scontrol show node {node}").stdout.split()
-        return "State=IDLE" in shown and "CPUAlloc=0" in shown
-
-    def logs() -> str:
-        shown = f"sinfo -h -n {node} -o %t; scontrol show node {node}; squeue"
-        of_slurmd = cluster.exec(
-            f"tail -n 20 /var/log/slurm/slurmd-{node}.log", node=node, check=False
-        )
-        return (
-            cluster.exec(f"{shown}; tail -n 30 /var/log/slurm/slurmctld.log").stdout
-            + of_slurmd.stdout
-        )
-
-    until(there, what=logs)
-
-
 def test_ranks_a_companion_and_its_script_are_killed(
     controller: StandIn, cluster: SlurmCluster
 ) -> None:
@@ -127,7 +103,7 @@ def test_the_node_of_a_companion_is_lost(controller: StandIn, cluster: SlurmClus
         job.grow(1, "g02")
     finally:
         docker("start", container(cluster.name, "g06"))
-    is_idle_again(cluster, "g06")
+    cluster.wait_until_idle("g06")
     job.ends_well()
 
 
@@ -140,7 +116,7 @@ def test_the_network_of_a_companion_is_cut(controller: StandIn, cluster: SlurmCl
         until(lambda: not cluster.exec(ranks, node="g06").stdout, what="ranks are left on g06")
     job.grow(1, "g02")
     job.ends_well()
-    is_idle_again(cluster, "g06")
+    cluster.wait_until_idle("g06")
 
 
 def test_the_node_of_the_base_is_lost(controller: StandIn, cluster: SlurmCluster) -> None:
@@ -152,7 +128,7 @@ def test_the_node_of_the_base_is_lost(controller: StandIn, cluster: SlurmCluster
         cluster.wait(job.job, "NODE_FAIL", timeout=90)
     finally:
         docker("start", container(cluster.name, "g01"))
-    is_idle_again(cluster, "g01")
+    cluster.wait_until_idle("g01")
     until(lambda: not job.left_behind(), what=job.left_behind)
 
 

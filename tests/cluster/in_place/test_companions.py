@@ -171,8 +171,7 @@ def test_a_companion_whose_network_is_cut(cluster: SlurmCluster, controller: Sta
     cluster.exec(f"touch {job.home}/finish", user="alice")
     cluster.wait(job.job, "COMPLETED")
     until(lambda: not job.left_behind(), what=job.left_behind)
-    idle = "sinfo -h -n g06 -o %t"
-    until(lambda: cluster.exec(idle).stdout.strip() == "idle", what="g06 is not idle")
+    cluster.wait_until_idle("g06")
 
 
 def test_ranks_that_do_not_leave_are_ended(cluster: SlurmCluster, controller: StandIn) -> None:

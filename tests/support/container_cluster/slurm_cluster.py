@@ -148,6 +148,27 @@ class SlurmCluster:
             raise AssertionError(f"job {job} is {state}, not {states}: {error}") from None
         return state
 
+    def wait_until_idle(self, node: str) -> None:
+        """Wait until Slurm uses a node again that was gone, and nothing runs there.
+
+        After the node of a job was lost, sinfo of 24.11.5 has shown it as `mix` for minutes, with
+        nothing allocated on it.
+        """
+
+        def is_idle() -> bool:
+            shown = self.exec(["scontrol", "show", "node", node]).stdout.split()
+            return "State=IDLE" in shown and "CPUAlloc=0" in shown
+
+        def logs() -> str:
+            shown = f"sinfo -h -n {node} -o %t; scontrol show node {node}; squeue"
+            of_slurmd = f"tail -n 20 /var/log/slurm/slurmd-{node}.log"
+            return (
+                self.exec(f"{shown}; tail -n 30 /var/log/slurm/slurmctld.log").stdout
+                + self.exec(of_slurmd, node=node, check=False).stdout
+            )
+
+        until(is_idle, what=logs)
+
     def free_gpus(self) -> int:
         """Return the number of GPUs that no job holds, on all nodes."""
         report = self.exec("sinfo -h -N -O Gres:40,GresUsed:60").stdout

@@ -440,10 +440,15 @@ class TrainingRuns:
             process.join(max(0.0, end - time.monotonic()))
         codes = [process.exitcode for process in self.ranks]
         if None in codes:
-            self.signal(signal.SIGUSR1)  # of `enter_rank`
-            time.sleep(1)
+            self.dump_stacks()
         self.kill()
         return codes
+
+    def dump_stacks(self) -> str:
+        """Let ranks that still run write their Python stacks to the log; return the log."""
+        self.signal(signal.SIGUSR1)  # of `enter_rank`
+        time.sleep(1)
+        return self.log()
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank, as Slurm does."""

@@ -79,7 +79,8 @@ def test_a_rank_that_dies_while_it_joins_does_not_stop_the_others(
     ranks = disturbed.add(4711, 2, [MemberFault(rank=47110, function=LIBRARY + function)])
     for rank in ranks:
         rank.join(PATIENCE_S)
-    assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 1]
+    codes = [rank.exitcode for rank in ranks]
+    assert codes == [-signal.SIGKILL, 1], disturbed.runs.dump_stacks()
     disturbed.remove(4711)
     disturbed.add(4712)
     joined = disturbed.launcher.wait_for_group(companions={"4712": 1})
