@@ -54,6 +54,7 @@
     │   └── LayoutError                 training.pipeline.stage_layout
     ├── CompanionChannelError           job.companions.companion_channel
     ├── CompanionRefusedError           job.companions.companion_submission
+    ├── SecondEsrunError                job.environment.sole_esrun
     ├── EsbatchError                    job.esbatch
     ├── UsageError                      job.esrun_options
     ├── LauncherError                   job.launchers.adaptation
