@@ -96,14 +96,15 @@ class PlanOrders:
             return
         trials = entry.plan_trials
         if report.failed_start is not None:  # all ranks have ended: `answer_lack_of_memory`
-            trials.lost_in = (report.run, change) if trials.has_answered(report) else trials.lost_in
+            if trials.has_answered(report):
+                trials.lost_in = report.run, change
             return
         candidates = PlanCandidates(directive, trials.supported, (gpus,))
         shape = held.gpu_type, gpus, nodes
         if trials.lose_companion(report.run, change, shape, candidates):
             self._store.touch(job)
             self._store.learning.add_plans(entry.observations, job, trials.results())
-            failed = next(reversed(trials.memory.failures[shape])) or "own"
+            failed = trials.ordered_in(shape) or "own"
             self._log.warning(f"JobId={job.job_id} OutOfMemory=companion Plan={failed} GPUs={gpus}")
 
     def ordered(self, job: Job) -> str:

@@ -33,6 +33,7 @@ from slurm_elastic.core.member_orders import (
     companion_rows,
 )
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.reasons.controller_codes import REHEARSAL_REFUSALS
 from slurm_elastic.core.report_fields import (
     MAX_TEXT,
     ProfileRow,
@@ -52,10 +53,7 @@ ACTIONS = ("run", "notice", "resume", "rehearse")
 #: State of the rehearsal of an unmodified script (docs/esrun-proven.md): "": none, or it is
 #: proven; `able`: its checkpoint can be kept; `refuted`: it does not resume; `failed`: it failed
 #: when restarted; the others: why its checkpoint cannot be kept.
-REHEARSALS = (
-    *("", "able", "refuted", "failed"),
-    *("no-room", "not-writable", "changes", "no-watch", "node-local", "shared"),
-)
+REHEARSALS = ("", "able", "refuted", "failed", *REHEARSAL_REFUSALS)
 
 #: `wait`: the controller takes the job back to where it worked. `restart`: the program is started
 #: again on the GPUs of the job itself. `end`: end with the program's code.

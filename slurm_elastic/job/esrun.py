@@ -41,7 +41,7 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
         )
     launch = RankLaunch(options, env)
     if not options.dry_run:
-        launch.claim_job()
+        launch.lock_job()
     launch.begin_queries()
     if options.dry_run:
         import shlex  # noqa: PLC0415 - see below

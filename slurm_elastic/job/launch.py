@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job import srun
-from slurm_elastic.job.environment.sole_esrun import claim_job
+from slurm_elastic.job.environment.sole_esrun import lock_job
 from slurm_elastic.job.environment.standard_input import StandardInput
 from slurm_elastic.job.environment.state_directory import (
     forget_older,
@@ -144,19 +144,19 @@ class RankLaunch:
         self._restarts: tuple[int, int] | None = None
         name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
         self._socket = f"@{name}"
-        self._claim: _socket.socket | None = None
+        self._job_lock: _socket.socket | None = None
         self.listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.listener.bind(f"\0{name}")
         self.listener.listen(16)
 
-    def claim_job(self) -> None:
+    def lock_job(self) -> None:
         """Refuse every other esrun of the job until this one ends.
 
         Raises:
             SecondEsrunError: another one runs.
         """
         directory = self.submitted.get("SLURM_SUBMIT_DIR") or "."
-        self._claim = claim_job(self.allocation.run_id, directory)
+        self._job_lock = lock_job(self.allocation.run_id, directory)
 
     def begin_queries(self) -> None:
         """Start the queries that `settle` reads: GPUs of other nodes, and the job's restarts."""

@@ -101,7 +101,7 @@ class EndedJobs:
                 resizes=entry.resizes,
                 stopped=entry.watch.why,
                 barred=entry.trials.left_out,
-                half_barred=entry.trials.half.reason if entry.trials.half else None,
+                half_barred=entry.trials.half_barred,
             ),
             reported=entry.reported or entry.proven or entry.watch.told,
             held=last_allocation(segment) if segment else None,

@@ -393,9 +393,7 @@ class JobStore:
         Raises:
             LedgerError: the ledger cannot be read.
         """
-        rows = (
-            (i, KeptSubmission.from_body(body.get("recorded"))) for i, body in self._ledger.jobs()
-        )
+        rows = ((i, KeptSubmission.from_body(body)) for i, body in self._ledger.submissions())
         return {job_id: kept for job_id, kept in rows if kept is not None}
 
     def _note_partners(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:

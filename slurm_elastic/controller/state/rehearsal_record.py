@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.reasons.controller_codes import REHEARSAL_REFUSALS
 from slurm_elastic.core.report import Report
 
 #: Rehearsals that were undone before the job was requeued, at most; and the wait after the first
 #: one, which doubles (s; our choice).
 _MOST_TRIES, _FIRST_WAIT_S = 5, 120.0
-_REFUSALS = ("no-room", "not-writable", "changes", "no-watch", "node-local", "shared")
 _GB = 1e9
 #: Smaller sizes are not rounded to 0.1 GB: 34 MB would be none.
 _LEAST_GB = 1.0
@@ -73,7 +73,7 @@ class RehearsalRecord:
             self.result = "refuted"
         elif report.rehearsal == "failed":
             self.why, self.result = Reason("rehearsal-failed"), "failed"
-        elif report.rehearsal in _REFUSALS:
+        elif report.rehearsal in REHEARSAL_REFUSALS:
             self.why = refusal(report)
         is_new = self.step != last_step
         self.saved = now if is_new else self.saved

@@ -188,9 +188,9 @@ def job_record(
         on_trial=entry.trials.since if _is_current(entry, job) and entry.trials.on else None,
         failed=entry.trials.failure if _is_current(entry, job) else None,
         barred=entry.trials.left_out,
-        half_barred=entry.trials.half.reason if entry.trials.half else None,
+        half_barred=entry.trials.half_barred,
         ordered_plan=entry.plan_trials.ordered,
-        plan_speeds=entry.plan_trials.measured(),
+        plan_speeds=entry.plan_trials.speeds.measured(),
         oversized_plans=entry.plan_trials.memory.oversized(),
     )
 

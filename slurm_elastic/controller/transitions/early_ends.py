@@ -11,7 +11,7 @@ queue, and from there to where it worked last (docs/reliability-failed-changes.m
 
 Where a Prolog fails that runs for some seconds (a health check), the change is over by then, as the
 job was running. Slurm drains the node, and holds the job. The job would not be there without the
-change, so the hold is lifted; Slurm's own starts are Slurm's.
+change, so the hold is lifted. A job that Slurm itself had sent there stays held.
 
 What decides that stands in the ledger, so that a controller that was started in between decides the
 same.

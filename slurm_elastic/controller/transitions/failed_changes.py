@@ -119,10 +119,10 @@ class FailedChanges:
         """Return why a companion has ended, as far as the job's esrun has said."""
         report = self._store.last_report(job.job_id)
         reason = report.change_reason if report is not None else None
-        if reason is None or reason.code != "companion-out-of-memory":
-            return Reason("companion-failed", job=str(job_id))
-        is_of_this = reason.parameters["job"] == str(job_id)
-        return reason if is_of_this else Reason("companion-failed", job=str(job_id))
+        said = ("companion-out-of-memory", str(job_id))
+        if reason is not None and (reason.code, reason.parameters.get("job")) == said:
+            return reason
+        return Reason("companion-failed", job=str(job_id))
 
     def _stalled(self, job: Job, trials: ShapeTrials) -> bool:
         """Return whether an attempt has reported, after its time limit, that it made no progress.

@@ -96,8 +96,8 @@ def _has_saved(job: Job, report: Report) -> bool:
     )
 
 
-def _may_share(directive: Directive, config: Config) -> bool:
-    """Return whether a job of one size may be requeued all the same: with half of its GPU."""
+def _may_get_half(directive: Directive, config: Config) -> bool:
+    """Return whether a job of one size may be resized all the same: to half of its GPU."""
     return (
         directive.share == "yes"
         and directive.min_gpus == 1
@@ -111,7 +111,7 @@ def _permitted(job: Job, record: JobRecord, config: Config, now: float) -> bool:
     recent = [t for t in record.changes if t > now - _HOUR_S]
     return (
         directive is not None
-        and (directive.min_gpus < directive.max_gpus or _may_share(directive, config))
+        and (directive.min_gpus < directive.max_gpus or _may_get_half(directive, config))
         and job.elastic
         and job.managed
         and job.state is JobState.RUNNING

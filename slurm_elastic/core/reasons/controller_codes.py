@@ -20,6 +20,11 @@ from slurm_elastic.core.reasons.reason_definition import (
     word,
 )
 
+#: Why the checkpoint of an unmodified script cannot be kept for a rehearsal.
+REHEARSAL_REFUSALS = (
+    "no-room", "not-writable", "changes", "no-watch", "node-local", "shared",
+)  # fmt: skip
+
 _BATCH = count("batch", "samples per step", "samples")
 _ERROR = text("error", "the error")
 
@@ -70,7 +75,7 @@ TRANSITIONS = (
         "rehearsal-refused", "The checkpoint cannot be kept, so there is no rehearsal.",
         word(
             "problem", "why it cannot be kept",
-            "no-room", "not-writable", "changes", "no-watch", "node-local", "shared",
+            *REHEARSAL_REFUSALS,
         ),
         text("directory", "in which it would be kept", optional=True),
         number("gigabytes", "to be freed there", "GB", optional=True),

@@ -122,7 +122,7 @@ class CompanionSet:
 
     @property
     def lacked_memory(self) -> bool:
-        """Whether a companion without which no group has been formed has run out of memory."""
+        """Whether a companion of the present group, or one that was joining, ran out of memory."""
         members = self._members
         return any(
             job.step is not None and job.step.lacked_memory

@@ -26,18 +26,18 @@ class SecondEsrunError(SlurmElasticError):
     """Another esrun of the job runs; the message is one line."""
 
 
-def claim_job(run_id: str, directory: str) -> _socket.socket | None:
-    """Return a socket by which others see that an esrun of the job runs, as long as it is open.
+def lock_job(run_id: str, directory: str) -> _socket.socket | None:
+    """Lock a job for this esrun; return the socket that holds the lock as long as it is open.
 
-    A name is taken from this host, on which each esrun of a batch script runs. Another user may
-    hold it, which has no effect: then None is returned.
+    The lock is an address of a socket on this host, on which each esrun of a batch script runs.
+    None: another user has that address, so that there is no lock.
 
     Args:
         run_id: of the job.
         directory: of its submission: jobs of several clusters may have one name on this host.
 
     Raises:
-        SecondEsrunError: an esrun of this user holds it.
+        SecondEsrunError: an esrun of this user holds the lock.
     """
     try:
         place = os.stat(directory).st_ino  # noqa: PTH116 - pathlib is slow to load
@@ -62,7 +62,7 @@ def claim_job(run_id: str, directory: str) -> _socket.socket | None:
 
 
 def _holder(name: str) -> int | None:
-    """Return the process of this user that holds a name; None: it is another user's, or gone."""
+    """Return the process of this user that has an address; None: it is another user's, or gone."""
     probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     probe.setblocking(False)  # another user may let it wait
     try:

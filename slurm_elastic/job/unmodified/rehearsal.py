@@ -283,7 +283,7 @@ class Rehearsal:
             "kept_bytes": error.needed_bytes or None,
         }
 
-    def share(self, sibling: str) -> dict[str, Any]:
+    def record_sibling(self, sibling: str) -> dict[str, Any]:
         """Record another task of the array with the same pattern; return fields of the report.
 
         Args:

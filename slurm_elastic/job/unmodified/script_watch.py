@@ -352,7 +352,7 @@ class ScriptWatch:
     def _look_for_siblings(self, *, at_once: bool = False) -> None:
         """Report when another task of the array begins or ends to share the pattern."""
         if self._siblings.look(at_once=at_once):
-            fields = self._rehearsal.share(self._siblings.running)
+            fields = self._rehearsal.record_sibling(self._siblings.running)
             self._state.update({"proven": self._is_proven, **fields})
 
     def _end_if_alone(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
 
 _TIMEOUT_S = 20.0
 _WORDS = re.compile(
@@ -120,11 +121,8 @@ def _sourced(text: str, directory: str, environ: Mapping[str, str]) -> Iterator[
 def _read(path: str) -> str | None:
     """Return the text of a script; None: it is no such file."""
     try:
-        # O_NONBLOCK: opening a FIFO must not wait. Reading one would take what is meant for others.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            data = file.read(_MAX_BYTES + 1) if is_file else b""
+        with regular_file(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError):
         return None
     is_script = data and len(data) <= _MAX_BYTES and b"\0" not in data

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from slurm_elastic.controller.state.job_store import JobStore
-from slurm_elastic.controller.state.trials.plan_trials import REPORTS
+from slurm_elastic.controller.state.trials.plan_speeds import REPORTS
 from slurm_elastic.core.cluster import Allocation, Companion, Snapshot
 from slurm_elastic.core.execution.plan_gains import PlanKind
 from slurm_elastic.core.reason import Reason

@@ -55,8 +55,11 @@ class PlanFailures:
         while len(self.doubtful) > _MOST_SHAPES:
             del self.doubtful[next(iter(self.doubtful))]
 
-    def acquit(self, shape: AllocationShape) -> None:
-        """Record that the program has failed in an allocation in a plan that works, or its own."""
+    def record_other_cause(self, shape: AllocationShape) -> None:
+        """Record that the failures in an allocation may have another cause than their plans.
+
+        The program has failed there in a plan that had worked, too, or in its own choice.
+        """
         for text in self.in_doubt(shape):
             self.doubtful[shape][text] = False
 
@@ -72,6 +75,8 @@ class PlanFailures:
         """
         plans = self.doubtful.get(shape, {})
         kinds = {PlanKind.of(ExecutionPlan.parse(text)) for text in plans if plans[text]}
+        if kinds <= self.blamed:
+            return False
         # Whole replicas are the kind of the job's own choice, and of what stands in for it.
         blamed = kinds - {*trained, PlanKind()} - self.blamed
         self.blamed |= blamed

@@ -23,43 +23,36 @@ What a plan gains in an allocation where it was not measured is taken from a sim
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from slurm_elastic.controller.state.trials.plan_failures import PlanFailures
 from slurm_elastic.controller.state.trials.plan_memory_record import (
     AllocationShape,
     PlanMemoryRecord,
 )
+from slurm_elastic.controller.state.trials.plan_speeds import REPORTS, PlanSpeeds
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.execution.execution_plan import (
     ExecutionPlan,
     ExecutionPlanError,
     Sharding,
 )
-from slurm_elastic.core.execution.plan_gains import PlanGain, PlanGains, PlanKind, PlanSpeed
+from slurm_elastic.core.execution.plan_gains import PlanGains, PlanKind
 from slurm_elastic.core.execution.possible_plans import PlanCandidates, more_micro_batches
 from slurm_elastic.core.execution.supported_options import SupportedOptions, SupportedOptionsError
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.execution.plan_ranking import predicted_times
 
-#: Reports that tell the speed of a plan, and the most of which the median counts (our choice).
-REPORTS, _RECENT = 3, 5
 #: Factor by which a plan must be faster to replace another.
 MARGIN = 1.05
 #: Plans, the job's own choice among them, from which others are predicted (our choice: with 3 a
 #: plan that is 5 % faster is missed on Rubick's tables, with 4 none is; ADR 24).
 FITTED = 4
-#: Pairs of an allocation and a plan that are kept.
-_MOST = 128
 #: Seconds of a restart that has not been measured.
 _RESTART_S = 30.0
-
-#: Shape, samples of a step, text of the plan.
-_Key: TypeAlias = tuple[str, int, int, int, str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +66,7 @@ class PlanTrials:
         running: whether the program is known to run in it.
         before: plan in which the program ran when it was ordered.
         supported: what the training can carry out.
-        speeds: samples/s by allocation, batch and plan, the latest last.
+        speeds: those of its plans.
         failures: plans in which the program failed.
         memory: of plans, and those that did not fit.
         failed_start: restart count of the attempt, and number of its start, that failed last.
@@ -87,7 +80,7 @@ class PlanTrials:
     running: bool = False
     before: str = ""
     supported: SupportedOptions = field(default_factory=SupportedOptions)
-    speeds: dict[_Key, list[float]] = field(default_factory=dict)
+    speeds: PlanSpeeds = field(default_factory=PlanSpeeds)
     failures: PlanFailures = field(default_factory=PlanFailures)
     memory: PlanMemoryRecord = field(default_factory=PlanMemoryRecord)
     failed_start: tuple[int, int] = (-1, 0)
@@ -118,9 +111,9 @@ class PlanTrials:
             return False
         speed = report.global_batch / report.step_time_s
         names = {self.ordered} if self.ordered else {"", text if not report.plan else ""}
-        counts = [self._add((*self.shape, report.global_batch, name), speed) for name in names]
-        trained = {PlanKind.of(ExecutionPlan.parse(key[4])) for key in self.speeds if key[4]}
-        return self.failures.blame(self.shape, trained) or REPORTS in counts
+        shape, batch = self.shape, report.global_batch
+        counts = [self.speeds.add(shape, batch, name, speed) for name in names]
+        return self.failures.blame(shape, self.speeds.kinds()) or REPORTS in counts
 
     def _plan_of(self, report: Report) -> ExecutionPlan | None:
         """Return the plan in which a program trains; None: it has not said."""
@@ -136,21 +129,14 @@ class PlanTrials:
             recompute=supported.recompute,
         )
 
-    def _add(self, key: _Key, speed: float) -> int:
-        """Add a measured speed; return how many are kept of its plan."""
-        recent = [*self.speeds.pop(key, []), speed][-_RECENT:]
-        self.speeds[key] = recent
-        while len(self.speeds) > _MOST:
-            del self.speeds[next(iter(self.speeds))]
-        return len(recent)
-
     def begin_with(self, results: object) -> None:
         """Begin with the speeds and failures of another job, unless there are own ones.
 
         Args:
             results: of that job, perhaps as an older release wrote them, or unreadable.
         """
-        if not self.speeds and self.failures == PlanFailures() and not self.memory.failures:
+        is_new = self.speeds == PlanSpeeds() and self.failures == PlanFailures()
+        if is_new and not self.memory.failures:
             other = PlanTrials.from_body(results)
             self.speeds, self.failures = other.speeds, other.failures
             self.memory = other.memory if other.memory.weights else self.memory
@@ -190,14 +176,14 @@ class PlanTrials:
             gain = gains.of(kind, shape[0], gpus=shape[1], nodes=shape[2]) if gains else None
             if gain is not None and text != own_text:
                 known[text] = gain
-        own = self._measured(shape, own_text)
+        own = self.speeds.is_measured(shape, own_text)
         best = max(known, key=lambda text: known[text], default="")
         # Faster than the job's own choice.
         faster = best if known.get(best, 0.0) >= MARGIN else own_text
         if shape != self.shape or self.ordered not in (own_text, *texts.values()):
             self.shape = shape
             return self._order(faster, now)
-        if not (self.running and self._measured(shape, self.ordered)):
+        if not (self.running and self.speeds.is_measured(shape, self.ordered)):
             return False
         present = known.get(self.ordered, 1.0)
         if self.ordered != own_text and own and present * MARGIN <= 1.0:
@@ -223,11 +209,7 @@ class PlanTrials:
             candidates: plans that are possible there.
         """
         batch = self.memory.batch
-        speeds = {
-            key[4]: statistics.median(values)
-            for key, values in self.speeds.items()
-            if (key[:3], key[3]) == (shape, batch) and len(values) >= REPORTS
-        }
+        speeds = self.speeds.medians(shape, batch)
         plans = {ExecutionPlan.parse(t) if t else candidates.own: s for t, s in speeds.items()}
         if len(plans) < FITTED or not unknown:
             return unknown
@@ -265,7 +247,7 @@ class PlanTrials:
 
     def _stand_in(self, shape: AllocationShape, candidates: PlanCandidates) -> str | None:
         """Return what stands in for the job's own choice; see `PlanMemoryRecord.stand_in`."""
-        if self._measured(shape, "") and not self.memory.failed(shape, ""):
+        if self.speeds.is_measured(shape, "") and not self.memory.failed(shape, ""):
             return ""  # it trains there, whatever has failed elsewhere
         return self.memory.stand_in(shape, candidates, without=self.failures.in_doubt(shape))
 
@@ -273,7 +255,7 @@ class PlanTrials:
         text = str(plan)
         if self.memory.failed(shape, text):
             return False
-        return self._measured(shape, text) or self.memory.fits(shape, text, plan)
+        return self.speeds.is_measured(shape, text) or self.memory.fits(shape, text, plan)
 
     def _order(self, text: str, now: float) -> bool:
         """Order a plan; return whether it is another one."""
@@ -282,6 +264,10 @@ class PlanTrials:
             self.before, self.running = self.ordered, False
         self.ordered, self.since = text, now
         return changed
+
+    def ordered_in(self, shape: AllocationShape) -> str:
+        """Return the plan that is ordered in an allocation; "": none, or the job's own choice."""
+        return self.ordered if shape == self.shape else ""
 
     def is_new(self, held: Allocation) -> bool:
         """Return whether no plan was chosen for this allocation."""
@@ -311,14 +297,14 @@ class PlanTrials:
         text = self._failed_in(report, shape)
         if text is None or self.memory.failed(shape, text):
             return False
-        if not text or self._reports(shape, text):
-            self.failures.acquit(shape)
+        if not text or self.speeds.reports(shape, text):
+            self.failures.record_other_cause(shape)
             return False
         self.failures.doubt(shape, text)
         own_text = self.memory.stand_ins.get(shape, "")
         if text == own_text:
             return False  # the size may be the cause as well
-        back = text != self.before and self._reports(shape, self.before)
+        back = text != self.before and self.speeds.reports(shape, self.before)
         self._restart(report, self.before if back else own_text, now)
         return True
 
@@ -332,7 +318,7 @@ class PlanTrials:
         Returns:
             "": the job's own choice; None: a plan that was not ordered here.
         """
-        ordered = self.ordered if shape == self.shape else ""
+        ordered = self.ordered_in(shape)
         reported = report.plan or report.layout
         plan = ExecutionPlan.parse(reported) if reported else None
         if plan is None or plan.world != shape[1]:
@@ -377,7 +363,7 @@ class PlanTrials:
         if own_text is None:
             return False
         self.shape = shape
-        worked = old != self.before and self._reports(shape, self.before)
+        worked = old != self.before and self.speeds.reports(shape, self.before)
         back = worked and self._may_return(shape, candidates)
         self._restart(report, self.before if back else own_text, now)
         return True
@@ -399,7 +385,7 @@ class PlanTrials:
         if (run, change) == self.lost_in:
             return False
         self.lost_in = run, change
-        text = self.ordered if shape == self.shape else ""
+        text = self.ordered_in(shape)
         plan = ExecutionPlan.parse(text) if text else candidates.own
         return self.memory.fail(shape, text, plan)
 
@@ -416,15 +402,7 @@ class PlanTrials:
 
     def gains(self) -> PlanGains | None:
         """Return the gain of each kind of plan that was measured; None: none was."""
-        rows: dict[tuple[AllocationShape, PlanKind], PlanGain] = {}
-        for (gpu_type, gpus, nodes, batch, text), speeds in self.speeds.items():
-            own_text = self.memory.stand_ins.get((gpu_type, gpus, nodes), "")
-            own = self.speeds.get((gpu_type, gpus, nodes, batch, own_text), [])
-            if text not in ("", own_text) and min(len(speeds), len(own)) >= REPORTS:
-                kind = PlanKind.of(ExecutionPlan.parse(text))
-                gain = round(statistics.median(speeds) / statistics.median(own), 2)
-                rows[(gpu_type, gpus, nodes), kind] = PlanGain(gpu_type, gpus, nodes, kind, gain)
-        return PlanGains(tuple(rows.values())) if rows else None
+        return self.speeds.gains(self.memory.stand_ins)
 
     def as_own(self, report: Report, held: Allocation | None) -> tuple[Report, Allocation | None]:
         """Return a report as if the job ran in its own choice, for models of that.
@@ -453,23 +431,6 @@ class PlanTrials:
         )
         return own, held
 
-    def measured(self) -> tuple[PlanSpeed, ...]:
-        """Return the speed of each plan in each allocation in which it was measured."""
-        return tuple(
-            PlanSpeed(gpu_type, gpus, nodes, text, statistics.median(speeds))
-            for (gpu_type, gpus, nodes, _, text), speeds in self.speeds.items()
-            if len(speeds) >= REPORTS
-        )
-
-    def _measured(self, shape: AllocationShape, text: str) -> bool:
-        return self._reports(shape, text) >= REPORTS
-
-    def _reports(self, shape: AllocationShape, text: str) -> int:
-        """Return how many reports tell the speed of a plan, for the batch that has most."""
-        return max(
-            (len(v) for k, v in self.speeds.items() if (k[:3], k[4]) == (shape, text)), default=0
-        )
-
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
         return {
@@ -479,7 +440,7 @@ class PlanTrials:
             "running": self.running,
             "before": self.before,
             "supported": str(self.supported),
-            "speeds": [[*key, speeds] for key, speeds in self.speeds.items()],
+            "speeds": self.speeds.to_rows(),
             **self.failures.to_body(),
             "memory": self.memory.to_body(),
             "failed_start": list(self.failed_start),
@@ -494,9 +455,8 @@ class PlanTrials:
             shape, (run, start) = values.get("shape"), values.get("failed_start", (-1, 0))
             lost_run, change = values.get("lost_in", (-1, 0))
             ordered = str(values.get("ordered", ""))
-            speeds = {_key(row): [float(v) for v in row[5]] for row in values.get("speeds", ())}
-            for text in {ordered, *(key[4] for key in speeds)} - {""}:
-                ExecutionPlan.parse(text)
+            if ordered:
+                ExecutionPlan.parse(ordered)
             return cls(
                 ordered=ordered,
                 shape=(str(shape[0]), int(shape[1]), int(shape[2])) if shape else None,
@@ -504,7 +464,7 @@ class PlanTrials:
                 running=values.get("running") is True,
                 before=str(values.get("before", "")),
                 supported=SupportedOptions.parse(str(values.get("supported", ""))),
-                speeds=speeds,
+                speeds=PlanSpeeds.from_rows(values.get("speeds", ())),
                 failures=PlanFailures.from_body(values),
                 memory=PlanMemoryRecord.from_body(values.get("memory")),
                 failed_start=(int(run), int(start)),
@@ -534,8 +494,3 @@ def failed_on(report: Report, job: Job) -> Allocation | None:
 def _shape_of(held: Allocation) -> AllocationShape:
     """Return GPU type, GPUs and nodes of an allocation."""
     return held.gpu_type, held.gpus, len(held.nodes)
-
-
-def _key(row: Sequence[Any]) -> _Key:
-    gpu_type, gpus, nodes, batch, text = row[:5]
-    return str(gpu_type), int(gpus), int(nodes), int(batch), str(text)

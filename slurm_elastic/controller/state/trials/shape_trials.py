@@ -137,6 +137,11 @@ class ShapeTrials:
         return self.held is not None and self.held.half
 
     @property
+    def half_barred(self) -> Reason | None:
+        """Why the job is not to get half of a GPU; None: it may."""
+        return self.half.reason if self.half else None
+
+    @property
     def excluded(self) -> frozenset[Shape]:
         """Shapes in which it failed: the job is not to get them."""
         return frozenset(b.shape for b in self.barred)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+
 #: Beginnings or ends of names of files that are still being written.
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
@@ -256,13 +258,8 @@ def _deepspeed(
 def _latest(path: str) -> tuple[str, int]:
     """Return the tag in DeepSpeed's `latest`, and when it was written; "", 0 if there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with regular_file(path) as descriptor:
+            text = os.read(descriptor, _MAX_TAG).decode("utf-8", "replace").strip()
+            return text, os.fstat(descriptor).st_mtime_ns
     except OSError:
         return "", 0
-    try:
-        text = os.read(descriptor, _MAX_TAG).decode("utf-8", "replace").strip()
-        return text, os.fstat(descriptor).st_mtime_ns
-    except OSError:
-        return "", 0
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+
 _IN_ACCESS, _IN_MODIFY, _IN_CLOSE_WRITE, _IN_CLOSE_NOWRITE = 0x1, 0x2, 0x8, 0x10
 _IN_OPEN, _IN_MOVED_TO, _IN_CREATE = 0x20, 0x80, 0x100
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
@@ -184,16 +186,10 @@ def _files(path: str) -> list[str]:
 
 def _is_json(file: str) -> bool:
     try:
-        # O_NONBLOCK: opening a FIFO must not wait.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with regular_file(file) as descriptor:
+            head = os.pread(descriptor, _HEAD, 0)
     except OSError:
         return False
-    try:
-        head = os.pread(descriptor, _HEAD, 0)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     # The length at the beginning of a safetensors file may look like a brace, but has zeros.
     return head.startswith((b"{", b"[")) and b"\0" not in head
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import struct
+
+from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
 
 _HEAD = 128
 #: The end record of a zip file with the longest possible comment.
@@ -31,22 +32,14 @@ def is_whole(path: str) -> bool | None:
 
     A file that is not regular, cannot be read, or is of an unknown format gives None.
     """
+    name = os.path.basename(path)  # noqa: PTH119 - slow
     try:
-        # O_NONBLOCK: opening a FIFO must not wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return _judge(descriptor, os.path.basename(path), status.st_size)  # noqa: PTH119 - slow
+        with regular_file(path) as descriptor:
+            return _judge(descriptor, name, os.fstat(descriptor).st_size)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     except struct.error:
         return None
-    finally:
-        os.close(descriptor)
 
 
 def _judge(descriptor: int, name: str, size: int) -> bool | None:

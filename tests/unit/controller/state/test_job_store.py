@@ -392,3 +392,5 @@ def test_the_submission_of_each_attempt_is_kept_over_restarts(store, ledger):
     portable = job({"n1": 4}, job_id=8, submission=parse_comment("elastic:1-4"))
     store.observe(snapshot(portable))
     assert set(JobStore(ledger).kept_submissions()) == {7}
+    ledger.put_job("9@1", 9, {"recorded": 5})
+    assert set(JobStore(ledger).kept_submissions()) == {7}, "an unreadable one is left out"

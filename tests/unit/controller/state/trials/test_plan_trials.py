@@ -246,7 +246,7 @@ def test_reports_of_the_old_plan_do_not_count_for_the_new_one():
         job.choose()
     late = job.report()  # its ranks have not restarted yet
     assert job.trials.as_own(late, job.held)[1] is None
-    assert {key[4] for key in job.trials.speeds} == {"", "4x1"}
+    assert {key[4] for key in job.trials.speeds.samples_per_s} == {"", "4x1"}
 
 
 def test_it_survives_the_ledger_and_unreadable_rows():
@@ -453,7 +453,7 @@ def test_speeds_of_few_reports_are_not_shown():
     job.choose()
     for _ in range(REPORTS - 1):
         job.report()
-    assert job.trials.measured() == ()
+    assert job.trials.speeds.measured() == ()
     job.report()
-    assert {row.plan for row in job.trials.measured()} == {"", "4x1"}
+    assert {row.plan for row in job.trials.speeds.measured()} == {"", "4x1"}
     assert ExecutionPlan.parse("4x1").plain
