@@ -11,8 +11,8 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster
 DRIVER = Path(__file__).parents[1] / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"
 pytestmark = pytest.mark.alone
-#: Milliseconds of a step.
-COMPUTE = 120.0
+#: Seconds of a step.
+COMPUTE = 0.12
 BATCH = 4
 NODES = ("g01", "g02")
 #: What goes over the wire for a byte of data: 1448 of them in each 1514.
@@ -33,12 +33,13 @@ class Planted:
 
     def profile(
         self, name: str, *, shapes: str, nodes: int = 1, gpus: int = 1, width: int = 64,
-        loader: float = 0.0, cold: float = 0.0, steps: int = 4, data: bool = True,
+        compute: float = COMPUTE, loader: float = 0.0, cold: float = 0.0, steps: int = 4,
+        data: bool = True,
     ) -> dict[str, dict]:  # fmt: skip
-        """Profile configurations by shape; delays in seconds per sample."""
+        """Profile configurations by shape; delays in seconds, of `loader` and `cold` per sample."""
         variables = {
             "OMP_NUM_THREADS": "1", "PLANTED_FILE": f"{HOME}/data.bin",
-            "PLANTED_OUT": f"{HOME}/{name}-checkpoints", "PLANTED_COMPUTE": COMPUTE / 1e3,
+            "PLANTED_OUT": f"{HOME}/{name}-checkpoints", "PLANTED_COMPUTE": compute,
             "PLANTED_LOADER": loader, "PLANTED_COLD": cold, "PLANTED_WIDTH": width,
         }  # fmt: skip
         exports = " ".join(f"{k}={v}" for k, v in variables.items())
@@ -84,7 +85,7 @@ def check(configuration: dict, **planted_s: float) -> None:
 def test_one_process_waits_for_nothing(planted: Planted) -> None:
     found = planted.profile("alone", shapes="1", steps=10)
     check(found["1@1"])
-    assert found["1@1"]["compute"]["seconds"] == pytest.approx(COMPUTE / 1e3, rel=FOUND)
+    assert found["1@1"]["compute"]["seconds"] == pytest.approx(COMPUTE, rel=FOUND)
 
 
 def test_a_slow_loader_and_cold_reads_are_told_apart(planted: Planted) -> None:
@@ -97,7 +98,10 @@ def test_a_slow_network_is_the_networks(cluster: SlurmCluster, planted: Planted)
     width, mbit = 512, 30.0
     both = [NODES, NODES[::-1]]
     with slow(cluster, both, kbit_s=mbit * 1e3):
-        found = planted.profile("network", shapes="2,2@2", nodes=2, gpus=2, width=width, data=False)
+        # Long steps: the processes need some milliseconds of a busy core for a megabyte, too.
+        found = planted.profile(
+            "network", shapes="2,2@2", nodes=2, gpus=2, width=width, compute=0.3, steps=6, data=False
+        )
     # Two ranks exchange all gradients once in each direction, in frames with headers.
     gradients = (width * width + width) * 4
     check(found["2@2"], network=gradients * FRAME * 8 / (mbit * 1e6))

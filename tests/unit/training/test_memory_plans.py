@@ -18,6 +18,8 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.job.steps.memory_errors import is_lack_of_memory
 from tests.support.trainings.training_runs import EPOCHS, STEPS, FakeLauncher, TrainingRuns
 
+#: Large pages: most of a step's time is spent on getting its memory.
+ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
 #: 6 samples take 340 MB, 12 take 680 MB; the backward pass and threads of the exchange 150 MB.
 ROOM = 580 << 20
 
@@ -66,7 +68,7 @@ class Decisions:
 def test_a_size_for_which_memory_lacks_is_trained_in_another_plan_with_the_same_losses(
     tmp_path: Path, launcher: FakeLauncher
 ) -> None:
-    model = {"model": "voluminous", "epochs": 2}
+    model = {"model": "voluminous", "epochs": 2, "environment": ENVIRONMENT}
     options = model | {"faults": [SmallDevice(ROOM)], "overlap": "none"}
     alone, job = TrainingRuns(tmp_path / "alone"), TrainingRuns(tmp_path / "job")
     alone.run(1, **model)

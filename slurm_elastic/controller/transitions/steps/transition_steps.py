@@ -39,6 +39,8 @@ _MOST_CLEARS = 20
 #: Slurm's reasons, by their beginning, of a job that does not start by waiting some seconds more:
 #: limits of a QOS, an association or a partition.
 _REFUSALS = (IMPOSSIBLE, "Assoc", "Max", "QOS", "Partition")
+#: States in which a job has started, and holds its GPUs.
+_STARTED = (JobState.RUNNING, JobState.SUSPENDED)
 #: States after DRAIN, in which the attempt that was requeued is over.
 _DRAINED = (
     *(TransitionState.RESHAPE, TransitionState.COOL),
@@ -96,6 +98,8 @@ class TransitionSteps(StateSteps):
         return TransitionState.NOTIFY
 
     def _notify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        if job.run == t.run and job.state is JobState.SUSPENDED:
+            return self._left(t, Reason("job-suspended"))
         if job.state is not JobState.RUNNING or job.run != t.run:
             return self._left(t, Reason("job-left-gpus"))
         if job.reason in HELD:
@@ -115,6 +119,8 @@ class TransitionSteps(StateSteps):
         return None
 
     def _requeue(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+        if job.run == t.run and job.state is JobState.SUSPENDED:
+            return self._left(t, Reason("job-suspended"))
         if job.run != t.run or job.state is not JobState.RUNNING:
             return TransitionState.DRAIN
         if t.waited(time.time()) > 2.0 or not t.tries:  # the answer may have been lost
@@ -136,9 +142,11 @@ class TransitionSteps(StateSteps):
             )
             self._scontrol.requeue_ended(job)
             return None
-        if job.state is JobState.RUNNING:
+        if job.state in _STARTED:
             if job.run > t.run:
                 return self._left(t, Reason("started-by-others"), TransitionState.CLEAR)
+            if job.state is JobState.SUSPENDED:
+                return self._left(t, Reason("job-suspended"))
             if t.waited(time.time()) > PATIENCE_S:
                 return TransitionState.REQUEUE
         return None
@@ -169,7 +177,7 @@ class TransitionSteps(StateSteps):
 
     def _reshape(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.state is not JobState.PENDING:
-            return TransitionState.VERIFY if job.state is JobState.RUNNING else None
+            return TransitionState.VERIFY if job.state in _STARTED else None
         if job.reason in HELD:
             self._to_queue(t, job, site, start="now")
             return self._left(t, Reason("held-in-slurm"))
@@ -193,7 +201,7 @@ class TransitionSteps(StateSteps):
 
     def _cool(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         """Wait for credential and GPUs; the written shape is read back meanwhile."""
-        if job.state is JobState.RUNNING:
+        if job.state in _STARTED:
             return TransitionState.VERIFY
         if t.target is None:
             return TransitionState.RESHAPE
@@ -224,7 +232,7 @@ class TransitionSteps(StateSteps):
         return TransitionState.VERIFY
 
     def _verify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
-        if job.state is JobState.RUNNING:
+        if job.state in _STARTED:
             return self._started(t, job)
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:

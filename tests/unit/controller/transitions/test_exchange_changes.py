@@ -108,6 +108,39 @@ def test_a_job_that_does_not_save_costs_the_other_no_requeue(pair):
     assert pair.trainings[1].orders.action == "resume"
 
 
+@pytest.mark.parametrize("state", ["NOTIFY", "REQUEUE"])
+def test_a_job_that_is_suspended_after_it_has_saved_goes_on_once_it_is_resumed(
+    pair, monkeypatch, state
+):
+    listed = pair.slurm.listed
+
+    def suspend(job_id):
+        listed[job_id] = replace(listed[job_id], state=JobState.SUSPENDED)
+
+    if state == "NOTIFY":
+        pair.silent.add(2)
+    else:  # Slurm suspends it at the moment of the requeue, which it refuses
+        def refused(job):
+            suspend(job.job_id)
+            raise ScontrolError("requeue: timed out")
+
+        monkeypatch.setattr(pair.slurm, "requeue", refused)
+    pair.exchange()
+    live = lambda: pair.site.controller.engine.live  # noqa: E731
+    pair.until(lambda: 1 in live() and "saved" in live()[1].entered)
+    if state == "NOTIFY":
+        suspend(1)
+    pair.until(lambda: not live(), seconds=20)
+    assert not pair.site.controller.engine.reservations
+    assert Reason.from_json(pair.states(1)[1]) == Reason("job-suspended")
+    pair.stay()
+    for job_id in (1, 2):
+        listed[job_id] = replace(listed[job_id], state=JobState.RUNNING)
+    pair.play(10)
+    assert pair.trainings[1].orders.action == "resume"
+    assert pair.runs == (0, 0)
+
+
 @pytest.mark.parametrize("refused", [1, 2])
 def test_where_one_job_cannot_be_requeued_the_other_starts_where_it_was(pair, monkeypatch, refused):
     requeue = pair.slurm.requeue

@@ -102,6 +102,9 @@ def test_a_job_that_starts_without_gpus_is_requeued_and_then_queued():
     assert stage.scontrol.fields()["ReqNodeList"] == ""
 
 
+STARTED_AND_SUSPENDED = job({"n2": 4}, run=1, state=JobState.SUSPENDED)
+
+
 @pytest.mark.parametrize(
     ("state", "seen", "ends"),
     [
@@ -109,6 +112,10 @@ def test_a_job_that_starts_without_gpus_is_requeued_and_then_queued():
         (TransitionState.NOTIFY, job(run=1), TransitionState.UNDONE),
         (TransitionState.NOTIFY, job({"n1": 1}, state=JobState.SUSPENDED), TransitionState.UNDONE),
         (TransitionState.NOTIFY, job({"n1": 1}, reason="JobHeldUser"), TransitionState.UNDONE),
+        (TransitionState.REQUEUE, job({"n1": 1}, state=JobState.SUSPENDED), TransitionState.UNDONE),
+        (TransitionState.DRAIN, job({"n1": 1}, state=JobState.SUSPENDED), TransitionState.UNDONE),
+        (TransitionState.VERIFY, STARTED_AND_SUSPENDED, TransitionState.CLEAR),
+        (TransitionState.COOL, STARTED_AND_SUSPENDED, TransitionState.VERIFY),
         (TransitionState.DRAIN, job({"n2": 1}, run=1), TransitionState.CLEAR),
         (TransitionState.RESHAPE, job(run=1, reason="JobHeldAdmin"), TransitionState.UNDONE),
         (TransitionState.COOL, job({"n1": 1}, run=1), TransitionState.VERIFY),
