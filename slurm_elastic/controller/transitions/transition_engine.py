@@ -384,9 +384,7 @@ class TransitionEngine:
                 t.state = TransitionState.CANCEL
                 t.entered[t.state.value] = time.time()
             elif t.state in _UNTOUCHED or (
-                t.state is TransitionState.REQUEUE
-                and job.run == t.run
-                and job.state in _HOLDS_GPUS
+                t.state is TransitionState.REQUEUE and job.run == t.run and job.state in _HOLDS_GPUS
             ):
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
                 self.outbox.ask(t.job_id, notice, run=t.run)

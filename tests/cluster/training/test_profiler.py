@@ -100,8 +100,9 @@ def test_a_slow_network_is_the_networks(cluster: SlurmCluster, planted: Planted)
     with slow(cluster, both, kbit_s=mbit * 1e3):
         # Long steps: the processes need some milliseconds of a busy core for a megabyte, too.
         found = planted.profile(
-            "network", shapes="2,2@2", nodes=2, gpus=2, width=width, compute=0.3, steps=6, data=False
-        )
+            "network", shapes="2,2@2", nodes=2, gpus=2, width=width, compute=0.3, steps=6,
+            data=False,
+        )  # fmt: skip
     # Two ranks exchange all gradients once in each direction, in frames with headers.
     gradients = (width * width + width) * 4
     check(found["2@2"], network=gradients * FRAME * 8 / (mbit * 1e6))

@@ -98,12 +98,8 @@ class TransitionSteps(StateSteps):
         return TransitionState.NOTIFY
 
     def _notify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
-        if job.run == t.run and job.state is JobState.SUSPENDED:
-            return self._left(t, Reason("job-suspended"))
-        if job.state is not JobState.RUNNING or job.run != t.run:
-            return self._left(t, Reason("job-left-gpus"))
-        if job.reason in HELD:
-            return self._left(t, Reason("held-in-slurm"))
+        if interruption := _interruption(t, job):
+            return self._left(t, interruption)
         if "declined" in t.entered:
             return TransitionState.UNDONE
         if exchange_partners.broken(t, site.live):
@@ -402,3 +398,12 @@ class TransitionSteps(StateSteps):
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
         if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)
+
+
+def _interruption(t: Transition, job: Job) -> Reason | None:
+    """Return why a job that was asked to save does not train any more; None if it does."""
+    if job.run == t.run and job.state is JobState.SUSPENDED:
+        return Reason("job-suspended")
+    if job.state is not JobState.RUNNING or job.run != t.run:
+        return Reason("job-left-gpus")
+    return Reason("held-in-slurm") if job.reason in HELD else None

@@ -120,6 +120,7 @@ def test_a_job_that_is_suspended_after_it_has_saved_goes_on_once_it_is_resumed(
     if state == "NOTIFY":
         pair.silent.add(2)
     else:  # Slurm suspends it at the moment of the requeue, which it refuses
+
         def refused(job):
             suspend(job.job_id)
             raise ScontrolError("requeue: timed out")
