@@ -86,6 +86,15 @@ class Allocation:
         return f"{amount} {self.gpu_type or 'GPUs'} on {', '.join(self.nodes)}"
 
 
+def shape_parameters(held: Allocation | None) -> dict[str, Any]:
+    """Return the parameters of a reason that say which GPUs a job holds; None: it holds none."""
+    if held is None:
+        return {"gpus": 0, "gpu_type": ""}
+    return {
+        "gpus": held.gpus, "gpu_type": held.gpu_type, "gpu_part": 0.5 if held.half else None,
+    }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Companion:
     """Job that holds further GPUs for a job that was grown in place; on one node.

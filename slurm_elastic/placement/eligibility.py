@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core import gpu_parts
-from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot, shape_parameters
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.limit_rivals import limit_rivals, rival_reason
 from slurm_elastic.core.plan import JobRecord, Measurement
@@ -327,13 +327,8 @@ def _running(
 
 def _failed(job: Job, record: JobRecord) -> Reason:
     """Return why a job stays until it goes back to where it worked."""
-    held = job.allocation
-    return Reason(
-        "change-failed",
-        gpus=held.gpus if held else 0,
-        gpu_type=held.gpu_type if held else "",
-        reason=record.failed or Reason("job-ending"),
-    )
+    because = record.failed or Reason("job-ending")
+    return Reason("change-failed", **shape_parameters(job.allocation), reason=because)
 
 
 def time_limit_near(job: Job, record: JobRecord, config: Config, now: float) -> Reason | None:

@@ -25,8 +25,9 @@ def gpus(count: int, gpu_type: str = "") -> str:
 
 
 def shape(p: Parameters) -> str:
-    """Return the parameters `gpus` and `gpu_type` as one phrase."""
-    return gpus(p["gpus"], p["gpu_type"])
+    """Return the parameters `gpus`, `gpu_type` and `gpu_part` as one phrase."""
+    part = "half of " if p.get("gpu_part") else ""
+    return part + gpus(p["gpus"], p["gpu_type"])
 
 
 def shapes(of: Iterable[tuple[str, int]]) -> str:

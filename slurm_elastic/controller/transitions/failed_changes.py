@@ -19,7 +19,7 @@ from slurm_elastic.controller.state.trials.barred_shapes import shape_of
 from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
-from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot, shape_parameters
 from slurm_elastic.core.gpu_parts import vacated_gpus
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
@@ -204,11 +204,11 @@ def exhausted(trials: ShapeTrials, most: int) -> bool:
 
 def failure(job: Job, trials: ShapeTrials) -> Reason:
     """Return the reason why a job goes back."""
-    gpu_type, gpus = shape_of(job.allocation) or ("", 0)
+    left = trials.left
+    if trials.failure is None and left is not None:
+        return Reason("change-failed", gpus=left.gpus, gpu_type=left.gpu_type, reason=left.reason)
     because = trials.failure or Reason("job-ending")
-    if trials.failure is None and trials.left is not None:
-        gpu_type, gpus, because = trials.left.gpu_type, trials.left.gpus, trials.left.reason
-    return Reason("change-failed", gpus=gpus, gpu_type=gpu_type, reason=because)
+    return Reason("change-failed", **shape_parameters(job.allocation), reason=because)
 
 
 def way_back(

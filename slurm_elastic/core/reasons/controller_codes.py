@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_elastic.core.reasons.reason_definition import (
     BECAUSE,
+    GPU_PART,
     GPU_TYPE,
     GPUS,
     JOB,
@@ -42,7 +43,10 @@ TRANSITIONS = (
         seconds("notice_s", "the time it had"),
     ),
     define("started-by-others", "The job was started by others."),
-    define("runs-elsewhere", "The job runs on other GPUs than planned.", GPUS, GPU_TYPE, NODES),
+    define(
+        "runs-elsewhere", "The job runs on other GPUs than planned.",
+        GPUS, GPU_TYPE, NODES, GPU_PART,
+    ),
     define("launch-failed", "Slurm could not launch the job."),
     define(
         "not-started", "Slurm did not start the job.",
@@ -126,7 +130,10 @@ TRIALS = (
         "no-newer-checkpoint", "The program ran on without a newer checkpoint.",
         seconds("waited_s", "the time it had"),
     ),
-    define("change-failed", "The job failed in this shape and goes back.", GPUS, GPU_TYPE, BECAUSE),
+    define(
+        "change-failed", "The job failed in this shape and goes back.",
+        GPUS, GPU_TYPE, BECAUSE, GPU_PART,
+    ),
 )  # fmt: skip
 
 GUARD = (

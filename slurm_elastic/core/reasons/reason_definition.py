@@ -115,6 +115,7 @@ def text(name: str, meaning: str, *, optional: bool = False) -> Parameter:
 
 GPUS = count("gpus", "GPUs", "GPUs")
 GPU_TYPE = Parameter("gpu_type", ParameterKind.GPU_TYPE, 'type of the GPUs, "" for any')
+GPU_PART = fraction("gpu_part", "part of its one GPU that it holds", optional=True)
 NODES = Parameter("nodes", ParameterKind.NODES, "names of the nodes")
 JOB = Parameter("job", ParameterKind.JOB, "id of the other job")
 JOBS = Parameter("jobs", ParameterKind.JOBS, "ids of the other jobs")

@@ -506,6 +506,9 @@ def test_explain_a_job_on_trial_and_what_is_barred():
     record = JobRecord(job_id=4711, proven=True, failed=back)
     shown = explained(4711, replace(example.PLANNED, records={4711: record}))
     assert "Going back:     it failed on 4 a100: exit code 1 before its first checkpoint" in shown
+    back = Reason("change-failed", gpus=1, gpu_type="a100", gpu_part=0.5, reason=crash)
+    shown = explained(4711, replace(example.PLANNED, records={4711: replace(record, failed=back)}))
+    assert "Going back:     it failed on half of 1 a100: exit code 1" in shown
 
 
 def test_explain_a_job_whose_record_others_have_replaced():

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
-from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.cluster import Allocation, Job, shape_parameters
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
@@ -85,9 +85,4 @@ class StateSteps(abc.ABC):
 
 def runs_elsewhere(held: Allocation | None) -> Reason:
     """Return the reason of a job that runs on other GPUs than planned."""
-    return Reason(
-        "runs-elsewhere",
-        gpus=held.gpus if held else 0,
-        gpu_type=held.gpu_type if held else "",
-        nodes=held.nodes if held else (),
-    )
+    return Reason("runs-elsewhere", **shape_parameters(held), nodes=held.nodes if held else ())
