@@ -38,7 +38,7 @@ from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.placement.separation import separate
-from slurm_elastic.placement.sharing.gpu_sharing import part_pairs, share_gpus
+from slurm_elastic.placement.sharing.gpu_sharing import separate_pairs, share_gpus
 from slurm_elastic.placement.sleep.clearing import clear
 from slurm_elastic.placement.starts.start_swaps import swap_starts
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
@@ -164,7 +164,7 @@ def _decide(
     assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in pending_claims.waits_for_nearer.items():
         assignment.wait(round_jobs[job_id], refusal)
-    part_pairs(assignment, round_jobs, gpu_pairs, ready=pending_claims.ready)
+    separate_pairs(assignment, round_jobs, gpu_pairs, ready=pending_claims.ready)
     changeable = [
         t
         for t in round_jobs.values()

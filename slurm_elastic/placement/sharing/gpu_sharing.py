@@ -39,7 +39,7 @@ _BY_GPUS = ("cpus_per_tres", "mem_per_tres")
 _MOST_WAITING, _MOST_ON_NODE, _MOST_RUNNING = 64, 4, 64
 
 
-def part_pairs(
+def separate_pairs(
     assignment: Assignment,
     round_jobs: Mapping[int, RoundJob],
     table: GpuPairTable | None,
@@ -70,7 +70,7 @@ def part_pairs(
         jobs = [round_jobs[j] for j in sorted(pair) if j in round_jobs]
         movable = [t for t in jobs if t.separable and t.current and t.current.half]
         movable.sort(key=lambda t: (t.cost_s, t.job.job_id))
-        outcomes = (_parted(assignment, t, table, free) for t in movable)
+        outcomes = (_separated(assignment, t, table, free) for t in movable)
         outcome = next((o for o in outcomes if o is not None), None)
         if outcome is not None:
             for resources in (assignment.later, free):
@@ -101,7 +101,7 @@ def _keep_least(
             return
 
 
-def _parted(
+def _separated(
     assignment: Assignment,
     round_job: RoundJob,
     table: GpuPairTable | None,
