@@ -27,16 +27,35 @@ _ADDING = frozenset(("SETITEM", "SETITEMS", "APPEND", "APPENDS", "BUILD"))
 _MARK = object()
 
 
+class TensorOfOne(NamedTuple):
+    """Tensor of torch with one number, which lies beside the pickle.
+
+    Attributes:
+        kind: class of its storage, such as `FloatStorage`.
+        name: of the storage.
+    """
+
+    kind: str
+    name: str
+
+
 class _Function(NamedTuple):
     """Function or type that a pickle names."""
 
     name: str
 
 
+class _Outside(NamedTuple):
+    """Object that lies beside the pickle."""
+
+    identity: object
+
+
 def outline(data: bytes) -> object:
     """Return texts, numbers, dictionaries, lists and short tuples of a pickle; {} for all else.
 
-    Numbers of numpy are among them.
+    Numbers of numpy and tensors of one number are among them. Keys of dictionaries are texts and
+    whole numbers.
 
     Raises:
         ValueError, LookupError: it is no pickle.
@@ -89,13 +108,15 @@ def _results(code: pickletools.OpcodeInfo, argument: object, operands: list[Any]
             return [_Function(str(argument) if argument else " ".join(operands))]
         case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" | "TUPLE":
             return [tuple(operands)]
+        case "BINPERSID":
+            return [_Outside(*operands)]
         case "REDUCE":
             return [_result(*operands)]
     return [{} for _ in code.stack_after]
 
 
 def _result(function: object, arguments: object) -> object:
-    """Return what a function makes of arguments: a number of numpy, or its parts; else {}."""
+    """Return what a function makes of arguments: a number, its parts, a tensor of one; else {}."""
     if not isinstance(function, _Function) or not isinstance(arguments, tuple):
         return {}
     module, _, name = function.name.partition(" ")
@@ -106,6 +127,13 @@ def _result(function: object, arguments: object) -> object:
             return _Function(kind)
         case "scalar", (_Function(name="f8"), bytes(data)) if len(data) == 8:
             return struct.unpack("<d", data)[0]
+        case "_rebuild_tensor_v2", (
+            _Outside(identity=("storage", _Function(name=str(kind)), str(storage), *_)),
+            0,
+            (),
+            *_,
+        ) if module == "torch._utils":
+            return TensorOfOne(kind.rpartition(" ")[2], storage)
     return {}
 
 
@@ -113,6 +141,6 @@ def _add(target: object, items: list[Any], name: str) -> None:
     """Add items to a dictionary or list."""
     if name.startswith("SETITEM") and isinstance(target, dict):
         pairs = zip(items[::2], items[1::2], strict=True)
-        target.update((key, value) for key, value in pairs if isinstance(key, str))
+        target.update((key, value) for key, value in pairs if isinstance(key, str | int))
     elif name.startswith("APPEND") and isinstance(target, list):
         target += items

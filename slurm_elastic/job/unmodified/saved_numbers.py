@@ -1,4 +1,4 @@
-"""Numbers of a training in files of `torch.save`: step, epoch and learning rate.
+"""Numbers of a training in files of `torch.save`: steps, epoch and learning rate.
 
 The files are a user's, and may contain anything: nothing is unpickled (`pickle_outline`).
 """
@@ -6,16 +6,20 @@ The files are a user's, and may contain anything: nothing is unpickled (`pickle_
 from __future__ import annotations
 
 import os
+import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
-from slurm_elastic.job.unmodified.pickle_outline import outline
+from slurm_elastic.job.unmodified.pickle_outline import TensorOfOne, outline
 
 #: Files of a checkpoint with the state of a scheduler: of accelerate, and of transformers.
 _SCHEDULERS = ("scheduler.bin", "scheduler.pt")
+#: The same of an optimizer.
+_OPTIMIZERS = ("optimizer.bin", "optimizer.pt")
 #: Larger files are not read; that of a scheduler has some kilobytes.
 _MAX_SCHEDULER = 1 << 20
 #: Larger pickles of a whole checkpoint are not read, which takes 0.7 s for each MiB (our choice).
@@ -30,6 +34,7 @@ _ERRORS = (
     EOFError,
     BadZipFile,
     zlib.error,
+    struct.error,
 )
 
 #: Keys of a checkpoint that count the steps of the whole training. Not `step` and `iter`, which
@@ -40,6 +45,10 @@ _EPOCH, _ITERATION = "epoch", "iteration"
 _META, _META_STEP = "meta", "iter"
 #: In the state of a scheduler and of an optimizer.
 _LAST_EPOCH, _LAST_RATE, _GROUPS, _RATE = "last_epoch", "_last_lr", "param_groups", "lr"
+#: In the states of parameters, and of groups of these, in an optimizer: the steps that it has made.
+_STATES, _UPDATES = "state", "step"
+#: Numbers in storages of torch, which are little-endian on every machine that it supports.
+_FORMATS = {"FloatStorage": "<f", "DoubleStorage": "<d", "LongStorage": "<q", "IntStorage": "<i"}
 _SOUGHT = tuple(
     key.encode() for key in (*_STEPS, _EPOCH, _ITERATION, _META_STEP, _LAST_RATE, _RATE)
 )
@@ -52,28 +61,43 @@ class SavedNumbers(NamedTuple):
         step: of the optimizer, since the beginning of the training.
         epoch: as the script counts it.
         rate: learning rate of the first group of parameters.
+        updates: steps that the optimizer has counted itself, as Adam does. They begin anew in a
+            script that does not load its optimizer.
     """
 
     step: int | None = None
     epoch: int | None = None
     rate: float | None = None
+    updates: int | None = None
 
 
-def read_rate(checkpoint: str) -> float | None:
-    """Return the learning rate of the first group of parameters; None if there is none.
+def read_directory(checkpoint: str) -> SavedNumbers:
+    """Return the numbers in a checkpoint of several files: learning rate and updates.
 
     Args:
-        checkpoint: directory in which `torch.save` has written a scheduler's `state_dict`.
+        checkpoint: directory in which `torch.save` has written the `state_dict` of a scheduler, and
+            of an optimizer.
     """
+    rate: float | None = None
+    updates: int | None = None
     for name in _SCHEDULERS:
         try:
-            data = _pickle(f"{checkpoint}/{name}", most=_MAX_SCHEDULER, largest=_MAX_SCHEDULER)
-            rate = _last_rate(outline(data))
+            path = f"{checkpoint}/{name}"
+            with _archive(path, most=_MAX_SCHEDULER, largest=_MAX_SCHEDULER) as archive:
+                rate = _last_rate(outline(archive.pickle()))
         except _ERRORS:
             continue
         if rate is not None:
-            return rate
-    return None
+            break
+    for name in _OPTIMIZERS:
+        try:
+            with _archive(f"{checkpoint}/{name}", most=_MAX_PICKLE) as archive:
+                updates = _updates(outline(archive.pickle()), archive)
+        except _ERRORS:
+            continue
+        if updates is not None:
+            break
+    return SavedNumbers(rate=rate, updates=updates)
 
 
 def read_numbers(path: str) -> SavedNumbers:
@@ -83,16 +107,38 @@ def read_numbers(path: str) -> SavedNumbers:
         path: of the file.
     """
     try:
-        data = _pickle(path, most=_MAX_PICKLE)
-        if not any(key in data for key in _SOUGHT):
-            return SavedNumbers()
-        return _numbers(outline(data))
+        with _archive(path, most=_MAX_PICKLE) as archive:
+            data = archive.pickle()
+            if not any(key in data for key in _SOUGHT):
+                return SavedNumbers()
+            return _numbers(outline(data), archive)
     except _ERRORS:
         return SavedNumbers()
 
 
-def _pickle(path: str, *, most: int, largest: int | None = None) -> bytes:
-    """Return the pickled object in a file of `torch.save`.
+class _Archive(NamedTuple):
+    """Open file of `torch.save`."""
+
+    zip: ZipFile
+    folder: str
+
+    def pickle(self) -> bytes:
+        """Return the pickled object."""
+        return self.zip.read(f"{self.folder}data.pkl")
+
+    def number(self, tensor: TensorOfOne) -> float | int | None:
+        """Return the number in a tensor; None: its storage is no number of a known type."""
+        form = _FORMATS.get(tensor.kind)
+        if form is None:
+            return None
+        with self.zip.open(f"{self.folder}data/{tensor.name}") as storage:
+            number: float | int = struct.unpack(form, storage.read(struct.calcsize(form) + 1))[0]
+        return number
+
+
+@contextmanager
+def _archive(path: str, *, most: int, largest: int | None = None) -> Iterator[_Archive]:
+    """Open a file of `torch.save`.
 
     Args:
         path: of the file.
@@ -110,10 +156,10 @@ def _pickle(path: str, *, most: int, largest: int | None = None) -> bytes:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if archive.getinfo(names[0]).file_size > most:
                 raise ValueError("it is too large")
-            return archive.read(names[0])
+            yield _Archive(archive, names[0].removesuffix("data.pkl"))
 
 
-def _numbers(saved: object) -> SavedNumbers:
+def _numbers(saved: object, archive: _Archive) -> SavedNumbers:
     """Return what a checkpoint says."""
     if not isinstance(saved, dict):
         return SavedNumbers()
@@ -124,8 +170,9 @@ def _numbers(saved: object) -> SavedNumbers:
     epoch = _count(saved.get(_EPOCH, meta.get(_EPOCH)))
     if step is None and epoch is None:
         step = _count(saved.get(_ITERATION))
-    rate = None
+    rate = updates = None
     for state in _states(saved, "opt"):
+        updates = _updates(state, archive) if updates is None else updates
         groups = state.get(_GROUPS)
         first = groups[0] if isinstance(groups, list) and groups else None
         if isinstance(first, dict) and isinstance(first.get(_RATE), float):
@@ -137,16 +184,36 @@ def _numbers(saved: object) -> SavedNumbers:
         # Else the scheduler counts epochs.
         if step is None and epoch is not None and scheduled is not None and scheduled > epoch + 1:
             step = scheduled
-    return SavedNumbers(step, epoch, rate)
+    return SavedNumbers(step, epoch, rate, updates)
 
 
-def _states(saved: dict[str, Any], word: str) -> Iterator[dict[str, Any]]:
+def _states(saved: dict[Any, Any], word: str) -> Iterator[dict[str, Any]]:
     """Yield the states, alone or in a list, under keys that contain a word."""
     for key, value in saved.items():
-        if word in key:
+        if isinstance(key, str) and word in key:
             for state in value if isinstance(value, list) else (value,):
                 if isinstance(state, dict):
                     yield state
+
+
+def _updates(optimizer: object, archive: _Archive) -> int | None:
+    """Return the steps that an optimizer has counted for its first parameter, or group of these.
+
+    Args:
+        optimizer: outline of its `state_dict`.
+        archive: file in which that lies.
+    """
+    if not isinstance(optimizer, dict):
+        return None
+    states, groups = optimizer.get(_STATES), optimizer.get(_GROUPS)
+    counted = [*states.values()] if isinstance(states, dict) else []
+    counted += groups if isinstance(groups, list) else []
+    for state in counted:
+        value = state.get(_UPDATES) if isinstance(state, Mapping) else None
+        number = archive.number(value) if isinstance(value, TensorOfOne) else value
+        if isinstance(number, int | float) and 0 < number < 1 << 62:
+            return int(number)
+    return None
 
 
 def _last_rate(scheduler: object) -> float | None:

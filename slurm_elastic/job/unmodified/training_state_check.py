@@ -1,7 +1,7 @@
 """Check that a training goes on as before in another world, as far as its checkpoints tell.
 
 Read are Hugging Face's `trainer_state.json`, numbers in names (`step=500`, `checkpoint-500`,
-`global_step500`, `epoch=3`), and step, epoch and learning rate in files of `torch.save`
+`global_step500`, `epoch=3`), and steps, epoch and learning rate in files of `torch.save`
 (`saved_numbers`). Nothing is unpickled.
 Compared is only what a change of the world must not change, with room for rounding;
 docs/esrun-global-batch.md lists the rules and what they take for a jump by mistake.
@@ -66,7 +66,7 @@ class TrainingPoint:
         in_a_row: checkpoints up to this one that show the same.
         world: ranks that wrote it; 0: not known.
         is_counter: False: numbers in names have fallen within an attempt, or are epochs, and do not
-            count steps.
+            count steps; or the optimizer counts, which may begin anew at each start.
     """
 
     step: int
@@ -119,20 +119,25 @@ def read_point(path: str) -> TrainingPoint | None:
     from slurm_elastic.job.unmodified import saved_numbers  # noqa: PLC0415 - slow to load
 
     if os.path.isdir(own):  # noqa: PTH112 - a name may be too long
-        rate = saved_numbers.read_rate(path)
+        saved = saved_numbers.read_directory(path)
     else:
         saved = saved_numbers.read_numbers(path)
-        rate = saved.rate
+        # `checkpoint-3` is that of epoch 3, or of the third one.
+        step = None if step is not None and saved.epoch in (step, step - 1) else step
         step = saved.step if step is None else step
         epoch = epoch if saved.epoch is None else saved.epoch
+    # Epoch 3 is that of a checkpoint written in or after the fourth epoch.
+    done = None if epoch is None else (float(epoch), float(epoch) + 1)
+    rate = saved.rate
+    if step is None and epoch is not None and saved.updates is not None:
+        rates = () if rate is None else ((saved.updates, rate),)
+        return TrainingPoint(step=saved.updates, epoch=done, rates=rates, is_counter=False)
     number = epoch if step is None else step
     if number is None:
         return None
     rates = () if rate is None else ((number, rate),)
     if step is None:  # epochs may be counted anew at each start
         return TrainingPoint(step=number, rates=rates, is_counter=False) if rates else None
-    # Epoch 3 is that of a checkpoint written in or after the fourth epoch.
-    done = None if epoch is None else (float(epoch), float(epoch) + 1)
     return TrainingPoint(step=step, epoch=done, rates=rates)
 
 
@@ -200,7 +205,7 @@ def _epoch_steps_jump(before: TrainingPoint, after: TrainingPoint) -> str:
 
 def _epoch_jump(before: TrainingPoint, after: TrainingPoint) -> str:
     """Compare the epochs per step with those since the start."""
-    if before.epoch is None or after.epoch is None or not before.step:
+    if before.epoch is None or after.epoch is None or not before.step or not before.is_counter:
         return ""
     steps = after.step - before.step
     slowest, fastest = (epoch / before.step for epoch in before.epoch)

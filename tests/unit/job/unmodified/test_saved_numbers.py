@@ -14,9 +14,14 @@ from torch.optim import lr_scheduler
 
 from slurm_elastic.job.unmodified.saved_numbers import (
     SavedNumbers,
+    read_directory,
     read_numbers,
-    read_rate,
 )
+
+
+def read_rate(checkpoint: str) -> float | None:
+    """Return the learning rate in a directory."""
+    return read_directory(checkpoint).rate
 
 
 def save(folder: Path, value: Any, name: str = "scheduler.bin") -> Path:
@@ -100,11 +105,11 @@ def trained(steps: int) -> dict[str, Any]:
 SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
     "scheduler of steps": (
         {**trained(20), "epoch": 1, "args": argparse.Namespace(epoch=90, lr=0.3, epochs=9)},
-        SavedNumbers(20, 1, pytest.approx(8e-3)),
+        SavedNumbers(20, 1, pytest.approx(8e-3), 20),
     ),
     "scheduler of epochs": (
         {"epoch": 20, "arch": "resnet", "best_acc1": torch.tensor(3.0), **trained(20)},
-        SavedNumbers(None, 20, pytest.approx(8e-3)),
+        SavedNumbers(None, 20, pytest.approx(8e-3), 20),
     ),
     "number of iterations": (
         {"model_args": {"iter_num": 3}, "iter_num": 500, "config": {"learning_rate": 0.1}},
@@ -125,6 +130,15 @@ SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
     "weights": (trained(0)["model"], SavedNumbers()),
     "weights of these names": ({"epoch": torch.ones(2), "global_step": -1}, SavedNumbers()),
     "true and false": ({"epoch": True, "global_step": 2**70}, SavedNumbers()),
+    "steps of groups": (
+        {"epoch": 3, "optimizer": {"state": {}, "param_groups": [{"lr": 0.5, "step": 30}]}},
+        SavedNumbers(None, 3, 0.5, 30),
+    ),
+    "steps of a half tensor": (
+        {"epoch": 3, "optimizer": {"state": {0: {"step": torch.tensor(3.0).half()}}}},
+        SavedNumbers(None, 3),
+    ),
+    "keys that are numbers": ({0: 1, "epoch": 4}, SavedNumbers(None, 4)),
     "one number": ({"epoch": 4}, SavedNumbers(None, 4)),
 }
 
@@ -144,3 +158,23 @@ def test_no_checkpoint_of_one_file(tmp_path: Path) -> None:
     assert read_numbers(str(tmp_path / "x.pt")) == SavedNumbers()
     torch.save({"epoch": 3, "text": "x" * (1 << 20)}, tmp_path / "large.pt")
     assert read_numbers(str(tmp_path / "large.pt")) == SavedNumbers(), "its pickle has 1 MiB"
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "optimizer.pt"])
+def test_steps_of_an_optimizer_in_a_directory(tmp_path: Path, name: str) -> None:
+    torch.save(trained(7)["optimizer"], tmp_path / name)
+    assert read_directory(str(tmp_path)) == SavedNumbers(updates=7)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"1", bytes(5), bytes(1 << 20), b"\0\0\xc0\x7f"])
+def test_a_storage_of_another_size_is_no_number(tmp_path: Path, data: bytes | None) -> None:
+    torch.save(trained(7)["optimizer"], tmp_path / "whole")
+    with zipfile.ZipFile(tmp_path / "whole") as whole:
+        names = whole.namelist()
+        with zipfile.ZipFile(tmp_path / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                if "/data/" not in name:
+                    archive.writestr(name, whole.read(name))
+                elif data is not None:
+                    archive.writestr(name, data)
+    assert read_directory(str(tmp_path)) == SavedNumbers()

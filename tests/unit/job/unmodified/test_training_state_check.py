@@ -339,3 +339,35 @@ def test_epochs_that_are_counted_anew_beside_steps_are_no_jump(tmp_path: Path) -
     overwritten(tmp_path, state, 1, *saves)
     later = [{"epoch": i, "global_step": 500 + 100 * (i + 1)} for i in range(5)]
     assert overwritten(tmp_path, state, 2, *later) == ""
+
+
+def by_epoch(epoch: int, steps: int) -> dict[str, Any]:
+    """Return what timm and torchvision's classification reference save: Adam counts the steps."""
+    optimizer = {"state": {0: {"step": steps}}, "param_groups": [{"lr": 1 - epoch / 100}]}
+    return {"epoch": epoch, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize(
+    ("steps", "jump"),
+    [
+        (50, "1 → 2 ranks: an epoch had 100 steps and has 50 from step 400 on"),
+        (100, ""),
+        (-100, ""),  # the optimizer is not loaded, and begins anew
+    ],
+)
+@pytest.mark.parametrize("name", ["checkpoint.pth", "checkpoint-{}.pth.tar"])
+def test_steps_that_the_optimizer_counts(tmp_path: Path, steps: int, jump: str, name: str) -> None:
+    def saved(epoch: int, count: int) -> str:
+        return of_one_file(tmp_path, name.format(epoch), **by_epoch(epoch, count))
+
+    state = ResumeState()
+    attempt_of = TrainingStateCheck(state, 1)
+    attempt_of.begin_attempt()
+    for epoch in range(4):
+        attempt_of.add(saved(epoch, 100 * (epoch + 1)))
+    attempt_of = TrainingStateCheck(state, 2)
+    attempt_of.begin_attempt()
+    for epoch in range(4, 9):
+        count = -steps * (epoch - 3) if steps < 0 else 400 + steps * (epoch - 3)
+        attempt_of.add(saved(epoch, count))
+    assert state.jump == jump
