@@ -420,6 +420,8 @@ class Controller:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue
             waits = job.state is JobState.PENDING and job.job_id in plan.decision
+            if snapshot.only_on_mixed_nodes(job):
+                continue  # Slurm starts it: the policy counts no GPUs there
             if waits and self.cleanup.may_lease(job):
                 self.cleanup.lease(job)
 

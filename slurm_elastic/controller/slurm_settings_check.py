@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.controller.site_findings import Facts, FindingList
+from slurm_elastic.core.nodelist import fold
 from slurm_elastic.slurm.power_saving import PowerSaving
 from slurm_elastic.slurm.release_rules import Release
 from slurm_elastic.slurm.slurm_settings import options, seconds
@@ -133,6 +134,12 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
             f"OverSubscribe=EXCLUSIVE of partition {names}",
             "gives each job all GPUs of its nodes, jobs are resized by whole nodes",
             "tell users to name whole nodes: --elastic=8-32,unit=8 where nodes have eight GPUs",
+        )
+    if facts.site.mixed_nodes:
+        findings.info(
+            f"Gres of {fold(facts.site.mixed_nodes)}",
+            "has GPUs of several types, jobs there are not resized and no job grows onto them",
+            "put elastic jobs into a partition without these nodes",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
         findings.warning(

@@ -123,8 +123,9 @@ class Node:
     """One node and its use.
 
     Attributes:
-        gpu_type: its one GPU type ("" when untyped or without GPUs; a node with several types
-            has `gpus` 0 and is left to rigid jobs).
+        gpu_type: its one GPU type; "" when untyped, without GPUs, or with several types.
+        gpus: of that type; 0 on a node with several types, onto which no elastic job grows.
+        mixed_gpus: GPUs of all types on a node with several types; else 0.
         available: up, not drained, draining, down, just back, planned for maintenance or in a
             foreign reservation: elastic jobs may be placed here.
         planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
@@ -141,6 +142,7 @@ class Node:
     name: str
     gpu_type: str = ""
     gpus: int = 0
+    mixed_gpus: int = 0
     cpus: int = 0
     memory_mb: int = 0
     used_gpus: int = 0
@@ -418,6 +420,27 @@ class Snapshot:
                 if node and node.gpus:
                     sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
         return sizes_by_partition
+
+    def only_on_mixed_nodes(self, job: Job) -> bool:
+        """Return whether a pending job can start only on nodes with GPUs of several types."""
+        if not self.has_mixed_nodes:
+            return False
+        partitions = set(job.partition.split(","))
+        types = job.directive.types if job.directive else ()
+        nodes = [
+            n
+            for n in self.nodes
+            if not partitions.isdisjoint(n.partitions)
+            and n.name not in job.excluded_nodes
+            and (not job.required_nodes or n.name in job.required_nodes)
+        ]
+        others = any(n.gpus and (not types or n.gpu_type in types) for n in nodes)
+        return not others and any(n.mixed_gpus for n in nodes)
+
+    @cached_property
+    def has_mixed_nodes(self) -> bool:
+        """Whether some node has GPUs of several types."""
+        return any(n.mixed_gpus for n in self.nodes)
 
     @cached_property
     def named(self) -> Mapping[str, tuple[int, ...]]:

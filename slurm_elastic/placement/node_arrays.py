@@ -82,6 +82,7 @@ class NodeArrays:
         self._node_limits = [m for m in snapshot.limits if m.resource == GPUS_OF_A_NODE]
         self._masks: dict[tuple[object, ...], Mask] = {}
         self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
+        self._mixed = frozenset(n.name for n in nodes if n.mixed_gpus)
         self._none: Mask = np.zeros(len(nodes), dtype=bool)
 
     def partition(self, name: str) -> Partition | None:
@@ -104,6 +105,11 @@ class NodeArrays:
         if mask is None:
             return self._none if gpu_type else self.type_of >= 0
         return mask
+
+    def mixed(self, job: Job) -> str:
+        """Return a node with GPUs of several types on which a job holds GPUs; "" for none."""
+        names = job.allocation.nodes if job.allocation else ()
+        return next((n for n in names if n in self._mixed), "")
 
     def crowd(self, nodes: Sequence[str], job_id: int) -> int:
         """Return the number of other jobs on the most used switch uplink that these nodes cross.

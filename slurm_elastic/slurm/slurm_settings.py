@@ -19,6 +19,8 @@ from slurm_elastic.slurm.switches import read_topologies
 
 _SETTING = re.compile(r"^(\w[\w/.]*)\s*=\s?(.*)$")
 _ABSENT = ("(null)", "(null type)", "N/A")
+#: GPU type in the `Gres=` of a node.
+_GPU_TYPE = re.compile(r"(?:^|,)gpu:([^:,()]+):\d")
 _INCLUDE_DEPTH = 5
 #: AllocNodes and Nodes that name no list.
 _ALL_NODES = ("ALL", "(null)", "")
@@ -39,6 +41,7 @@ class SlurmSite:
         closed_partitions: partitions to which their own nodes cannot submit.
         no_memory_default: partitions in which a job that asks for no memory gets all of its nodes.
         whole_nodes: partitions in which each job gets all of its nodes (OverSubscribe=EXCLUSIVE).
+        mixed_nodes: nodes with GPUs of several types.
         single_submits: associations and QOS that let a user submit one job only.
     """
 
@@ -53,6 +56,7 @@ class SlurmSite:
     single_submits: tuple[str, ...] = ()
     no_memory_default: tuple[str, ...] = ()
     whole_nodes: tuple[str, ...] = ()
+    mixed_nodes: tuple[str, ...] = ()
 
 
 def read_settings(*, timeout_s: float = 20.0) -> tuple[dict[str, str], str]:
@@ -80,6 +84,7 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
     associations, _ = _run(
         ("sacctmgr", "-nP", "show", "assoc", "format=user,account,maxsubmitjobs"), timeout_s
     )
+    gres, _ = _run(("sinfo", "--all", "-h", "-N", "-o", "%N %G"), timeout_s)
     qos, _ = _run(("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitjobsperuser"), timeout_s)
     plugstack, problem = _plugstack(_plugstack_path(settings))
     return SlurmSite(
@@ -93,6 +98,7 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
         single_submits=single_submits(associations, qos),
         whole_nodes=whole_node_partitions(partitions),
         no_memory_default=without_memory_default(partitions, settings),
+        mixed_nodes=nodes_with_several_types(gres),
     )
 
 
@@ -152,6 +158,19 @@ def whole_node_partitions(text: str) -> tuple[str, ...]:
     """
     partitions = partition_fields(text)
     return tuple(p["PartitionName"] for p in partitions if p.get("OverSubscribe") == "EXCLUSIVE")
+
+
+def nodes_with_several_types(text: str) -> tuple[str, ...]:
+    r"""Return the nodes that have GPUs of several types, sorted.
+
+    Args:
+        text: lines of a node and its `Gres=`; a node has one for each of its partitions.
+
+    >>> nodes_with_several_types("g2 gpu:a100:2(S:0),gpu:1g.10gb:4\ng1 gpu:a100:4,shard:8")
+    ('g2',)
+    """
+    nodes = dict(line.partition(" ")[::2] for line in text.splitlines())
+    return tuple(sorted(n for n, gres in nodes.items() if len(set(_GPU_TYPE.findall(gres))) > 1))
 
 
 def without_memory_default(text: str, settings: Mapping[str, str]) -> tuple[str, ...]:

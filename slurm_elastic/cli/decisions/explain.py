@@ -14,6 +14,7 @@ from slurm_elastic.cli.sentences.phrases import counted
 from slurm_elastic.cli.status import probable_start, waits_for
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
+from slurm_elastic.core.nodelist import fold
 
 if TYPE_CHECKING:
     from slurm_elastic.rpc.answers import Waiting
@@ -110,6 +111,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Record", _RECORD_REPLACED if answer.get("record_replaced") else "")
     add("Companions", _companions(answer))
     add("Neighbours", neighbours.sentence(answer))
+    add("Not used", _mixed_nodes(answer))
     add("In place", _not_in_place(answer))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
@@ -118,6 +120,12 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if answer["last"]:
         add(*_last_change(answer["last"], answer["time"]))
     return lines
+
+
+def _mixed_nodes(answer: ExplainAnswer) -> str:
+    """Return that the job does not grow onto nodes with several GPU types, or ""."""
+    names = fold(answer.get("mixed_nodes", ()))
+    return f"{names}: no job grows onto nodes with GPUs of several types" if names else ""
 
 
 def _decided(

@@ -192,6 +192,11 @@ ELIGIBILITY = (
         Parameter("partition", ParameterKind.NAME, "name of the partition"),
     ),
     define(
+        "node-of-several-types",
+        "The job holds GPUs of a node with several types: it stays as it is.",
+        Parameter("node", ParameterKind.NAME, "name of the node"),
+    ),
+    define(
         "limit-awaited",
         "Another job waits for a limit under which this one is, and would start in its place.",
         text("slurm_reason", "Slurm's reason of the pending job"),

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import structlog
+
 from slurm_elastic.core.cluster import (
     Job,
     Limit,
@@ -22,6 +24,7 @@ from slurm_elastic.core.cluster import (
     Switch,
     UnusableNodes,
 )
+from slurm_elastic.core.nodelist import fold
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.readers import pyslurm_records
@@ -94,6 +97,9 @@ class ClusterReader:
         self._links = LinkDomains()
         self._switches_read = 0.0
         self._lost_nodes = LostNodes()
+        self._log = structlog.get_logger("snapshot")
+        #: Nodes with GPUs of several types, as last logged.
+        self._mixed_nodes: tuple[str, ...] = ()
         self._knows_defaults = False
         self._has_cpus_per_gpu: bool | None = None
         #: Nodes and partitions that the first reading of jobs needed, for the next snapshot.
@@ -160,6 +166,7 @@ class ClusterReader:
             )
             for n in records
         )
+        self._log_mixed(nodes)
         partitions = tuple(map(pyslurm_records.partition, cluster.partitions))
         self._learn_defaults(partitions)
         return Snapshot(
@@ -183,6 +190,13 @@ class ClusterReader:
         divided = filter(pyslurm_records.has_parts_of_gpus, records)
         nodes = (pyslurm_records.node(record, 0, barred=False) for record in divided)
         self._parser.gpu_types = {n.name: n.gpu_type for n in nodes}
+
+    def _log_mixed(self, nodes: Iterable[Node]) -> None:
+        """Log the nodes with GPUs of several types, when they are others than before."""
+        names = tuple(n.name for n in nodes if n.mixed_gpus)
+        if names and names != self._mixed_nodes:
+            self._log.info(f"Nodes={fold(names)} GpuTypes=several Growth=none")
+        self._mixed_nodes = names
 
     def _learn_defaults(self, partitions: Iterable[Partition]) -> None:
         """Note in which partitions, or whether in all, there is a default of the CPUs of a GPU."""

@@ -139,6 +139,7 @@ def node(
         name=str(raw.name),
         gpu_type=name.partition(":")[2],
         gpus=count,
+        mixed_gpus=0 if one_type else sum(gpus.values()),
         cpus=int(raw.effective_cpus or raw.total_cpus or 0),
         memory_mb=int(raw.real_memory or 0)
         - int(getattr(raw, "memory_reserved_for_system", None) or 0),

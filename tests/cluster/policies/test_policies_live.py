@@ -125,3 +125,61 @@ def test_dallys_published_timers_end(controller: Start, cluster: SlurmCluster) -
         assert held(cluster, job) == {"g01": 2, "g04": 2}
         assert f"JobId={job} Action=start" in daemon.log()
         assert "Reason=starts-after" in daemon.log()
+
+
+@contextmanager
+def several_types(cluster: SlurmCluster, node: str) -> Iterator[None]:
+    """Give an idle node two a100 and two v100 instead of four GPUs of one type."""
+    files = ("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf")
+    devices = [
+        f"NodeName={node} Name=gpu Type={kind} File=/dev/fakegpu[{indexes}]"
+        for kind, indexes in (("a100", "0-1"), ("v100", "2-3"))
+    ]
+    change = [
+        *(f"cp {file} {file}.kept" for file in files),
+        f"sed -i '/NodeName={node}/s/Gres=[^ ]*/Gres=gpu:a100:2,gpu:v100:2/' {files[0]}",
+        rf"sed -i 's|.*NodeName={node} .*|{devices[0]}\n{devices[1]}|' {files[1]}",
+    ]
+
+    def apply(commands: list[str], gres: str) -> None:
+        for host in ("ctld", node):
+            cluster.exec(" && ".join(commands), node=host)
+        cluster.exec("scontrol reconfigure")
+        shown = ["sinfo", "-h", "-N", "-n", node, "-o", "%G %T"]
+        until(lambda: cluster.exec(shown).stdout.strip() == f"{gres} idle")
+
+    before = cluster.exec(["sinfo", "-h", "-N", "-n", node, "-o", "%G"]).stdout.strip()
+    try:
+        apply(change, "gpu:a100:2,gpu:v100:2")
+        yield
+    finally:
+        apply([f"mv {file}.kept {file}" for file in files], before)
+
+
+def test_jobs_on_a_node_with_several_gpu_types_are_left_alone(cluster: SlurmCluster) -> None:
+    config = eager_config(policy="las", queue="controller")
+    with several_types(cluster, "g06"), running(cluster, config) as daemon:
+        options = ("-wg06", "-t10", "-o/dev/null")
+        first, second, waiting = (
+            cluster.sbatch("exec sleep 600", *options, *more)
+            for more in (
+                ("--elastic=1-4,types=a100", "--gres=gpu:a100:1"),
+                ("--elastic=1-2,types=v100", "--gres=gpu:v100:2"),
+                ("--elastic=1-2,types=v100", "--gres=gpu:v100:1"),
+            )
+        )
+        stays = "node g06 has GPUs of several types: jobs there are not resized"
+        for job in (first, second):
+            until(lambda job=job: stays in explained(daemon, job), what=daemon.log)
+        begun = daemon.log().count("Round ")
+        until(lambda: daemon.log().count("Round ") > begun + 2)
+        assert (held(cluster, first), held(cluster, second)) == ({"g06": 1}, {"g06": 2})
+        assert "Action=" not in daemon.log()
+        assert "Nodes=g06 GpuTypes=several Growth=none" in daemon.log()
+        assert "4 more on nodes with several types" in daemon.selastic("status")
+        check = daemon.selastic("check", user="root", check=False)
+        assert "Gres of g06 has GPUs of several types" in check
+        # Slurm starts a job that can start only there.
+        cluster.exec(["scancel", str(second)])
+        cluster.wait(waiting, "RUNNING", timeout=30)
+        daemon.check_log()

@@ -332,6 +332,12 @@ def test_partitions_that_give_jobs_all_memory_or_whole_nodes_are_named():
     assert nodes.severity == "info"
 
 
+def test_nodes_with_several_gpu_types_are_named():
+    (finding,) = check(replace(GOOD, site=replace(GOOD.site, mixed_nodes=("g1", "g2"))))
+    assert finding.severity == "info"
+    assert str(finding).startswith("Gres of g[1-2] has GPUs of several types, jobs there are not")
+
+
 def test_sharing_gpus_needs_shards():
     sharing = replace(parse('[neighbours]\nshare_gpus = "act"'), api=GOOD.config.api)
     (finding,) = check(replace(GOOD, config=sharing))

@@ -1,10 +1,11 @@
 """Limits of partitions and QOS on single nodes, and sites whose jobs take all memory."""
 
 import dataclasses
+from importlib.metadata import entry_points
 
 import pytest
 
-from slurm_elastic.config.schema import Config
+from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Allocation, Limit, Partition, Reservation
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import fit, takes
@@ -12,8 +13,11 @@ from slurm_elastic.placement.eligibility import Eligibility, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
+
+_POLICIES = "slurm_elastic.policies"
 
 
 def cluster(count=4, **limits):
@@ -112,6 +116,57 @@ def test_a_job_in_a_partition_that_is_down_is_left_alone():
     (round_job,) = elastic_jobs(NodeArrays(c.snapshot()), c.records, Config()).values()
     assert round_job.eligibility is Eligibility.FIXED
     assert round_job.reason == Reason("partition-down", partition="gpu")
+
+
+def mixed_site(*more):
+    """Return a cluster of the node g1 with GPUs of several types, and others."""
+    mixed = node("g1", 0, "", mixed_gpus=4, cpus=32, memory_mb=256_000)
+    return Cluster([mixed, *more], partitions=(Partition(name="gpu"),))
+
+
+@pytest.mark.parametrize("queue", ["slurm", "controller"])
+@pytest.mark.parametrize("policy", sorted(e.name for e in entry_points(group=_POLICIES)))
+def test_no_policy_touches_a_job_on_a_node_with_several_types(policy, queue):
+    """Some took all GPUs from it: they count none there."""
+    config = dataclasses.replace(
+        Config(), controller=ControllerSettings(policy=policy, queue=queue)
+    )
+    for others in ((), (node("g2"),)):
+        c = mixed_site(*others)
+        held = Allocation.of("a100", {"g1": 2})
+        c.add(1, elastic="1-8", on={"g1": 2})
+        c.jobs[0] = dataclasses.replace(c.jobs[0], allocation=held, gpu_type="a100")
+        c.add(2, elastic="1-8")
+        c.add(3, gpus=1)
+        state = {}
+        for _ in range(2):
+            plan, state = decide_round(
+                c.snapshot(), c.records, config=config, policy=load(config), state=state
+            )
+            assert plan.decision[1].target == held
+    round_job = elastic_jobs(NodeArrays(c.snapshot()), c.records, config)[1]
+    assert round_job.reason == Reason("node-of-several-types", node="g1")
+
+
+@pytest.mark.parametrize(
+    ("others", "job", "eligibility"),
+    [
+        ((), {}, Eligibility.SLURMS),
+        ((node("g2"),), {}, Eligibility.OURS),
+        ((node("g2"),), {"elastic": "1-8,types=v100"}, Eligibility.SLURMS),
+        ((node("g2"),), {"required_nodes": ("g1",)}, Eligibility.SLURMS),
+        ((node("g2"),), {"excluded_nodes": ("g2",)}, Eligibility.SLURMS),
+        ((node("g2", partitions=frozenset({"b"})),), {}, Eligibility.SLURMS),
+    ],
+)
+def test_slurm_starts_a_job_that_can_start_only_on_nodes_with_several_types(
+    others, job, eligibility
+):
+    c = mixed_site(*others)
+    c.add(1, **({"elastic": "1-8"} | job))
+    config = dataclasses.replace(Config(), controller=ControllerSettings(queue="controller"))
+    (round_job,) = elastic_jobs(NodeArrays(c.snapshot()), c.records, config).values()
+    assert round_job.eligibility is eligibility
 
 
 def test_a_changed_job_leaves_a_node_that_was_reserved_while_it_ran():

@@ -67,6 +67,18 @@ def test_idle_gpus_of_a_drained_node_are_unavailable_not_idle():
     assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"]
 
 
+def test_gpus_of_nodes_with_several_types_are_counted_apart():
+    nodes = tuple(
+        replace(n, gpus=0, gpu_type="", mixed_gpus=n.gpus) if n.name == "g03" else n
+        for n in example.SNAPSHOT.nodes
+    )
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, nodes=nodes))
+    (row,) = ask("status", view)["partitions"]
+    assert (row["gpus"], row["mixed"], row["idle"]) == (20, 4, 0)
+    assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"]
+    assert ask("explain", view, job_ids=(4711,))["mixed_nodes"] == ["g03"]
+
+
 def test_rigid_jobs_are_listed_when_asked_for():
     ids = [j["job_id"] for j in ask("status")["jobs"]]
     assert ids == [4711, 4713, 4720, 4722]

@@ -209,6 +209,22 @@ def test_gpus_of_which_jobs_hold_parts_are_in_use(gres_used, used, shared):
     assert node.shards == 2
 
 
+@pytest.mark.parametrize("second", ["gpu:v100:2", "gpu:1g.10gb:2"])
+def test_a_node_with_several_gpu_types_has_none_for_elastic_jobs(second):
+    gres = f"gpu:a100:2(S:0),{second}(S:0)"
+    raw = json_records.node_of({"name": "g1", "state": ["IDLE"], "gres": gres})
+    node = pyslurm_records.node(raw, 0, barred=False)
+    assert (node.gpu_type, node.gpus, node.mixed_gpus, node.free_gpus) == ("", 0, 4, 0)
+
+
+def test_a_job_holds_the_type_that_it_got_on_a_node_with_several(parser):
+    """Slurm also lists the types of which it holds none."""
+    held = json_records.gres_of("gpu:a100:1(IDX:1),gpu:v100:0(IDX:)")
+    job = parser.job(Raw(state="RUNNING", held=held))
+    assert job.allocation == Allocation.of("a100", {"g1": 1})
+    assert job.devices == (("g1", "1"),)
+
+
 def test_gpus_that_differ_in_their_shards_are_not_divided():
     shards = "shard:a100:0(1/1,0/3)"
     raw = json_records.node_of(
