@@ -289,7 +289,10 @@ class Controller:
             except LedgerError as error:
                 self._unwritten(error)
             self.engine.reservations.adopt(reservations)
-            self.cleanup.leases(snapshot.jobs, self.engine.live, retired=self.retired)
+            left = self._plan.left_to_slurm if self._plan else frozenset()
+            self.cleanup.leases(
+                snapshot.jobs, self.engine.live, left_to_slurm=left, retired=self.retired
+            )
         self.report_handler.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
         if self.acts and written:
@@ -419,10 +422,8 @@ class Controller:
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
                 continue
-            waits = job.state is JobState.PENDING and job.job_id in plan.decision
-            if snapshot.only_on_mixed_nodes(job):
-                continue  # Slurm starts it: the policy counts no GPUs there
-            if waits and self.cleanup.may_lease(job):
+            decided = job.job_id in plan.decision and job.job_id not in plan.left_to_slurm
+            if job.state is JobState.PENDING and decided and self.cleanup.may_lease(job):
                 self.cleanup.lease(job)
 
     # --- from outside ---

@@ -421,27 +421,6 @@ class Snapshot:
                     sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
         return sizes_by_partition
 
-    def only_on_mixed_nodes(self, job: Job) -> bool:
-        """Return whether a pending job can start only on nodes with GPUs of several types."""
-        if not self.has_mixed_nodes:
-            return False
-        partitions = set(job.partition.split(","))
-        types = job.directive.types if job.directive else ()
-        nodes = [
-            n
-            for n in self.nodes
-            if not partitions.isdisjoint(n.partitions)
-            and n.name not in job.excluded_nodes
-            and (not job.required_nodes or n.name in job.required_nodes)
-        ]
-        others = any(n.gpus and (not types or n.gpu_type in types) for n in nodes)
-        return not others and any(n.mixed_gpus for n in nodes)
-
-    @cached_property
-    def has_mixed_nodes(self) -> bool:
-        """Whether some node has GPUs of several types."""
-        return any(n.mixed_gpus for n in self.nodes)
-
     @cached_property
     def named(self) -> Mapping[str, tuple[int, ...]]:
         """Raw ids by the names in use: `4711`, `4711_3`, an array's number for all its tasks."""

@@ -162,6 +162,7 @@ class Plan:
     """Result of one round.
 
     Attributes:
+        left_to_slurm: pending elastic jobs that Slurm starts.
         wake: latest time of the next round (epoch s): a job that waits for near nodes then takes
             farther ones; None: no wait ends.
     """
@@ -170,6 +171,7 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     claims: tuple[Claim, ...] = ()
     notes: tuple[Reason, ...] = ()
+    left_to_slurm: frozenset[int] = frozenset()
     wake: float | None = None
 
     @cached_property

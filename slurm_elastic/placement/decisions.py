@@ -9,7 +9,7 @@ from slurm_elastic.core.plan import Action, Alternative, Decision, Plan, Proposa
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.beginnings import Beginnings, beginnings
-from slurm_elastic.placement.eligibility import RoundJob
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.explanation import Explainer, awaits, gives, notes
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
@@ -108,6 +108,9 @@ def build_plan(
         decisions=tuple(decisions),
         claims=tuple(pending_claims.claims),
         notes=notes(snapshot, pending_claims.claims, givers),
+        left_to_slurm=frozenset(
+            j for j, t in round_jobs.items() if t.eligibility is Eligibility.SLURMS
+        ),
         wake=assignment.gate.wake(d.job_id for d in decisions if d.action is Action.KEEP),
     )
 

@@ -176,7 +176,7 @@ def elastic_jobs(
         if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and (mixed := frame.mixed(job)):
             # Policies count no GPUs there: some would take all of them from the job.
             eligibility, reason = Eligibility.FIXED, Reason("node-of-several-types", node=mixed)
-        if eligibility is Eligibility.OURS and frame.snapshot.only_on_mixed_nodes(job):
+        if eligibility is Eligibility.OURS and frame.only_slurm_can_start(job):
             eligibility, reason = Eligibility.SLURMS, Reason("slurm-starts")
         by_requeue = eligibility is Eligibility.FREE and not record.by_companions
         if by_requeue and (limit := rival_reason(job, rivals)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -288,6 +288,26 @@ class NodeArrays:
             ends = (job.start_time or self.snapshot.time) + job.time_limit_s
         return frozenset[str]().union(*(nodes for start, nodes in self._coming if start < ends))
 
+    def only_slurm_can_start(self, job: Job) -> bool:
+        """Return whether a pending elastic job fits only where the controller counts no GPUs.
+
+        In a reservation of its user, with features that are more than `a&b` or `a|b`, or where
+        other nodes than those with GPUs of several types do not have its MIN, whatever their state.
+        """
+        required, excluded, features, reservation = self.own_constraints(job)
+        if reservation or _features(features) is None:
+            return True
+        if not self._mixed or job.directive is None:
+            return False
+        if required:
+            return not self._mixed.isdisjoint(required)
+        matching = self._matching(frozenset(job.partition.split(",")), excluded, features)
+        for gpu_type in self.types:
+            least = job.directive.sizes(gpu_type)[:1]
+            if least and self.gpus[matching & self.of_type(gpu_type)].sum() >= least[0]:
+                return False
+        return any(matching[self.index[name]] for name in self._mixed)
+
     def _allowed(
         self,
         partitions: str,
@@ -303,6 +323,13 @@ class NodeArrays:
         }
         if reservation or not up_partitions:
             return self._none
+        return np.asarray(self._matching(up_partitions, excluded, features) & usable)
+
+    def _matching(self, partitions: Set[str], excluded: tuple[str, ...], features: str) -> Mask:
+        """Return the mask of the nodes of partitions, not excluded and with the features.
+
+        Empty where these are more than `a&b` or `a|b`.
+        """
         wants = _features(features)
         if wants is None:
             return self._none
@@ -310,14 +337,14 @@ class NodeArrays:
         match = all if every else any
         mask = np.array(
             [
-                not up_partitions.isdisjoint(n.partitions)
+                not partitions.isdisjoint(n.partitions)
                 and (not names or match(f in n.features for f in names))
                 for n in self.snapshot.nodes
             ],
             dtype=bool,
         )
         mask[[self.index[n] for n in excluded if n in self.index]] = False
-        return np.asarray(mask & usable)
+        return mask
 
 
 def _free_in_one_domain(count: int, links: Mapping[int, NodeLinks]) -> Ints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.config.schema import Config
@@ -42,8 +42,22 @@ class OrphanCleanup:
         self._scontrol, self.config, self._store, self._log = scontrol, config, store, log
         self._renewed: dict[str, float] = {}
 
-    def leases(self, jobs: Iterable[Job], live: Mapping[int, Any], *, retired: bool) -> None:
-        """Renew the start time of jobs that wait by decision; forget broken leases."""
+    def leases(
+        self,
+        jobs: Iterable[Job],
+        live: Mapping[int, Any],
+        *,
+        left_to_slurm: Collection[int] = (),
+        retired: bool,
+    ) -> None:
+        """Renew the start time of jobs that wait by decision; forget broken leases.
+
+        Args:
+            jobs: of the snapshot.
+            live: transitions under way, by job id.
+            left_to_slurm: jobs whose leases end, as by the plan of the last round.
+            retired: all leases end.
+        """
         lease = self.config.slurm.lease_s
         now = time.monotonic()
         jobs = tuple(jobs)
@@ -64,23 +78,16 @@ class OrphanCleanup:
             elif job.reason in HELD:
                 self.end_lease(job)  # else it would go on once the job is released
                 self._keep(job, broken=job.run)
-            elif retired or not self._is_ours(job, held=entry.held):
+            elif retired or job.job_id in left_to_slurm:
                 self.end_lease(job)
             elif now - renewed > lease / 3:
                 self._renew(job, now)
-
-    def _is_ours(self, job: Job, *, held: bool) -> bool:
-        """Return whether the controller starts a pending job."""
-        settings = self.config.controller
-        managed = not settings.partitions or job.partition in settings.partitions
-        return settings.queue == "controller" and managed and not held
 
     def may_lease(self, job: Job) -> bool:
         """Return whether a pending job that is not to start now may be made to wait."""
         entry = self._store.entry(job)
         ready = job.begin_time is None and not job.dependency and job.reason in READY
-        free = not entry.leased and entry.broken != job.run
-        return ready and free and self._is_ours(job, held=entry.held)
+        return ready and not entry.leased and entry.broken != job.run
 
     def lease(self, job: Job) -> None:
         """Make a pending job wait: Slurm starts it by itself if the lease is not renewed."""

@@ -119,8 +119,9 @@ def test_a_job_in_a_partition_that_is_down_is_left_alone():
 
 
 def mixed_site(*more):
-    """Return a cluster of the node g1 with GPUs of several types, and others."""
-    mixed = node("g1", 0, "", mixed_gpus=4, cpus=32, memory_mb=256_000)
+    """Return a cluster of the node g1 with GPUs of several types and a feature, and others."""
+    features = frozenset({"ib"})
+    mixed = node("g1", 0, "", mixed_gpus=4, cpus=32, memory_mb=256_000, features=features)
     return Cluster([mixed, *more], partitions=(Partition(name="gpu"),))
 
 
@@ -157,9 +158,14 @@ def test_no_policy_touches_a_job_on_a_node_with_several_types(policy, queue):
         ((node("g2"),), {"required_nodes": ("g1",)}, Eligibility.SLURMS),
         ((node("g2"),), {"excluded_nodes": ("g2",)}, Eligibility.SLURMS),
         ((node("g2", partitions=frozenset({"b"})),), {}, Eligibility.SLURMS),
+        ((node("g2"),), {"elastic": "8-16"}, Eligibility.SLURMS),
+        ((node("g2"),), {"features": "ib"}, Eligibility.SLURMS),
+        ((node("g2"),), {"features": "(ib|eth)&fast"}, Eligibility.SLURMS),
+        ((node("g2"),), {"reservation": "of-its-user"}, Eligibility.SLURMS),
+        ((node("g2"),), {"features": "no-node-has-it"}, Eligibility.OURS),
     ],
 )
-def test_slurm_starts_a_job_that_can_start_only_on_nodes_with_several_types(
+def test_slurm_starts_a_job_that_fits_only_where_the_controller_counts_no_gpus(
     others, job, eligibility
 ):
     c = mixed_site(*others)
