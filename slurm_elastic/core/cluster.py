@@ -118,6 +118,10 @@ class JobState(enum.Enum):
     ENDED = "ENDED"
 
 
+#: States of a job that has started and is not about to end.
+STARTED = (JobState.RUNNING, JobState.SUSPENDED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One node and its use.

@@ -173,7 +173,9 @@ def elastic_jobs(
         if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and partition and not partition.up:
             eligibility = Eligibility.FIXED
             reason = Reason("partition-down", partition=partition.name)
-        if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and (mixed := frame.mixed(job)):
+        if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and (
+            mixed := frame.mixed_node(job)
+        ):
             # Policies count no GPUs there: some would take all of them from the job.
             eligibility, reason = Eligibility.FIXED, Reason("node-of-several-types", node=mixed)
         if eligibility is Eligibility.OURS and frame.only_slurm_can_start(job):

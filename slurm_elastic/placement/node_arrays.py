@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -106,7 +106,7 @@ class NodeArrays:
             return self._none if gpu_type else self.type_of >= 0
         return mask
 
-    def mixed(self, job: Job) -> str:
+    def mixed_node(self, job: Job) -> str:
         """Return a node with GPUs of several types on which a job holds GPUs; "" for none."""
         names = job.allocation.nodes if job.allocation else ()
         return next((n for n in names if n in self._mixed), "")
@@ -316,20 +316,25 @@ class NodeArrays:
         reservation: str,
         usable: Mask,
     ) -> Mask:
-        up_partitions = {
+        up_partitions = frozenset(
             name
             for name in partitions.split(",")
             if (partition := self._partitions.get(name)) is None or partition.up
-        }
+        )
         if reservation or not up_partitions:
             return self._none
         return np.asarray(self._matching(up_partitions, excluded, features) & usable)
 
-    def _matching(self, partitions: Set[str], excluded: tuple[str, ...], features: str) -> Mask:
+    def _matching(
+        self, partitions: frozenset[str], excluded: tuple[str, ...], features: str
+    ) -> Mask:
         """Return the mask of the nodes of partitions, not excluded and with the features.
 
         Empty where these are more than `a&b` or `a|b`.
         """
+        key = ("matching", partitions, excluded, features)
+        if (known := self._masks.get(key)) is not None:
+            return known
         wants = _features(features)
         if wants is None:
             return self._none
@@ -344,6 +349,7 @@ class NodeArrays:
             dtype=bool,
         )
         mask[[self.index[n] for n in excluded if n in self.index]] = False
+        self._masks[key] = mask
         return mask
 
 

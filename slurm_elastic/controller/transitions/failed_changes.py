@@ -19,7 +19,14 @@ from slurm_elastic.controller.state.trials.barred_shapes import shape_of
 from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
-from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot, shape_parameters
+from slurm_elastic.core.cluster import (
+    STARTED,
+    Allocation,
+    Job,
+    JobState,
+    Snapshot,
+    shape_parameters,
+)
 from slurm_elastic.core.gpu_parts import vacated_gpus
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
@@ -68,7 +75,7 @@ class FailedChanges:
             live: transitions under way, by job.
         """
         for job in snapshot.jobs:
-            if not job.elastic or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            if not job.elastic or job.state not in STARTED:
                 continue
             trials = self._store.entry(job).trials
             if trials.run != job.run:

@@ -33,7 +33,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
 )
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
-from slurm_elastic.core.cluster import Job, JobState, UnusableNodes
+from slurm_elastic.core.cluster import STARTED, Job, UnusableNodes
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
@@ -50,8 +50,6 @@ _STARTING = (
 )
 #: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
 _REFUSED_S = 60.0
-#: Slurm's states of a job whose ranks go on; of a suspended one once it is resumed.
-_HOLDS_GPUS = (JobState.RUNNING, JobState.SUSPENDED)
 #: States in which the job still has its old allocation, and trains or has saved.
 _UNTOUCHED = (TransitionState.RESERVE, TransitionState.NOTIFY)
 #: States in which a job that is to be requeued may say that it has saved.
@@ -355,7 +353,7 @@ class TransitionEngine:
         if transition.by_companions:
             self._in_place.end(transition)
         if self.outbox.orders(transition.job_id, transition.run).action == "notice":
-            if job and job.run == transition.run and job.state in _HOLDS_GPUS:
+            if job and job.run == transition.run and job.state in STARTED:
                 resume = Orders(action="resume", notice=transition.id)
                 self.outbox.ask(
                     transition.job_id, resume, run=transition.run, reason=transition.problem
@@ -384,14 +382,14 @@ class TransitionEngine:
                 t.state = TransitionState.CANCEL
                 t.entered[t.state.value] = time.time()
             elif t.state in _UNTOUCHED or (
-                t.state is TransitionState.REQUEUE and job.run == t.run and job.state in _HOLDS_GPUS
+                t.state is TransitionState.REQUEUE and job.run == t.run and job.state in STARTED
             ):
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
                 self.outbox.ask(t.job_id, notice, run=t.run)
                 self._end(t, TransitionState.UNDONE, Reason("controller-restarted"), job)
             elif t.by_companions:  # esrun and companions have gone on; their time-outs begin anew
                 t.entered[t.state.value] = time.time()
-            elif job.state in _HOLDS_GPUS and not is_requeued_attempt(t, job):
+            elif job.state in STARTED and not is_requeued_attempt(t, job):
                 t.state = TransitionState.VERIFY
             elif t.state is not TransitionState.CLEAR:
                 t.state = (

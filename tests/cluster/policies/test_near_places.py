@@ -123,7 +123,7 @@ def sides(daemon: Daemon, cluster: SlurmCluster, wish: str, near: int) -> int:
     return chatty
 
 
-@pytest.mark.alone  # what a job stands still for others is measured: they share the cores
+@pytest.mark.alone  # ranks wait longer for each other beside other tests
 def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: SlurmCluster) -> None:
     # Two GPUs are free on g03 and two on g05: chatty gets those, then quiet two on g03 and on g06.
     rest = {node: fill(cluster, node, 4) for node in ("g01", "g02", "g04")}

@@ -1,4 +1,4 @@
-"""Limits of partitions and QOS on single nodes, and sites whose jobs take all memory."""
+"""Limits on single nodes, sites whose jobs take all memory, nodes with several GPU types."""
 
 import dataclasses
 from importlib.metadata import entry_points

@@ -23,7 +23,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
     StepInputs,
     is_requeued_attempt,
 )
-from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.cluster import STARTED, Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
 from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
@@ -39,8 +39,6 @@ _MOST_CLEARS = 20
 #: Slurm's reasons, by their beginning, of a job that does not start by waiting some seconds more:
 #: limits of a QOS, an association or a partition.
 _REFUSALS = (IMPOSSIBLE, "Assoc", "Max", "QOS", "Partition")
-#: States in which a job has started, and holds its GPUs.
-_STARTED = (JobState.RUNNING, JobState.SUSPENDED)
 #: States after DRAIN, in which the attempt that was requeued is over.
 _DRAINED = (
     *(TransitionState.RESHAPE, TransitionState.COOL),
@@ -138,7 +136,7 @@ class TransitionSteps(StateSteps):
             )
             self._scontrol.requeue_ended(job)
             return None
-        if job.state in _STARTED:
+        if job.state in STARTED:
             if job.run > t.run:
                 return self._left(t, Reason("started-by-others"), TransitionState.CLEAR)
             if job.state is JobState.SUSPENDED:
@@ -173,7 +171,7 @@ class TransitionSteps(StateSteps):
 
     def _reshape(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.state is not JobState.PENDING:
-            return TransitionState.VERIFY if job.state in _STARTED else None
+            return TransitionState.VERIFY if job.state in STARTED else None
         if job.reason in HELD:
             self._to_queue(t, job, site, start="now")
             return self._left(t, Reason("held-in-slurm"))
@@ -197,7 +195,7 @@ class TransitionSteps(StateSteps):
 
     def _cool(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         """Wait for credential and GPUs; the written shape is read back meanwhile."""
-        if job.state in _STARTED:
+        if job.state in STARTED:
             return TransitionState.VERIFY
         if t.target is None:
             return TransitionState.RESHAPE
@@ -228,7 +226,7 @@ class TransitionSteps(StateSteps):
         return TransitionState.VERIFY
 
     def _verify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
-        if job.state in _STARTED:
+        if job.state in STARTED:
             return self._started(t, job)
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
