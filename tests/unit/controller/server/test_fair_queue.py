@@ -6,13 +6,16 @@ import socket
 import struct
 import threading
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
+from slurm_elastic.rpc.protocol import VERSION
 from tests.support.controller.api_server import ask, serving
 from tests.support.controller.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainAuth
+from tests.support.patience import PATIENCE_S
 
 REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
 
@@ -33,49 +36,81 @@ class SlowAuth(PlainAuth):
         return super().open(frame)
 
 
-class Flood:
-    """bob keeps 200 connections busy, each with the next request as soon as one is answered."""
+class PacedBackend(FakeBackend):
+    """Each question waits until the callers have had a turn: no matter how slow the machine is."""
 
-    def __init__(self, server, request, count=200):
-        body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, **request}}).encode()
-        self.frame, self.where = struct.pack("!I", len(body)) + body, server.address
-        self.count, self.sent, self.ends = count, 0, threading.Event()
+    def __init__(self):
+        super().__init__()
+        self.turn = threading.Event()
+        self.is_paced = True
 
-    def __enter__(self):
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()))
-        self.thread.start()
-        while self.sent < self.count:
-            time.sleep(0.01)
-        return self
+    def question(self, uid, op, args):
+        if self.is_paced:
+            assert self.turn.wait(PATIENCE_S)
+            self.turn.clear()
+        return super().question(uid, op, args)
 
-    async def run(self):
-        await asyncio.gather(*(self.one() for _ in range(self.count)))
 
-    async def one(self):
-        while not self.ends.is_set():
-            reader, writer = await asyncio.open_connection(*self.where)
-            writer.write(self.frame)
-            self.sent += 1
-            await reader.read()
-            writer.close()
+async def request(server, uid, op, **args):
+    """Return the content of the answer to one request."""
+    body = json.dumps({"uid": uid, "nonce": "n", "content": {"v": VERSION, "op": op, **args}}).encode()
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(struct.pack("!I", len(body)) + body)
+    reply = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return json.loads(reply[4:])["content"]
 
-    def __exit__(self, *_):
-        self.ends.set()
-        self.thread.join()
+
+@asynccontextmanager
+async def flood(server, backend, op, count=200):
+    """Keep bob's connections busy, each with the next request as soon as one is answered."""
+    sent, is_over = 0, False
+
+    async def ask_again_and_again():
+        nonlocal sent
+        while not is_over:
+            sent += 1
+            await request(server, BOB, op)
+
+    async def give_turns():
+        while not is_over:
+            backend.turn.set()
+            await asyncio.sleep(0.02)
+
+    callers = [asyncio.create_task(ask_again_and_again()) for _ in range(count)]
+    callers.append(asyncio.create_task(give_turns()))
+    while sent < count:
+        await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        is_over = True
+        backend.is_paced = False
+        backend.turn.set()
+        await asyncio.gather(*callers)
 
 
 @pytest.mark.parametrize("rate", [1e6, 5.0])
 @pytest.mark.parametrize("op", ["status", "nonsense"])
 def test_a_flood_leaves_anothers_report_unaffected(rate, op):
-    """bob's 200 questions take 4 s of the backend; alice's report waits for one of them at most."""
-    backend, log = SlowBackend(), FakeLog()
-    with serving(backend, log, PlainAuth(), rate=rate) as server, Flood(server, {"op": op}):
-        before = len(backend.asked)
-        for _ in range(3):
-            assert ask(server, ALICE, "report", report=REPORT)["orders"]["action"] == "run"
-        assert len(backend.reports) == 3
-        # Not a matter of speed: had she stood behind bob's, all of them had come first.
-        assert len(backend.asked) - before < 30
+    """bob has 200 requests open; alice's report waits for one of them at most."""
+    backend, log = PacedBackend(), FakeLog()
+
+    async def act(server):
+        async with flood(server, backend, op):
+            while rate > 1e3 and op == "status" and server._backend_queue.waiting(BOB) < 100:
+                await asyncio.sleep(0.01)
+            before = len(backend.asked)
+            for _ in range(3):
+                answer = await request(server, ALICE, "report", report=REPORT)
+                assert answer["orders"]["action"] == "run"
+            assert len(backend.reports) == 3
+            # Had she stood behind bob's, all of them had come first.
+            assert len(backend.asked) - before < 30
+
+    with serving(backend, log, PlainAuth(), rate=rate) as server:
+        asyncio.run(act(server))
     assert len(log.texts("warning")) < 10, "refusals do not flood the log"
 
 
