@@ -42,12 +42,18 @@ PROCESSES.set_forkserver_preload(
         "torch.distributed.tensor",
         "torch.fx.experimental.symbolic_shapes",
         "torch.optim.swa_utils",
+        # What torch and numpy import at the first batch, or with the first checkpoint.
+        "multiprocessing.queues",
+        "multiprocessing.resource_sharer",
+        "numpy.random",
+        "torch.profiler._cupti_monitor",
+        "torch.utils.serialization.config",
         __name__,
         *(
             f"tests.support.trainings.{name}"
             for name in ("forked_scripts", "loop_runs", "pipeline_ranks")
         ),
-        "tests.support.trainings.frozen_heap",
+        "tests.support.trainings.server_start",
     ]
 )
 
