@@ -75,13 +75,18 @@ local function range_ends(text)
 	end
 end
 
-local function check_name(name, known, key, example)
+-- Return whether a type of GPUs is named as a slice of one (MIG), which cannot be resized.
+function M.is_slice(name)
 	local lower = name:lower()
+	return lower:match("^mig") ~= nil or lower:match("[0-9]g%.[0-9]") ~= nil
+end
+
+local function check_name(name, known, key, example)
 	if name == "" then
 		fail(name, "%s has an empty name; write %s", key, example)
 	elseif not name:match("^[A-Za-z0-9_.-]+$") then
 		fail(name, '%s: "%s" may hold only A-Z a-z 0-9 _ . -; write %s', key, name, example)
-	elseif lower:match("^mig") or lower:match("[0-9]g%.[0-9]") then
+	elseif M.is_slice(name) then
 		fail(name, '%s: "%s" is a slice of a GPU (MIG); name types of whole GPUs', key, name)
 	elseif contains(known, name) then
 		fail(name, "%s: %s is listed twice; keep one", key, name)
@@ -381,7 +386,8 @@ end
 
 -- Return whether the job may run on this many GPUs of this type.
 function M.allows(d, gpus, gpu_type)
-	return (#d.types == 0 or contains(d.types, gpu_type)) and gpus >= d.min and gpus <= d.max
+	local type_is_allowed = #d.types == 0 and not M.is_slice(gpu_type) or contains(d.types, gpu_type)
+	return type_is_allowed and gpus >= d.min and gpus <= d.max
 		and gpus % unit_for(d, gpu_type) == 0 and (#d.listed == 0 or contains(d.listed, gpus))
 end
 

@@ -104,7 +104,7 @@ local function read_request(text)
 			end
 			if name and name:match("[:=]") then
 				refuse("%s is invalid: expected gpu:TYPE:COUNT", item)
-			elseif name and (name:lower():match("^mig") or name:match("%dg%.%d")) then
+			elseif name and directive.is_slice(name) then
 				refuse("%s is a slice of a GPU (MIG): ask for whole GPUs only", item)
 			elseif tonumber(count) > MAX_GPUS then
 				refuse("%s asks for more GPUs than the %d that a directive can name", item, MAX_GPUS)
@@ -448,12 +448,28 @@ function M.check_form(job)
 	end
 end
 
+-- Refuse a job whose partitions have slices of GPUs and no whole one.
+local function check_slices(settings)
+	local slice
+	for name in pairs(settings.partition) do
+		if not directive.is_slice(name) then
+			return
+		end
+		slice = slice and slice < name and slice or name
+	end
+	if slice then
+		refuse("its partition has slices of GPUs (MIG: %s) and no whole ones, and slices cannot be"
+			.. " resized: name another partition or leave out --elastic", slice)
+	end
+end
+
 -- Return the fields to change so that the job starts within its directive, the number of GPUs that
 -- it starts with, their type, nil for any, and what its user is told of fewer nodes. The settings
 -- have the GPUs per node by type ("" for GPUs without one): .partition in the job's partitions,
 -- .gpus_per_node on the nodes that it names or else there; and .default_gpus_per_node where these
 -- have none. .stock is from `stock_of`; .complete: it has all nodes of these partitions.
 function M.start(d, job, settings)
+	check_slices(settings)
 	local gpus, gpu_type, nodes, each = own_shape(job)
 	if gpus then
 		return checked_shape(d, job, settings, gpus, gpu_type, nodes, each)

@@ -368,8 +368,8 @@ def _partition(row: PartitionRow) -> str:
         parts.append(f"{row['asleep']} asleep")
     if row["unavailable"]:
         parts.append(f"{row['unavailable']} unavailable")
-    if row.get("mixed"):
-        parts.append(f"{row['mixed']} more on nodes with several types")
+    if row.get("unmanaged"):
+        parts.append(f"{row['unmanaged']} more on nodes with several types or slices")
     if row["waiting"]:
         parts.append(f"{row['waiting']} job{'s' if row['waiting'] > 1 else ''} waiting")
     return "   ".join(parts)

@@ -135,10 +135,11 @@ def check_gpus(facts: Facts, findings: FindingList) -> None:
             "gives each job all GPUs of its nodes, jobs are resized by whole nodes",
             "tell users to name whole nodes: --elastic=8-32,unit=8 where nodes have eight GPUs",
         )
-    if facts.site.mixed_nodes:
+    if facts.site.unmanaged_nodes:
         findings.info(
-            f"Gres of {fold(facts.site.mixed_nodes)}",
-            "has GPUs of several types, jobs there are not resized and no job grows onto them",
+            f"Gres of {fold(facts.site.unmanaged_nodes)}",
+            "has GPUs of several types or slices of GPUs (MIG), jobs there are not resized and no"
+            " job grows onto them",
             "put elastic jobs into a partition without these nodes",
         )
     if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):

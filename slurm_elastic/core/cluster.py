@@ -127,9 +127,10 @@ class Node:
     """One node and its use.
 
     Attributes:
-        gpu_type: its one GPU type; "" when untyped, without GPUs, or with several types.
-        gpus: of that type; 0 on a node with several types, onto which no elastic job grows.
-        mixed_gpus: GPUs of all types on a node with several types; else 0.
+        gpu_type: its one GPU type; "" when untyped, without GPUs or not managed.
+        gpus: of that type; 0 on a node whose GPUs are not managed.
+        unmanaged_gpus: GPUs and slices of GPUs (MIG) on a node that has GPUs of several types, or
+            slices: no elastic job grows onto it, and jobs there are not resized; else 0.
         available: up, not drained, draining, down, just back, planned for maintenance or in a
             foreign reservation: elastic jobs may be placed here.
         planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
@@ -146,7 +147,7 @@ class Node:
     name: str
     gpu_type: str = ""
     gpus: int = 0
-    mixed_gpus: int = 0
+    unmanaged_gpus: int = 0
     cpus: int = 0
     memory_mb: int = 0
     used_gpus: int = 0

@@ -32,6 +32,7 @@ from slurm_elastic.core.directive_grammar import (
     Parallel,
     PlanChoice,
     Share,
+    is_slice,
     percent,
     printed_range,
     read_fields,
@@ -161,7 +162,7 @@ class Directive:
 
         The result is hashable, and equal for equal sizes.
         """
-        if self.types and gpu_type not in self.types:
+        if not self._allows_type(gpu_type):
             return range(0)
         unit = self.unit_for(gpu_type)
         if not self.listed and not self.excluded:
@@ -198,9 +199,12 @@ class Directive:
             self.min_gpus <= gpus <= self.max_gpus
             and (not self.listed or gpus in self.listed)
             and gpus % self.unit_for(gpu_type) == 0
-            and (not self.types or gpu_type in self.types)
+            and self._allows_type(gpu_type)
             and self.excluded.isdisjoint((("", gpus), (gpu_type, gpus)))
         )
+
+    def _allows_type(self, gpu_type: str) -> bool:
+        return gpu_type in self.types if self.types else not is_slice(gpu_type)
 
     def start(self) -> tuple[int, str | None]:
         """Return the GPUs and their type to request for a job that names no shape of its own.

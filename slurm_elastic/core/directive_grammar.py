@@ -6,6 +6,7 @@ other. ``plugins/lua/slurm_elastic_directive.lua`` checks the same grammar with 
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, cast
 
 from slurm_elastic.core.errors import InvalidInputError
@@ -38,6 +39,12 @@ _PERCENT = re.compile(r"([0-9]+)(?:\.([0-9]{1,4}))?%", re.ASCII)
 _MIG = re.compile(r"mig|.*[0-9]g\.[0-9]", re.IGNORECASE | re.ASCII)
 #: Steps of max-penalty: four decimals of a percent.
 _PENALTY_STEPS = 1_000_000
+
+
+@lru_cache(maxsize=1024)
+def is_slice(gpu_type: str) -> bool:
+    """Return whether a type of GPUs is named as a slice of one (MIG), which cannot be resized."""
+    return _MIG.match(gpu_type) is not None
 
 
 class DirectiveError(InvalidInputError):
@@ -247,7 +254,7 @@ def _check_name(name: str, names: list[str], *, key: str, example: str) -> None:
         raise DirectiveError(
             name, f'{key}: "{name}" may hold only A-Z a-z 0-9 _ . -; write {example}'
         )
-    if _MIG.match(name):
+    if is_slice(name):
         raise DirectiveError(
             name, f'{key}: "{name}" is a slice of a GPU (MIG); name types of whole GPUs'
         )

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.directive_grammar import is_slice
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.job.launchers.launcher_site import SERVICES, find
 from slurm_elastic.job.launchers.shell_commands import simple_commands, unquoted
@@ -197,7 +198,15 @@ def start_options(
     """Return options that start a job at its smallest size on GPUs of one type.
 
     With a constraint to features and no types in the directive, no type is requested.
+
+    Raises:
+        EsbatchError: the partition has slices of GPUs and no whole one.
     """
+    if gpus_per_node and all(map(is_slice, gpus_per_node)):
+        raise EsbatchError(
+            f"the partition has slices of GPUs (MIG: {min(gpus_per_node)}) and no whole ones, and"
+            " slices cannot be resized: name another partition or leave out --elastic"
+        )
     gpus, gpu_type = directive.start()
     ranked = sorted(gpus_per_node, key=lambda name: (-gpus_per_node[name], name))
     known_types = [name for name in directive.types or ranked if name in gpus_per_node]

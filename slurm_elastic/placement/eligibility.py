@@ -174,10 +174,10 @@ def elastic_jobs(
             eligibility = Eligibility.FIXED
             reason = Reason("partition-down", partition=partition.name)
         if eligibility in (Eligibility.FREE, Eligibility.YIELDS) and (
-            mixed := frame.mixed_node(job)
+            unmanaged := frame.unmanaged_node(job)
         ):
             # Policies count no GPUs there: some would take all of them from the job.
-            eligibility, reason = Eligibility.FIXED, Reason("node-of-several-types", node=mixed)
+            eligibility, reason = Eligibility.FIXED, Reason("gpus-not-managed", node=unmanaged)
         if eligibility is Eligibility.OURS and frame.only_slurm_can_start(job):
             eligibility, reason = Eligibility.SLURMS, Reason("slurm-starts")
         by_requeue = eligibility is Eligibility.FREE and not record.by_companions

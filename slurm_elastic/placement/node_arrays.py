@@ -82,7 +82,7 @@ class NodeArrays:
         self._node_limits = [m for m in snapshot.limits if m.resource == GPUS_OF_A_NODE]
         self._masks: dict[tuple[object, ...], Mask] = {}
         self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
-        self._mixed = frozenset(n.name for n in nodes if n.mixed_gpus)
+        self._unmanaged = frozenset(n.name for n in nodes if n.unmanaged_gpus)
         self._none: Mask = np.zeros(len(nodes), dtype=bool)
 
     def partition(self, name: str) -> Partition | None:
@@ -106,10 +106,10 @@ class NodeArrays:
             return self._none if gpu_type else self.type_of >= 0
         return mask
 
-    def mixed_node(self, job: Job) -> str:
-        """Return a node with GPUs of several types on which a job holds GPUs; "" for none."""
+    def unmanaged_node(self, job: Job) -> str:
+        """Return a node with GPUs that are not managed, of which a job holds some; "" for none."""
         names = job.allocation.nodes if job.allocation else ()
-        return next((n for n in names if n in self._mixed), "")
+        return next((n for n in names if n in self._unmanaged), "")
 
     def crowd(self, nodes: Sequence[str], job_id: int) -> int:
         """Return the number of other jobs on the most used switch uplink that these nodes cross.
@@ -292,21 +292,21 @@ class NodeArrays:
         """Return whether a pending elastic job fits only where the controller counts no GPUs.
 
         In a reservation of its user, with features that are more than `a&b` or `a|b`, or where
-        other nodes than those with GPUs of several types do not have its MIN, whatever their state.
+        the nodes whose GPUs are managed do not have its MIN, whatever their state.
         """
         required, excluded, features, reservation = self.own_constraints(job)
         if reservation or _features(features) is None:
             return True
-        if not self._mixed or job.directive is None:
+        if not self._unmanaged or job.directive is None:
             return False
         if required:
-            return not self._mixed.isdisjoint(required)
+            return not self._unmanaged.isdisjoint(required)
         matching = self._matching(frozenset(job.partition.split(",")), excluded, features)
         for gpu_type in self.types:
             least = job.directive.sizes(gpu_type)[:1]
             if least and self.gpus[matching & self.of_type(gpu_type)].sum() >= least[0]:
                 return False
-        return any(matching[self.index[name]] for name in self._mixed)
+        return any(matching[self.index[name]] for name in self._unmanaged)
 
     def _allowed(
         self,

@@ -207,8 +207,8 @@ class JobRow(TypedDict):
 class PartitionRow(TypedDict):
     """GPUs of one partition; `unavailable`: idle ones on nodes that are down or drained.
 
-    `asleep`: idle ones on nodes that have to boot first. `mixed`: those of nodes with several
-    types, which are not part of `gpus`; not from controllers before 0.2.0.
+    `asleep`: idle ones on nodes that have to boot first. `unmanaged`: those of nodes with several
+    types or with slices of GPUs, which are not part of `gpus`; not from controllers before 0.2.0.
     """
 
     name: str
@@ -219,7 +219,7 @@ class PartitionRow(TypedDict):
     idle: int
     unavailable: int
     asleep: int
-    mixed: int
+    unmanaged: int
     waiting: int
 
 

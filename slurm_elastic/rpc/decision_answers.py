@@ -220,8 +220,8 @@ class ExplainAnswer(TypedDict):
     one. `failed`: why the job goes back to where it worked. `layout`: replicas, stages, spatial
     groups and options of the present attempt, as it reported them; "": it has not. `plans`: null
     unless the directive has `plan=auto`. `record_replaced`: others have written AdminComment; not
-    from controllers before 0.2.0. `mixed_nodes`: nodes of its partitions that have GPUs of several
-    types; not from controllers before 0.2.0.
+    from controllers before 0.2.0. `unmanaged_nodes`: nodes of its partitions that have GPUs of
+    several types, or slices of GPUs; not from controllers before 0.2.0.
     """
 
     time: float
@@ -241,7 +241,7 @@ class ExplainAnswer(TypedDict):
     record_replaced: bool
     companions: list[CompanionPlaceRow]
     neighbours: list[NeighbourRow]
-    mixed_nodes: list[str]
+    unmanaged_nodes: list[str]
     not_in_place: ReasonRow | None
     submitted_gpus: int
     decision: DecisionRow | None

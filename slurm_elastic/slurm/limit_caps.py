@@ -126,7 +126,7 @@ def _absolute(row: QosRow, partition_qos: Mapping[str, str], nodes: Iterable[Nod
     for node in nodes:
         if own and own.isdisjoint(node.partitions):
             continue
-        gpus = node.gpus + node.mixed_gpus
+        gpus = node.gpus + node.unmanaged_gpus
         parts = {"node": 1, "gpu": gpus, "cpu": node.cpus, "mem": node.memory_mb}
         for resource, count in (parts | {f"gpu:{node.gpu_type}": node.gpus}).items():
             total[resource] = total.get(resource, 0) + count

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.core.directive_grammar import is_slice
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.slurm.command_environment import command_environment
 from slurm_elastic.slurm.switches import read_topologies
@@ -41,7 +42,7 @@ class SlurmSite:
         closed_partitions: partitions to which their own nodes cannot submit.
         no_memory_default: partitions in which a job that asks for no memory gets all of its nodes.
         whole_nodes: partitions in which each job gets all of its nodes (OverSubscribe=EXCLUSIVE).
-        mixed_nodes: nodes with GPUs of several types.
+        unmanaged_nodes: nodes with GPUs of several types, or with slices of GPUs.
         single_submits: associations and QOS that let a user submit one job only.
     """
 
@@ -56,7 +57,7 @@ class SlurmSite:
     single_submits: tuple[str, ...] = ()
     no_memory_default: tuple[str, ...] = ()
     whole_nodes: tuple[str, ...] = ()
-    mixed_nodes: tuple[str, ...] = ()
+    unmanaged_nodes: tuple[str, ...] = ()
 
 
 def read_settings(*, timeout_s: float = 20.0) -> tuple[dict[str, str], str]:
@@ -98,7 +99,7 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
         single_submits=single_submits(associations, qos),
         whole_nodes=whole_node_partitions(partitions),
         no_memory_default=without_memory_default(partitions, settings),
-        mixed_nodes=nodes_with_several_types(gres),
+        unmanaged_nodes=nodes_not_managed(gres),
     )
 
 
@@ -160,17 +161,18 @@ def whole_node_partitions(text: str) -> tuple[str, ...]:
     return tuple(p["PartitionName"] for p in partitions if p.get("OverSubscribe") == "EXCLUSIVE")
 
 
-def nodes_with_several_types(text: str) -> tuple[str, ...]:
-    r"""Return the nodes that have GPUs of several types, sorted.
+def nodes_not_managed(text: str) -> tuple[str, ...]:
+    r"""Return the nodes that have GPUs of several types, or slices of GPUs (MIG), sorted.
 
     Args:
         text: lines of a node and its `Gres=`; a node has one for each of its partitions.
 
-    >>> nodes_with_several_types("g2 gpu:a100:2(S:0),gpu:1g.10gb:4\ng1 gpu:a100:4,shard:8")
-    ('g2',)
+    >>> nodes_not_managed("g3 gpu:1g.10gb:7\ng2 gpu:a100:2(S:0),gpu:v100:2\ng1 gpu:a100:4,shard:8")
+    ('g2', 'g3')
     """
     nodes = dict(line.partition(" ")[::2] for line in text.splitlines())
-    return tuple(sorted(n for n, gres in nodes.items() if len(set(_GPU_TYPE.findall(gres))) > 1))
+    types = {name: set(_GPU_TYPE.findall(gres)) for name, gres in nodes.items()}
+    return tuple(sorted(n for n, t in types.items() if len(t) > 1 or any(map(is_slice, t))))
 
 
 def without_memory_default(text: str, settings: Mapping[str, str]) -> tuple[str, ...]:

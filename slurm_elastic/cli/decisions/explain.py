@@ -111,7 +111,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
     add("Record", _RECORD_REPLACED if answer.get("record_replaced") else "")
     add("Companions", _companions(answer))
     add("Neighbours", neighbours.sentence(answer))
-    add("Not used", _mixed_nodes(answer))
+    add("Not used", _unmanaged_nodes(answer))
     add("In place", _not_in_place(answer))
     add("Time limit", _time_limit(answer))
     add("Next", _next_change(answer))
@@ -122,10 +122,12 @@ def explained(answer: ExplainAnswer) -> list[str]:
     return lines
 
 
-def _mixed_nodes(answer: ExplainAnswer) -> str:
+def _unmanaged_nodes(answer: ExplainAnswer) -> str:
     """Return that the job does not grow onto nodes with several GPU types, or ""."""
-    names = fold(answer.get("mixed_nodes", ()))
-    return f"{names}: no job grows onto nodes with GPUs of several types" if names else ""
+    names = fold(answer.get("unmanaged_nodes", ()))
+    return (
+        f"{names}: no job grows onto nodes with several GPU types or slices (MIG)" if names else ""
+    )
 
 
 def _decided(

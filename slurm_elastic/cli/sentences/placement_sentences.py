@@ -202,7 +202,8 @@ SENTENCES: Mapping[str, Sentence] = {
     "limit-awaited": "another job waits for the same limit ({slurm_reason}) and would start in its"
     " place if it were requeued",
     "partition-down": "partition {partition} is not up, a requeued job would wait there",
-    "node-of-several-types": "node {node} has GPUs of several types: jobs there are not resized",
+    "gpus-not-managed": "node {node} has GPUs of several types, or slices of GPUs (MIG):"
+    " jobs there are not resized",
     "slurm-starts": "Slurm starts it",
     "job-ending": "it is ending",
     "job-suspended": "it is suspended",

@@ -271,7 +271,7 @@ def explain(
         "record_replaced": job.record_replaced,
         "companions": [_companion(rows, companion) for companion in job.companions],
         "neighbours": [] if ended else neighbour_rows(view, viewer, job_id),
-        "mixed_nodes": _mixed_nodes(view, viewer, job) if job.elastic and not ended else [],
+        "unmanaged_nodes": _unmanaged_nodes(view, viewer, job) if job.elastic and not ended else [],
         "not_in_place": rows.reason(record.not_in_place),
         "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
@@ -286,13 +286,13 @@ def explain(
     }
 
 
-def _mixed_nodes(view: View, viewer: Viewer, job: Job) -> list[str]:
-    """Return the nodes of a job's partitions that have GPUs of several types."""
+def _unmanaged_nodes(view: View, viewer: Viewer, job: Job) -> list[str]:
+    """Return the nodes of a job's partitions whose GPUs are not managed."""
     if not viewer.may_know("nodes"):
         return []
     partitions = set(job.partition.split(","))
     nodes = view.snapshot.nodes
-    return [n.name for n in nodes if n.mixed_gpus and not partitions.isdisjoint(n.partitions)]
+    return [n.name for n in nodes if n.unmanaged_gpus and not partitions.isdisjoint(n.partitions)]
 
 
 def _layout(job: Job, report: Report | None) -> str:
@@ -443,9 +443,9 @@ def _partitions(view: View) -> list[PartitionRow]:
         in_use_elastic = min(used, sum(elastic[n.name] for n in counted))
         idle = sum(n.free_gpus for n in present)
         gpus = sum(n.gpus for n in present)
-        mixed = sum(n.mixed_gpus for n in present)
+        unmanaged = sum(n.unmanaged_gpus for n in present)
         asleep = sum(n.gpus - n.used_gpus for n in counted if n.asleep)
-        if not gpus and not mixed:
+        if not gpus and not unmanaged:
             continue
         rows.append(
             {
@@ -457,7 +457,7 @@ def _partitions(view: View) -> list[PartitionRow]:
                 "idle": idle,
                 "unavailable": max(0, gpus - used - idle - asleep),
                 "asleep": asleep,
-                "mixed": mixed,
+                "unmanaged": unmanaged,
                 "waiting": waiting[name],
             }
         )

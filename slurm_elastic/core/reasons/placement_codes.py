@@ -192,8 +192,9 @@ ELIGIBILITY = (
         Parameter("partition", ParameterKind.NAME, "name of the partition"),
     ),
     define(
-        "node-of-several-types",
-        "The job holds GPUs of a node with several types: it stays as it is.",
+        "gpus-not-managed",
+        "The job runs on a node with GPUs of several types, or with slices of GPUs: it stays as it"
+        " is.",
         Parameter("node", ParameterKind.NAME, "name of the node"),
     ),
     define(

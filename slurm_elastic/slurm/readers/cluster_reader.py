@@ -98,8 +98,8 @@ class ClusterReader:
         self._switches_read = 0.0
         self._lost_nodes = LostNodes()
         self._log = structlog.get_logger("snapshot")
-        #: Nodes with GPUs of several types, as last logged.
-        self._mixed_nodes: tuple[str, ...] = ()
+        #: Nodes whose GPUs are not managed, as last logged.
+        self._unmanaged_nodes: tuple[str, ...] = ()
         self._knows_defaults = False
         self._has_cpus_per_gpu: bool | None = None
         #: Nodes and partitions that the first reading of jobs needed, for the next snapshot.
@@ -166,7 +166,7 @@ class ClusterReader:
             )
             for n in records
         )
-        self._log_mixed(nodes)
+        self._log_unmanaged(nodes)
         partitions = tuple(map(pyslurm_records.partition, cluster.partitions))
         self._learn_defaults(partitions)
         return Snapshot(
@@ -191,12 +191,12 @@ class ClusterReader:
         nodes = (pyslurm_records.node(record, 0, barred=False) for record in divided)
         self._parser.gpu_types = {n.name: n.gpu_type for n in nodes}
 
-    def _log_mixed(self, nodes: Iterable[Node]) -> None:
-        """Log the nodes with GPUs of several types, when they are others than before."""
-        names = tuple(n.name for n in nodes if n.mixed_gpus)
-        if names and names != self._mixed_nodes:
-            self._log.info(f"Nodes={fold(names)} GpuTypes=several Growth=none")
-        self._mixed_nodes = names
+    def _log_unmanaged(self, nodes: Iterable[Node]) -> None:
+        """Log the nodes whose GPUs are not managed, when they are others than before."""
+        names = tuple(n.name for n in nodes if n.unmanaged_gpus)
+        if names and names != self._unmanaged_nodes:
+            self._log.info(f"Nodes={fold(names)} Growth=none Reason=gpus-not-managed")
+        self._unmanaged_nodes = names
 
     def _learn_defaults(self, partitions: Iterable[Partition]) -> None:
         """Note in which partitions, or whether in all, there is a default of the CPUs of a GPU."""

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition
+from slurm_elastic.core.directive_grammar import is_slice
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import power_states
@@ -126,8 +127,8 @@ def node(
     """
     gres = {k: int(v) for k, v in (raw.configured_gres or {}).items()}
     gpus = {k: v for k, v in gres.items() if k == "gpu" or k.startswith("gpu:")}
-    one_type = len(gpus) == 1
-    (name, count) = next(iter(gpus.items())) if one_type else ("", 0)
+    is_managed = len(gpus) == 1 and not is_slice(next(iter(gpus)).partition(":")[2])
+    (name, count) = next(iter(gpus.items())) if is_managed else ("", 0)
     allocated = {k: int(v) for k, v in (raw.allocated_gres or {}).items()}
     held = max(allocated.get("gpu", 0), used_by_jobs)
     # pyslurm, which is used if no node has parts of GPUs when the controller starts, does not tell
@@ -139,7 +140,7 @@ def node(
         name=str(raw.name),
         gpu_type=name.partition(":")[2],
         gpus=count,
-        mixed_gpus=0 if one_type else sum(gpus.values()),
+        unmanaged_gpus=0 if is_managed else sum(gpus.values()),
         cpus=int(raw.effective_cpus or raw.total_cpus or 0),
         memory_mb=int(raw.real_memory or 0)
         - int(getattr(raw, "memory_reserved_for_system", None) or 0),

@@ -168,15 +168,15 @@ def test_jobs_on_a_node_with_several_gpu_types_are_left_alone(cluster: SlurmClus
                 ("--elastic=1-2,types=v100", "--gres=gpu:v100:1"),
             )
         )
-        stays = "node g06 has GPUs of several types: jobs there are not resized"
+        stays = "node g06 has GPUs of several types, or slices of GPUs (MIG): jobs there are"
         for job in (first, second):
             until(lambda job=job: stays in explained(daemon, job), what=daemon.log)
         begun = daemon.log().count("Round ")
         until(lambda: daemon.log().count("Round ") > begun + 2)
         assert (held(cluster, first), held(cluster, second)) == ({"g06": 1}, {"g06": 2})
         assert "Action=" not in daemon.log()
-        assert "Nodes=g06 GpuTypes=several Growth=none" in daemon.log()
-        assert "4 more on nodes with several types" in daemon.selastic("status")
+        assert "Nodes=g06 Growth=none Reason=gpus-not-managed" in daemon.log()
+        assert "4 more on nodes with several types or slices" in daemon.selastic("status")
         check = daemon.selastic("check", user="root", check=False)
         assert "Gres of g06 has GPUs of several types" in check
         # Slurm starts a job that can start only there.

@@ -523,15 +523,16 @@ def test_explain_a_job_whose_record_others_have_replaced():
 
 
 def test_nodes_with_several_gpu_types_are_shown_as_not_used():
-    nodes = tuple(replace(n, mixed_gpus=4 * (n.name == "g03")) for n in example.SNAPSHOT.nodes)
+    nodes = tuple(replace(n, unmanaged_gpus=4 * (n.name == "g03")) for n in example.SNAPSHOT.nodes)
     view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, nodes=nodes))
-    assert "Not used:       g03: no job grows onto nodes with GPUs of several types." in (
-        explained(4711, view)
+    assert (
+        "Not used:       g03: no job grows onto nodes with several GPU types or slices (MIG)."
+        in explained(4711, view)
     )
     (partition, *_) = status.lines(ask("status", view), TableLayout())
-    assert "   4 more on nodes with several types   " in partition
+    assert "   4 more on nodes with several types or slices   " in partition
     answer = ask("explain", view, job_ids=(4711,))
-    del answer["mixed_nodes"]  # of an older controller
+    del answer["unmanaged_nodes"]  # of an older controller
     assert "Not used:" not in text(explain.explained(answer))
 
 

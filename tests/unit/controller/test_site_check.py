@@ -333,9 +333,9 @@ def test_partitions_that_give_jobs_all_memory_or_whole_nodes_are_named():
 
 
 def test_nodes_with_several_gpu_types_are_named():
-    (finding,) = check(replace(GOOD, site=replace(GOOD.site, mixed_nodes=("g1", "g2"))))
+    (finding,) = check(replace(GOOD, site=replace(GOOD.site, unmanaged_nodes=("g1", "g2"))))
     assert finding.severity == "info"
-    assert str(finding).startswith("Gres of g[1-2] has GPUs of several types, jobs there are not")
+    assert str(finding).startswith("Gres of g[1-2] has GPUs of several types or slices of GPUs")
 
 
 def test_sharing_gpus_needs_shards():

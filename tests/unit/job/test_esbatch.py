@@ -83,11 +83,17 @@ def test_own_shape_stays(asks):
         ("12-16,types=v100:a100 -C rack1", MIXED, "--nodes=2 --gres=gpu:v100:6"),
         ("4-16 -N2", MIXED, "--gpus=v100:4"),
         ("4-16 --nodes 2", {"a100": 4}, "--gpus=4"),
+        ("2-8", {"a100": 4, "a100_1g.5gb": 56}, "--nodes=1 --gres=gpu:a100:2"),
     ],
 )
 def test_start_at_min(elastic, cluster, shape):
     command = planned(f"--elastic={elastic} job.sh", cluster=cluster)
     assert command[command.index(ADDED[-1]) + 1 : -1] == shape.split()
+
+
+def test_a_partition_of_slices_is_refused():
+    with pytest.raises(EsbatchError, match=r"slices of GPUs \(MIG: 1g.5gb\) and no whole ones"):
+        planned("--elastic=2-8 job.sh", cluster={"1g.5gb": 56, "2g.10gb": 8})
 
 
 def test_command_line_beats_environment_beats_script():

@@ -121,7 +121,7 @@ def test_a_job_in_a_partition_that_is_down_is_left_alone():
 def mixed_site(*more):
     """Return a cluster of the node g1 with GPUs of several types and a feature, and others."""
     features = frozenset({"ib"})
-    mixed = node("g1", 0, "", mixed_gpus=4, cpus=32, memory_mb=256_000, features=features)
+    mixed = node("g1", 0, "", unmanaged_gpus=4, cpus=32, memory_mb=256_000, features=features)
     return Cluster([mixed, *more], partitions=(Partition(name="gpu"),))
 
 
@@ -146,7 +146,7 @@ def test_no_policy_touches_a_job_on_a_node_with_several_types(policy, queue):
             )
             assert plan.decision[1].target == held
     round_job = elastic_jobs(NodeArrays(c.snapshot()), c.records, config)[1]
-    assert round_job.reason == Reason("node-of-several-types", node="g1")
+    assert round_job.reason == Reason("gpus-not-managed", node="g1")
 
 
 @pytest.mark.parametrize(

@@ -528,6 +528,30 @@ FOUR_TASKS = {
 FOUR_NODES = {"min_nodes": 4, "max_nodes": 4, "tres_per_node": "gres/gpu:1"}
 
 
+#: Nodes with four a100 beside nodes with seven slices of each of their eight a100.
+SLICED = "NodeName=a[1-4] Gres=gpu:a100:4\nNodeName=s[1-2] Gres=gpu:a100_1g.5gb:56\n"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tres_per_node": "gres/gpu:2"}])
+def test_slices_of_gpus_are_passed_over(tmp_path, fields):
+    slurm = Slurm(tmp_path, slurm_conf=SLICED)
+    rc, said, changes = slurm.submit("2-8", partitions=GPU, **fields)
+    assert rc == 0, said
+    assert changes["tres_per_node"] == "gres/gpu:a100:2"
+
+
+def test_a_partition_of_slices_is_refused(tmp_path):
+    slurm = Slurm(tmp_path, slurm_conf=SLICED)
+    sliced = {"sliced": {"nodes": "s[1-2]", "flag_default": 1}}
+    for fields in ({}, {"tres_per_node": "gres/gpu:2"}):
+        rc, said, changes = slurm.submit("2-8", partitions=sliced, **fields)
+        assert (rc, changes) == (-1, {})
+        assert said == (
+            "elastic: its partition has slices of GPUs (MIG: a100_1g.5gb) and no whole ones, and"
+            " slices cannot be resized: name another partition or leave out --elastic"
+        )
+
+
 @pytest.mark.parametrize("partitions", [GPU, LISTED], ids=["ALL", "listed"])
 @pytest.mark.parametrize(
     ("elastic", "fields", "starts"),

@@ -69,14 +69,14 @@ def test_idle_gpus_of_a_drained_node_are_unavailable_not_idle():
 
 def test_gpus_of_nodes_with_several_types_are_counted_apart():
     nodes = tuple(
-        replace(n, gpus=0, gpu_type="", mixed_gpus=n.gpus) if n.name == "g03" else n
+        replace(n, gpus=0, gpu_type="", unmanaged_gpus=n.gpus) if n.name == "g03" else n
         for n in example.SNAPSHOT.nodes
     )
     view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, nodes=nodes))
     (row,) = ask("status", view)["partitions"]
-    assert (row["gpus"], row["mixed"], row["idle"]) == (20, 4, 0)
+    assert (row["gpus"], row["unmanaged"], row["idle"]) == (20, 4, 0)
     assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"]
-    assert ask("explain", view, job_ids=(4711,))["mixed_nodes"] == ["g03"]
+    assert ask("explain", view, job_ids=(4711,))["unmanaged_nodes"] == ["g03"]
 
 
 def test_rigid_jobs_are_listed_when_asked_for():

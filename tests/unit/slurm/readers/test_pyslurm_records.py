@@ -214,7 +214,13 @@ def test_a_node_with_several_gpu_types_has_none_for_elastic_jobs(second):
     gres = f"gpu:a100:2(S:0),{second}(S:0)"
     raw = json_records.node_of({"name": "g1", "state": ["IDLE"], "gres": gres})
     node = pyslurm_records.node(raw, 0, barred=False)
-    assert (node.gpu_type, node.gpus, node.mixed_gpus, node.free_gpus) == ("", 0, 4, 0)
+    assert (node.gpu_type, node.gpus, node.unmanaged_gpus, node.free_gpus) == ("", 0, 4, 0)
+
+
+def test_a_node_with_slices_of_gpus_has_none_for_elastic_jobs():
+    raw = json_records.node_of({"name": "g1", "state": ["IDLE"], "gres": "gpu:1g.10gb:7(S:0)"})
+    node = pyslurm_records.node(raw, 2, barred=False)
+    assert (node.gpu_type, node.gpus, node.unmanaged_gpus, node.free_gpus) == ("", 0, 7, 0)
 
 
 def test_a_job_holds_the_type_that_it_got_on_a_node_with_several(parser):
