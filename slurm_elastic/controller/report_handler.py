@@ -120,12 +120,17 @@ class ReportHandler:
         if report.failed_start is None or not job.run == report.run == trials.run:
             return
         answer = (report.failed_start, "end")
+        by_plan = self._store.failed_by_plan(job, report)
         if trials.failure is not None or self._store.lost_node(job):
             answer = (report.failed_start, "wait")
-        elif report.failed_start <= trials.restarts or self._store.failed_by_plan(job, report):
+        elif report.failed_start <= trials.restarts or by_plan:
             answer = (report.failed_start, "restart")
         orders = self._outbox.orders(job.job_id, report.run)
         if (orders.failed_start, orders.on_failure) != answer:
+            if by_plan and not report.out_of_memory:  # which `PlanOrders` logs
+                plan = self._store.entry(job).plan_trials.ordered or "own"
+                start = f"JobId={job.job_id} FailedStart={report.failed_start}"
+                self._log.warning(f"{start} Plan={plan}")
             orders = Orders(failed_start=answer[0], on_failure=answer[1])
             reason = failure(job, trials) if trials.failure else None
             self._outbox.ask(job.job_id, orders, run=report.run, reason=reason)

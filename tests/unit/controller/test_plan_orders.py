@@ -145,6 +145,7 @@ def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):
     assert (orders.failed_start, orders.on_failure, orders.plan) == (2, "restart", "")
     site.report(running, **failed, checkpoint_step=50)
     assert site.report_handler.orders(7, 0, job=running).on_failure == "restart"
+    assert sum("FailedStart=2 Plan=own" in line for line in site.log.lines) == 1
     assert site.store.entry(running).trials.barred == [], "its size is not to blame"
     assert train(site, running, checkpoint_step=50) == ""
 
