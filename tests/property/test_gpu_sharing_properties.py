@@ -53,6 +53,7 @@ def shared_clusters(draw):
             gpus=gpus,
             cpus_per_gpu=draw(st.sampled_from([1.0, 4.0, 8.0])),
             shape={"min_nodes": 1} if elastic else None,
+            submit_time=cluster.time - draw(st.sampled_from([60, 10_000])),
             record={"proven": draw(st.booleans()) or not runs} if elastic else None,
         )
     return cluster
