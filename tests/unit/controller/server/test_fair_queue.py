@@ -53,9 +53,7 @@ class PacedBackend(FakeBackend):
 
 async def request(server, uid, op, **args):
     """Return the content of the answer to one request."""
-    body = json.dumps(
-        {"uid": uid, "nonce": "n", "content": {"v": VERSION, "op": op, **args}}
-    ).encode()
+    body = json.dumps({"uid": uid, "nonce": "n", "content": {"v": VERSION, "op": op, **args}}).encode()
     reader, writer = await asyncio.open_connection(*server.address)
     writer.write(struct.pack("!I", len(body)) + body)
     reply = await reader.read()
