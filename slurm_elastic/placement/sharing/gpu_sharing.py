@@ -4,7 +4,8 @@ Both jobs of a pair have `share=yes` in their directives, and each holds half of
 Pairs are made after everything else is decided: a job that waits, and for which nothing is free,
 kept or given up, gets half of the GPU of a running job. The running job is requeued first, with
 half of its GPU; the other one starts as soon as that runs. A half whose other half is free counts
-as a whole GPU everywhere else.
+as a whole GPU everywhere else. A policy that weighs halves (half_options.py) may name jobs that are
+to be joined: they start on half of a GPU at once, where Slurm can put them on one only.
 
 Pairs part before the policy decides: a job of a pair gets a GPU that is free, if what both lose
 by sharing exceeds the cost of its restart. Without a free GPU, a job that was measured to slow the
