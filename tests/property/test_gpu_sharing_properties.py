@@ -155,12 +155,16 @@ def test_what_shares_no_gpu_is_decided_as_without_it(cluster):
             )
 
 
-@given(shared_clusters())
-def test_pairs_do_not_part_and_meet_again(cluster):
-    config = Config(neighbours=ACT, resize=ResizeSettings(min_interval_s=0.0, restart_s=5.0))
+@given(shared_clusters(), st.sampled_from([(FairShare, "slurm"), (MarginalValue, "controller")]))
+def test_pairs_do_not_part_and_meet_again(cluster, setup):
+    policy, queue = setup
+    config = Config(
+        controller=ControllerSettings(queue=queue), neighbours=ACT,
+        resize=ResizeSettings(min_interval_s=0.0, restart_s=5.0),
+    )  # fmt: skip
     plan, state, changes = None, {}, []
     for _ in range(12):
-        plan, state = decide(cluster, config, FairShare, SharedSpeeds(), plan, state)
+        plan, state = decide(cluster, config, policy, SharedSpeeds(), plan, state)
         cluster.carry_out(plan)
         cluster.time += 60
         changes.append(len(plan.changes))
