@@ -23,7 +23,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
-from slurm_elastic.core.gpu_parts import has_free_half
+from slurm_elastic.core.gpu_parts import HalfOptions, has_free_half
 from slurm_elastic.core.plan import Alternative, Claim, FreeCapacity, JobRecord, Plan, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
@@ -39,6 +39,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.placement.separation import separate
 from slurm_elastic.placement.sharing.gpu_sharing import separate_pairs, share_gpus
+from slurm_elastic.placement.sharing.half_options import half_options
 from slurm_elastic.placement.sleep.clearing import clear
 from slurm_elastic.placement.starts.start_swaps import swap_starts
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
@@ -164,7 +165,13 @@ def _decide(
     assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in pending_claims.waits_for_nearer.items():
         assignment.wait(round_jobs[job_id], refusal)
-    separate_pairs(assignment, round_jobs, gpu_pairs, ready=pending_claims.ready)
+    separate_pairs(
+        assignment,
+        round_jobs,
+        gpu_pairs,
+        ready=pending_claims.ready,
+        counts_halves=capabilities_of(policy).weighs_halves,
+    )
     changeable = [
         t
         for t in round_jobs.values()
@@ -176,7 +183,9 @@ def _decide(
         if round_job.job.key in promised:
             assignment.keep(round_job, deferred_grants.allocation(promised[round_job.job.key]))
     undecided_ids = [t.job.job_id for t in changeable if t.job.job_id not in assignment.outcomes]
-    questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
+    questions = _PolicyQuestions(
+        round_jobs, records, policy, state.get("policy", {}), seed, gpu_pairs=gpu_pairs
+    )
     policy_state = questions.assign(assignment, [*undecided_ids, *pending_claims.ready])
     swap_starts(assignment)
     separate(assignment)
@@ -210,12 +219,15 @@ class _PolicyQuestions:
         policy: Policy,
         state: Mapping[str, Any],
         seed: int,
+        *,
+        gpu_pairs: GpuPairTable | None,
     ) -> None:
         self._round_jobs = round_jobs
         self._records = MappingProxyType(records)
         self._policy = policy
         self._state = state
         self._seed = seed
+        self._gpu_pairs = gpu_pairs
         #: Last answers, by job id.
         self.proposals: dict[int, Proposal] = {}
 
@@ -257,7 +269,15 @@ class _PolicyQuestions:
         for job_id in jobs:
             _add(capacity, self._round_jobs[job_id].current)
         free = assignment.later.capacity()
-        return self._ask(assignment.frame.snapshot, jobs, capacity, free, kept=kept)
+        halves = self._halves(assignment, jobs)
+        return self._ask(assignment.frame.snapshot, jobs, capacity, free, kept=kept, halves=halves)
+
+    def _halves(self, assignment: Assignment, jobs: Sequence[int]) -> HalfOptions | None:
+        """Return the halves of GPUs that the jobs may have, for a policy that weighs them."""
+        if not capabilities_of(self._policy).weighs_halves or self._gpu_pairs is None:
+            return None
+        free = assignment.later.meet(assignment.now)
+        return half_options(self._round_jobs, jobs, self._gpu_pairs, free)
 
     def _ask(
         self,
@@ -267,6 +287,7 @@ class _PolicyQuestions:
         free: FreeCapacity | None = None,
         *,
         kept: bool = True,
+        halves: HalfOptions | None = None,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -276,6 +297,7 @@ class _PolicyQuestions:
             capacity=capacity,
             seed=self._seed,
             free=free,
+            halves=halves,
         )
         proposals, state = self._policy.decide(question, self._state)
         if kept:

@@ -1,14 +1,40 @@
-"""GPUs of which jobs hold parts (shards): the jobs on each, and the GPUs in use. Pure."""
+"""GPUs of which jobs hold parts (shards): the jobs on each, the GPUs in use, possible halves."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from slurm_elastic.core.cluster import Job
 
 #: A GPU: its node and its index there.
 GpuName = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfOptions:
+    """Jobs of one round that may share GPUs.
+
+    Attributes:
+        hosts: type of the GPU that a running job has alone, by id of the job.
+        guests: types of which a waiting job may have half a GPU, by id of the job.
+        joinable: ids of jobs on half of a GPU whose other half is free, by type. The policy is not
+            asked about these jobs.
+        speeds: speed of a job beside another one, by (type, job, other); only of allowed pairs, of
+            which at least one job waits.
+    """
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    guests: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    joinable: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    speeds: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+
+    def speed(self, gpu_type: str, job_id: int, others: Iterable[int]) -> float:
+        """Return the mean speed of a job beside those others that it may meet; 0: none."""
+        known = [self.speeds.get((gpu_type, job_id, other)) for other in others]
+        possible = [speed for speed in known if speed is not None]
+        return sum(possible) / len(possible) if possible else 0.0
 
 
 def jobs_by_gpu(jobs: Iterable[Job]) -> dict[GpuName, tuple[Job, ...]]:

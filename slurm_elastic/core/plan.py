@@ -42,6 +42,7 @@ class Alternative:
         dropped: with 0 GPUs: rejected for good, and left pending (the simulator counts it as
             dropped).
         in_place: it was weighed as a change in place, and is refused if it needs a requeue.
+        half: another job is to have half of its one GPU: it starts on half, where that is possible.
     """
 
     gpu_type: str
@@ -52,6 +53,7 @@ class Alternative:
     batch: int | None = None
     dropped: bool = False
     in_place: bool = False
+    half: bool = False
 
     def __post_init__(self) -> None:
         """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""

@@ -59,6 +59,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.errors import InvalidInputError
+from slurm_elastic.core.gpu_parts import HalfOptions
 from slurm_elastic.core.plan import Alternative, FreeCapacity, JobRecord, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.speedup import SpeedModel
@@ -71,6 +72,7 @@ __all__ = [
     "Config",
     "Directive",
     "FreeCapacity",
+    "HalfOptions",
     "Job",
     "JobRecord",
     "JobState",
@@ -129,6 +131,8 @@ class Capabilities:
             (`models.step_residuals`).
         predicted_lengths: simulated jobs have predicted run times (`JobRecord.length`), as live
             ones have where `[durations]` is on.
+        weighs_halves: it decides which jobs share a GPU (`Question.halves`). False: only those
+            do that wait where nothing is free.
     """
 
     binding_proposals: bool = False
@@ -140,6 +144,7 @@ class Capabilities:
     shares_measurements: bool = False
     residual_models: bool = False
     predicted_lengths: bool = False
+    weighs_halves: bool = False
 
     def __post_init__(self) -> None:
         """Check each value.
@@ -196,6 +201,7 @@ class Question:
         seed: for policies that draw lots.
         free: capacity of each node once all changes under way are done, for policies that choose
             places; None: what the snapshot shows as free.
+        halves: which jobs may share a GPU, for policies that weigh that; None: none may.
     """
 
     snapshot: Snapshot
@@ -205,6 +211,7 @@ class Question:
     capacity: Mapping[str, int]
     seed: int = 0
     free: FreeCapacity | None = None
+    halves: HalfOptions | None = None
 
     @property
     def round_seed(self) -> int:

@@ -19,6 +19,7 @@ from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpee
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
@@ -52,6 +53,7 @@ def shared_clusters(draw):
             gpus=gpus,
             cpus_per_gpu=draw(st.sampled_from([1.0, 4.0, 8.0])),
             shape={"min_nodes": 1} if elastic else None,
+            submit_time=cluster.time - draw(st.sampled_from([60, 10_000])),
             record={"proven": draw(st.booleans()) or not runs} if elastic else None,
         )
     return cluster
@@ -82,7 +84,7 @@ CONFIGS = st.builds(
     st.sampled_from(["slurm", "controller"]),
     st.sampled_from([ACT, NeighbourSettings()]),
 )  # fmt: skip
-POLICIES = st.sampled_from([FairShare, Fifo])
+POLICIES = st.sampled_from([FairShare, Fifo, MarginalValue])
 
 
 def decide(cluster, config, policy, speeds, previous=None, state=None):
@@ -122,7 +124,7 @@ def test_no_gpu_has_more_than_two_jobs_and_no_pair_is_made_below_the_gate(data):
             assert config.neighbours.share_gpus == "act"
             assert job.directive.share == "yes"
             assert cluster.snapshot().node[decision.target.nodes[0]].shards in (2, 4)
-            if decision.action is Action.START:
+            if decision.action is Action.START and decision.reason.code == "starts-on-half":
                 other = int(decision.reason.parameters["job"])
                 name = decision.target.nodes[0]
                 for pair in ((job.job_id, other), (other, job.job_id)):
@@ -153,14 +155,30 @@ def test_what_shares_no_gpu_is_decided_as_without_it(cluster):
             )
 
 
-@given(shared_clusters())
-def test_pairs_do_not_part_and_meet_again(cluster):
-    config = Config(neighbours=ACT, resize=ResizeSettings(min_interval_s=0.0, restart_s=5.0))
+@given(shared_clusters(), st.sampled_from([(FairShare, "slurm"), (MarginalValue, "controller")]))
+def test_pairs_do_not_part_and_meet_again(cluster, setup):
+    policy, queue = setup
+    config = Config(
+        controller=ControllerSettings(queue=queue), neighbours=ACT,
+        resize=ResizeSettings(min_interval_s=0.0, restart_s=5.0),
+    )  # fmt: skip
     plan, state, changes = None, {}, []
     for _ in range(12):
-        plan, state = decide(cluster, config, FairShare, SharedSpeeds(), plan, state)
+        plan, state = decide(cluster, config, policy, SharedSpeeds(), plan, state)
         cluster.carry_out(plan)
         cluster.time += 60
         changes.append(len(plan.changes))
     assert changes[-3:] == [0, 0, 0]
     assert all(j.allocation is not None for j in cluster.jobs if j.state is JobState.RUNNING)
+
+
+@given(shared_clusters())
+def test_goodput_decides_the_same_where_no_job_may_share(cluster):
+    config = Config(controller=ControllerSettings(queue="controller"), neighbours=ACT)
+    for at, job in enumerate(cluster.jobs):
+        if job.submission is not None:
+            directive = dataclasses.replace(job.submission.directive, share="no")
+            submission = dataclasses.replace(job.submission, directive=directive)
+            cluster.jobs[at] = dataclasses.replace(job, submission=submission)
+    plan, state = decide(cluster, config, MarginalValue, None)
+    assert (plan, state) == decide(cluster, config, MarginalValue, SharedSpeeds())

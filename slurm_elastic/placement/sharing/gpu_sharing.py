@@ -4,7 +4,8 @@ Both jobs of a pair have `share=yes` in their directives, and each holds half of
 Pairs are made after everything else is decided: a job that waits, and for which nothing is free,
 kept or given up, gets half of the GPU of a running job. The running job is requeued first, with
 half of its GPU; the other one starts as soon as that runs. A half whose other half is free counts
-as a whole GPU everywhere else.
+as a whole GPU everywhere else. A policy that weighs halves (half_options.py) may name jobs that are
+to be joined: they start on half of a GPU at once, where Slurm can put them on one only.
 
 Pairs part before the policy decides: a job of a pair gets a GPU that is free, if what both lose
 by sharing exceeds the cost of its restart. Without a free GPU, a job that was measured to slow the
@@ -17,7 +18,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Node
 from slurm_elastic.core.gpu_parts import jobs_by_gpu
 from slurm_elastic.core.plan import Action, Decision, Plan
 from slurm_elastic.core.reason import Reason
@@ -45,6 +46,7 @@ def separate_pairs(
     table: GpuPairTable | None,
     *,
     ready: Iterable[int] = (),
+    counts_halves: bool = False,
 ) -> None:
     """Give one job of each pair a free GPU, or let it wait, where that is better.
 
@@ -54,6 +56,8 @@ def separate_pairs(
         table: speeds of two jobs on one GPU; None: they are not measured.
         ready: ids of waiting jobs that the policy is asked about. GPUs for the MIN of those that
             may not share are not free; the others get the halves that fall free.
+        counts_halves: whether the policy gives halves to waiting jobs itself: then none of their
+            GPUs is free.
     """
     pairs = {
         frozenset((t.job.job_id, t.partner.job_id))
@@ -63,7 +67,7 @@ def separate_pairs(
     if not pairs:
         return
     free = assignment.later.meet(assignment.now)
-    shares = table is not None and table.pairs_jobs
+    shares = table is not None and table.pairs_jobs and not counts_halves
     for job_id in ready:
         _keep_least(free, round_jobs[job_id], assignment.frame, shares=shares)
     for pair in sorted(pairs, key=sorted):
@@ -91,7 +95,7 @@ def _keep_least(
     """
     demand, directive = round_job.demand(frame), round_job.directive
     for gpu_type in directive.types or frame.types:
-        if shares and _may_share(round_job, gpu_type):
+        if shares and may_share(round_job, gpu_type):
             return
         sizes = directive.sizes(gpu_type)
         unit = directive.unit_for(gpu_type)
@@ -166,7 +170,8 @@ def share_gpus(
     plan = _as_held(plan, round_jobs)
     if table is None or not table.pairs_jobs:
         return plan
-    open_gpus = _OpenGpus(assignment.frame, round_jobs)
+    open_gpus = OpenGpus(assignment.frame, round_jobs)
+    plan = _started_on_halves(plan, assignment, round_jobs, open_gpus)
     hosts = [
         t
         for t in round_jobs.values()
@@ -176,7 +181,7 @@ def share_gpus(
     guests = _guests(plan, assignment.frame, round_jobs) if hosts else []
     if not guests:
         return plan
-    room = _Room(assignment.later.meet(assignment.now))
+    room = SharedNodeRoom(assignment.later.meet(assignment.now))
     pairs = [
         pair
         for host in hosts
@@ -236,7 +241,34 @@ def _as_held(plan: Plan, round_jobs: Mapping[int, RoundJob]) -> Plan:
     return dataclasses.replace(plan, decisions=tuple(decisions))
 
 
-class _OpenGpus:
+def _started_on_halves(
+    plan: Plan, assignment: Assignment, round_jobs: Mapping[int, RoundJob], open_gpus: OpenGpus
+) -> Plan:
+    """Return the plan in which jobs that are to share their GPU start on half of it at once."""
+    starting = {
+        d.job_id
+        for d in plan.decisions
+        if d.action is Action.START
+        and d.target is not None
+        and (outcome := assignment.outcomes.get(d.job_id)) is not None
+        and outcome.wished is not None
+        and outcome.wished.half
+        and d.target.gpus == 1
+        and may_share(round_jobs[d.job_id], d.target.gpu_type)
+        and open_gpus.has_one_free(d.target.nodes[0], assignment)
+    }
+    if not starting:
+        return plan
+    decisions = tuple(
+        dataclasses.replace(d, target=dataclasses.replace(d.target, half=True))
+        if d.job_id in starting and d.target is not None
+        else d
+        for d in plan.decisions
+    )
+    return dataclasses.replace(plan, decisions=decisions)
+
+
+class OpenGpus:
     """GPUs of each node on which Slurm could put a job that asks for half of one.
 
     Slurm takes the first GPU of a node with enough free shards, and a request cannot name one.
@@ -268,7 +300,24 @@ class _OpenGpus:
         (node,) = held.nodes
         if node not in self._frame.index or self._frame.free[self._frame.index[node]] > 0:
             return False
-        return all(p == (job,) or _is_pair(p) for p in self._divided.get(node, ()))
+        return self.no_other_part(job, node)
+
+    def no_other_part(self, job: Job | None, node: str) -> bool:
+        """Return whether all divided GPUs of a node belong to pairs, or to this job alone."""
+        divided = self._divided.get(node, ())
+        return node not in self._unclear and all(p == (job,) or _is_pair(p) for p in divided)
+
+    def has_one_free(self, name: str, assignment: Assignment) -> bool:
+        """Return whether one GPU of a node is free, and none has a free half.
+
+        Then Slurm puts a job that asks for half of a GPU there on that one.
+        """
+        node = self._frame.snapshot.node.get(name)
+        if node is None or not is_divisible(node) or not self.no_other_part(None, name):
+            return False
+        at = self._frame.index[name]
+        free = assignment.later.gpus[at] + 1 if assignment.at_once else self._frame.free[at]
+        return int(free) == 1
 
 
 def _is_pair(present: Sequence[Job]) -> bool:
@@ -281,10 +330,10 @@ def _is_host(round_job: RoundJob, plan: Plan, frame: NodeArrays) -> bool:
     decision = plan.decision[job.job_id]
     if job.state is not JobState.RUNNING or held is None or held.gpus != 1 or job.companions:
         return False
-    if not _may_share(round_job, held.gpu_type) or decision.action is not Action.KEEP:
+    if not may_share(round_job, held.gpu_type) or decision.action is not Action.KEEP:
         return False
     node = frame.snapshot.node.get(held.nodes[0])
-    if node is None or node.shards < 2 or node.shards % 2 or not node.available:
+    if node is None or not is_divisible(node):
         return False
     if held.half:
         is_settled = round_job.eligibility is not Eligibility.MOVING
@@ -309,7 +358,12 @@ def _guests(
     return guests[:_MOST_WAITING]
 
 
-def _may_share(round_job: RoundJob, gpu_type: str) -> bool:
+def is_divisible(node: Node) -> bool:
+    """Return whether two jobs may share a GPU of a node, by its shards."""
+    return node.available and node.shards >= 2 and node.shards % 2 == 0
+
+
+def may_share(round_job: RoundJob, gpu_type: str) -> bool:
     """Return whether a job may run on half of a GPU of this type."""
     job, directive = round_job.job, round_job.directive
     shape = job.submission.shape if job.submission else {}
@@ -323,13 +377,18 @@ def _may_share(round_job: RoundJob, gpu_type: str) -> bool:
     )
 
 
+def pays_for_half(host: RoundJob) -> bool:
+    """Return whether the restart of a running job with half of its GPU pays, if it needs one."""
+    return host.job.allocation == _half(host) or not host.cost_s or host.window_s > host.cost_s
+
+
 def _half(host: RoundJob) -> Allocation:
     held = host.job.allocation
     assert held is not None
     return dataclasses.replace(held, half=True)
 
 
-class _Room:
+class SharedNodeRoom:
     """Free resources beside a plan, for jobs that start on halves of GPUs.
 
     Args:
@@ -344,7 +403,7 @@ class _Room:
         """Return whether a waiting job may start on the node of a running one, but for its GPU."""
         place, gpus = _half(host).whole, self._free.gpus
         index = self._free.frame.index.get(place.nodes[0])
-        if index is None or not _may_share(guest, place.gpu_type):
+        if index is None or not may_share(guest, place.gpu_type):
             return False
         demand = self._demand(guest)
         if not demand.allowed[index]:
@@ -376,9 +435,9 @@ def _pair(host: RoundJob, guest: RoundJob, table: GpuPairTable) -> PossiblePair 
     """
     half, host_id, guest_id = _half(host), host.job.job_id, guest.job.job_id
     (node,) = half.nodes
-    cost_s = 0.0 if host.job.allocation == half else host.cost_s
-    if cost_s and host.window_s <= cost_s:
+    if not pays_for_half(host):
         return None
+    cost_s = 0.0 if host.job.allocation == half else host.cost_s
     if not table.has_memory(node, host_id, guest_id):
         return None
     speeds = (

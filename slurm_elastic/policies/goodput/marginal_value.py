@@ -13,7 +13,8 @@ goodput models and solver. Every round:
    by age and past restarts, with the price of the GPUs that stand idle during the change, and its
    weight is 1;
 4. `max sum_jc X_jc (w_j (u_jc f_jc)^p / p - charge price k)` under the capacity of each type, and
-   the limits of accounts, users and the site (round_limits.py);
+   the limits of accounts, users and the site (round_limits.py); where jobs may share GPUs, halves
+   of GPUs are configurations, too (half_columns.py);
 5. overdue jobs that this leaves out get their smallest sizes (wait_bound.py), and the program is
    solved again for the others;
 6. small jobs may measure types of which nothing is known, on idle GPUs (type_profiles.py).
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ from slurm_elastic.policies.goodput import (
     value_terms,
     wait_bound,
 )
+from slurm_elastic.policies.goodput.half_columns import HalfColumns, half_columns
 from slurm_elastic.policies.goodput.type_prices import type_prices
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.milp.assignment_milp import (
@@ -101,6 +103,7 @@ class MarginalValue(Sia):
             shares_measurements=settings.share,
             residual_models=settings.residuals,
             predicted_lengths=settings.predicted,
+            weighs_halves=True,
         )
 
     def decide(
@@ -129,7 +132,10 @@ class MarginalValue(Sia):
         profiles = type_profiles.account(question, arrays, settings, state.get("profiles", {}))
         # Jobs that waited too long come before measurements.
         measuring = {} if overdue else profiles.staying
-        solution, first = self._divide(question, weighed, overdue, waited, measuring)
+        halves = self._halves(question, weighed, remaining, {*overdue, *measuring})
+        solution, first = self._divide(
+            question, weighed, overdue, waited, measuring=measuring, halves=halves
+        )
         choice = profiles.begin(solution.choice, remaining)
         runs = np.flatnonzero(choice >= 0)
         left = np.full(len(jobs), np.nan)
@@ -151,6 +157,10 @@ class MarginalValue(Sia):
         proposals = ranked_proposals(
             weighed, choice, limit_hit=solution.limit_hit, explained=explained
         )
+        if halves:
+            proposals = tuple(
+                halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
+            )
         # Overdue jobs also choose their places first.
         late = set(overdue)
         order = [*overdue, *(row for row in range(len(jobs)) if row not in late)]
@@ -191,8 +201,6 @@ class MarginalValue(Sia):
             long_power=settings.long_power,
         )
         columns = arrays.configurations
-        profit = weight[:, None] * scaled**settings.p / settings.p
-        profit -= settings.charge * (prices[columns.kind] * columns.gpus)[None, :]
         return ValueInputs(
             weight=weight,
             table=arrays,
@@ -201,8 +209,41 @@ class MarginalValue(Sia):
             in_place=in_place,
             scaled=scaled,
             requeued=requeued,
-            cost=-np.where(arrays.valid, np.maximum(profit, _LEAST_PROFIT), 0.0),
+            cost=np.where(
+                arrays.valid,
+                self._cost(weight, scaled, prices[columns.kind] * columns.gpus),
+                0.0,
+            ),
         )
+
+    def _cost(self, weight: Floats, gain: Floats, price: Floats) -> Floats:
+        """Return what the program minimises, of [J, C] gains after changes and [C] prices."""
+        settings = self._settings
+        profit = weight[:, None] * gain**settings.p / settings.p
+        profit -= (settings.charge * price)[None, :]
+        return -np.maximum(profit, _LEAST_PROFIT)
+
+    def _halves(
+        self, question: Question, weighed: ValueInputs, remaining: Floats, without: Collection[int]
+    ) -> HalfColumns | None:
+        """Return the configurations of half a GPU; the rows `without` have none."""
+        if question.halves is None:
+            return None
+        arrays = weighed.table
+        excluded = np.zeros(len(arrays.candidates), dtype=bool)
+        excluded[list(without)] = True
+        prices = type_prices(arrays, self._settings.price, self._settings.prices)
+
+        def cost(columns: Ints, speeds: Floats) -> Floats:
+            """Return the costs of half a GPU: of a requeue, unless the job has half already."""
+            nothing_held = dataclasses.replace(arrays, held=np.full_like(arrays.held, -1))
+            factors = self._factors(question, nothing_held, remaining, prices, ResizeKind.REQUEUE)
+            factors[[bool(j.held and j.held.half) for j in arrays.candidates]] = 1.0
+            gain = (weighed.gain * factors)[:, columns] * speeds
+            kinds = arrays.configurations.kind[columns]
+            return self._cost(weighed.weight, gain, prices[kinds] / 2)
+
+        return half_columns(question.halves, arrays, cost, excluded)
 
     def _factors(
         self,
@@ -235,7 +276,9 @@ class MarginalValue(Sia):
         weighed: ValueInputs,
         overdue: list[int],
         waited: Mapping[str, float],
+        *,
         measuring: Mapping[int, int],
+        halves: HalfColumns | None,
     ) -> tuple[ProgramSolution, Bools]:
         """Solve the program; return also [J] which jobs run only because they are overdue.
 
@@ -245,6 +288,7 @@ class MarginalValue(Sia):
             overdue: rows of overdue jobs.
             waited: how long jobs waited that started lately.
             measuring: column of each row that stays to measure a type.
+            halves: configurations of half a GPU; None: there are none.
         """
         arrays, settings = weighed.table, self._settings
         columns, jobs = arrays.configurations, arrays.candidates
@@ -259,6 +303,13 @@ class MarginalValue(Sia):
         fixed: Ints = np.full(len(jobs), -1, dtype=np.int64)
         for row, column in measuring.items():
             fixed[row] = column
+        solve = partial(
+            self._solver.solve,
+            time_limit_s=settings.time_limit_s,
+            gap=_gap(len(jobs)),
+            seed=question.round_seed,
+            known=partial(known_choices, question, arrays, self._config),
+        )
         for attempt in range(_ROUNDS + 1):
             program = AssignmentProgram(
                 cost=weighed.cost,
@@ -270,13 +321,7 @@ class MarginalValue(Sia):
                 fixed=fixed,
                 limits=limits,
             )
-            solution = self._solver.solve(
-                program,
-                time_limit_s=settings.time_limit_s,
-                gap=_gap(len(jobs)),
-                seed=question.round_seed,
-                known=partial(known_choices, question, arrays, self._config),
-            )
+            solution = halves.solve(program, solve) if halves else solve(program)
             missing = stays & (solution.choice < 0)
             served = stays.copy()
             left_out = [row for row in overdue if solution.choice[row] < 0]

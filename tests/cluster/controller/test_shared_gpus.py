@@ -135,3 +135,25 @@ def test_two_jobs_that_allow_it_share_a_gpu_until_one_falls_free(cluster: SlurmC
         until(lambda: accounted()["equal"] >= 5, what=accounted)
         assert accounted()["differences"] == []
         daemon.check_log()
+
+
+def test_under_goodput_two_waiting_jobs_share_the_last_free_gpu_without_a_restart(
+    cluster: SlurmCluster,
+) -> None:
+    cluster.cancel()
+    cluster.sbatch(SLEEP, "--gres=gpu:3", "-o/dev/null", user="bob")
+    leaves = cluster.sbatch(SLEEP, "--gres=gpu:1", "-o/dev/null", user="bob")
+    cluster.wait(leaves, "RUNNING")
+    sharing = '[neighbours]\nshare_gpus = "act"\n'
+    text = eager_config(policy="goodput", queue="controller", extra=sharing)
+    with running(cluster, text) as daemon:
+        options = ("--elastic=1,share=yes", "-o/dev/null", "-t10")
+        jobs = [cluster.sbatch(SLEEP, *options, user=user) for user in ("alice", "bob")]
+        until(lambda: all(f"JobId={job} Lease=" in daemon.log() for job in jobs), what=daemon.log)
+        cluster.exec(["scancel", str(leaves)])
+        until(
+            lambda: halves(cluster, *jobs) == [["shard:1(0/2,0/2,0/2,1/2)"]] * 2,
+            what=daemon.log,
+        )
+        assert [shown(cluster, job)["restart_cnt"] for job in jobs] == [0, 0], daemon.log()
+        daemon.check_log()

@@ -20,6 +20,7 @@ from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpee
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
@@ -237,3 +238,42 @@ def test_the_newcomer_waits_again_if_it_slows_the_job_that_was_there():
 def test_pairs_that_are_left_when_sharing_is_switched_off_part_as_well():
     cluster = pair(site(gpus=2))
     assert [c[3] for c in changes(cluster, config=Config())] == ["leaves-shared-gpu"]
+
+
+def waiting_for_two(share="yes"):
+    """Return two free GPUs of one node, and jobs 1, 2 and 3 that wait; 3 does not share."""
+    cluster = Cluster([node("g1", gpus=2, shards=4)])
+    for job_id in (1, 2):
+        cluster.add(job_id, elastic=f"1,share={share}", gpus=1, shape=SHAPE)
+    cluster.add(3, elastic="1", gpus=1, shape=SHAPE)
+    cluster.jobs = [dataclasses.replace(j, submit_time=cluster.time - 60) for j in cluster.jobs]
+    return cluster
+
+
+def goodput_changes(cluster, speeds=None):
+    config = dataclasses.replace(CONFIG, controller=ControllerSettings(queue="controller"))
+    return changes(cluster, speeds, config, MarginalValue)
+
+
+def test_under_goodput_two_waiting_jobs_share_so_that_a_third_one_starts():
+    whole = Allocation.of("a100", {"g1": 1})
+    cluster = waiting_for_two()
+    started = goodput_changes(cluster)
+    assert [(job, target) for job, _, target, _ in started] == [(1, whole), (3, whole)]
+    hurting = measured(cluster, {(1, 2): 0.8, (2, 1): 0.95})
+    assert [c[0] for c in goodput_changes(cluster, hurting)] == [1, 2]
+    assert [c[0] for c in goodput_changes(waiting_for_two("no"))] == [1, 2]
+
+
+def test_a_job_that_another_one_is_to_join_starts_on_half_of_the_last_free_gpu():
+    cluster = waiting_for_two()
+    cluster.add(4, elastic="1", on={"g1": 1}, shape=SHAPE)
+    cluster.jobs = [j for j in cluster.jobs if j.job_id != 3]
+    assert [c[:3] for c in goodput_changes(cluster)] == [(1, Action.START, HALF)]
+    made = plan(
+        cluster,
+        config=dataclasses.replace(CONFIG, controller=ControllerSettings(queue="controller")),
+        policy=MarginalValue,
+    )
+    cluster.carry_out(made)
+    assert goodput_changes(cluster) == [(2, Action.START, HALF, "starts-on-half")]
