@@ -100,6 +100,14 @@ def trained(steps: int) -> dict[str, Any]:
     return {"model": model.state_dict(), **states}
 
 
+def normalised(batches: int) -> dict[str, Any]:
+    """Return the state of a model with batch normalisation that has trained on some batches."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for _ in range(batches):
+        model(torch.ones(2, 2))
+    return model.state_dict()
+
+
 #: As published scripts write them: torchvision's references, pytorch/examples, nanoGPT, Lightning,
 #: mmengine, detectron2, fairseq, a script that saves weights only.
 SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
@@ -137,6 +145,31 @@ SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
     "steps of a half tensor": (
         {"epoch": 3, "optimizer": {"state": {0: {"step": torch.tensor(3.0).half()}}}},
         SavedNumbers(None, 3),
+    ),
+    "batches of normalisation": (
+        {"model": normalised(30), "epoch": 2, "args": argparse.Namespace(batch_size=8, lr=0.1)},
+        SavedNumbers(None, 2, passes=30),
+    ),
+    "batches of normalisation, options in a dictionary": (
+        {
+            "state_dict_ema": normalised(7),
+            "state_dict": normalised(30),
+            "epoch": 2,
+            "hparams": {"train_batch_size": 8, "accum_iter": 1},
+        },
+        SavedNumbers(None, 2, passes=30),
+    ),
+    "batches of normalisation that are accumulated": (
+        {"model": normalised(30), "args": argparse.Namespace(batch_size=8, grad_accum_steps=2)},
+        SavedNumbers(),
+    ),
+    "batches of normalisation of a batch over all ranks": (
+        {"model": normalised(30), "args": {"batch_size": 8, "Global_Batch_Size": 32}},
+        SavedNumbers(),
+    ),
+    "batches of normalisation without options": (
+        {"model": normalised(30), "args": {"lr": 0.1}, "epoch": 2},
+        SavedNumbers(None, 2),
     ),
     "keys that are numbers": ({0: 1, "epoch": 4}, SavedNumbers(None, 4)),
     "one number": ({"epoch": 4}, SavedNumbers(None, 4)),
