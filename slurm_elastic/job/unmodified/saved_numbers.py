@@ -74,6 +74,7 @@ class SavedNumbers(NamedTuple):
             script that does not load its optimizer.
         passes: batches on which each rank has trained, as batch normalisation counts them, where
             the options that are saved beside it show that each of them is a step.
+        scheduled: steps of the scheduler in a directory of accelerate's `save_state`.
     """
 
     step: int | None = None
@@ -81,6 +82,7 @@ class SavedNumbers(NamedTuple):
     rate: float | None = None
     updates: int | None = None
     passes: int | None = None
+    scheduled: int | None = None
 
 
 def read_directory(checkpoint: str) -> SavedNumbers:
@@ -91,15 +93,17 @@ def read_directory(checkpoint: str) -> SavedNumbers:
             of an optimizer.
     """
     rate: float | None = None
-    updates: int | None = None
+    updates = scheduled = None
     for name in _SCHEDULERS:
         try:
             path = f"{checkpoint}/{name}"
             with _archive(path, most=_MAX_SCHEDULER, largest=_MAX_SCHEDULER) as archive:
-                rate = _last_rate(outline(archive.pickle()))
+                state = outline(archive.pickle())
         except _ERRORS:
             continue
-        if rate is not None:
+        rate = _last_rate(state)
+        if rate is not None and isinstance(state, dict):
+            scheduled = _count(state.get(_LAST_EPOCH)) if name == _SCHEDULERS[0] else None
             break
     for name in _OPTIMIZERS:
         try:
@@ -109,7 +113,7 @@ def read_directory(checkpoint: str) -> SavedNumbers:
             continue
         if updates is not None:
             break
-    return SavedNumbers(rate=rate, updates=updates)
+    return SavedNumbers(rate=rate, updates=updates, scheduled=scheduled)
 
 
 def read_numbers(path: str) -> SavedNumbers:

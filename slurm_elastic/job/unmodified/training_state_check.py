@@ -69,6 +69,7 @@ class TrainingPoint:
         is_counter: False: numbers in names have fallen within an attempt, or are epochs, and do not
             count steps; or the optimizer counts, which may begin anew at each start.
         counts_passes: `step` is the number of batches on which each rank has trained.
+        scheduled: steps of a scheduler of accelerate; None: not known.
     """
 
     step: int
@@ -81,6 +82,7 @@ class TrainingPoint:
     world: int = 0
     is_counter: bool = True
     counts_passes: bool = False
+    scheduled: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -105,6 +107,7 @@ class TrainingPoint:
                 world=int(data.get("world", 0)),
                 is_counter=data.get("is_counter") is not False,
                 counts_passes=data.get("counts_passes") is True,
+                scheduled=_count(data.get("scheduled")),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
@@ -146,7 +149,7 @@ def read_point(path: str) -> TrainingPoint | None:
     rates = () if rate is None else ((number, rate),)
     if step is None:  # epochs may be counted anew at each start
         return TrainingPoint(step=number, rates=rates, is_counter=False) if rates else None
-    return TrainingPoint(step=step, epoch=done, rates=rates)
+    return TrainingPoint(step=step, epoch=done, rates=rates, scheduled=saved.scheduled)
 
 
 def _hugging_face(file: Path) -> TrainingPoint | None:
@@ -198,6 +201,7 @@ def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool =
         or _epoch_jump(before, after)
         or _length_jump(before, after)
         or _rate_jump(before, after)
+        or _schedule_jump(before, after)
     )
 
 
@@ -254,6 +258,22 @@ def _rate_jump(before: TrainingPoint, after: TrainingPoint) -> str:
             return f"{_RATE_WORDS} had fallen to {old[-1]:.3g} and is {rate:.3g} at step {step}"
         last = min(last, rate)
     return ""
+
+
+def _schedule_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Compare the steps of a scheduler for each one of the optimizer, unless the rate is fixed."""
+    if not before.scheduled or not before.step or after.scheduled is None:
+        return ""
+    if len({rate for _, rate in (*before.rates, *after.rates)}) == 1:
+        return ""
+    old = before.scheduled / before.step
+    new = (after.scheduled - before.scheduled) / (after.step - before.step)
+    if abs(new - old) <= _TOLERANCE * old:
+        return ""
+    return (
+        f"the scheduler of {_RATE_WORDS} made {old:.1f} steps per step of the optimizer, and"
+        f" {new:.1f} since step {before.step}"
+    )
 
 
 def _falls(rates: Sequence[float]) -> bool:
@@ -342,7 +362,10 @@ class TrainingStateCheck:
         remedy = "keep the global batch and the schedule (docs/esrun-global-batch.md)"
         if _RATE_WORDS in jump and Path(path, _ACCELERATE_SCHEDULER).exists():
             jump += "; accelerate steps a prepared scheduler once for each rank"
-            remedy = "register the scheduler instead of preparing it (docs/integrations.md)"
+            remedy = (
+                "keep the global batch by esrun --micro-batches, register the scheduler instead of"
+                " preparing it (docs/integrations.md),"
+            )
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
             f"the training has jumped, {self._state.jump}; the job is not resized any more;"

@@ -199,6 +199,16 @@ def test_steps_of_an_optimizer_in_a_directory(tmp_path: Path, name: str) -> None
     assert read_directory(str(tmp_path)) == SavedNumbers(updates=7)
 
 
+@pytest.mark.parametrize(("name", "scheduled"), [("scheduler.bin", 7), ("scheduler.pt", None)])
+def test_steps_of_a_scheduler_in_a_directory(
+    tmp_path: Path, name: str, scheduled: int | None
+) -> None:
+    """Only accelerate may step it once for each rank."""
+    torch.save(trained(7)["lr_scheduler"], tmp_path / name)
+    numbers = read_directory(str(tmp_path))
+    assert numbers == SavedNumbers(rate=pytest.approx(9.3e-3), scheduled=scheduled)
+
+
 @pytest.mark.parametrize("data", [None, b"", b"1", bytes(5), bytes(1 << 20), b"\0\0\xc0\x7f"])
 def test_a_storage_of_another_size_is_no_number(tmp_path: Path, data: bytes | None) -> None:
     torch.save(trained(7)["optimizer"], tmp_path / "whole")
