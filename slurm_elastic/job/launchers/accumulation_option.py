@@ -42,6 +42,7 @@ def with_accumulation(
     for at, word in enumerate(program):
         name, equals, value = word.partition("=")
         if name not in _OPTIONS:
+            line = _line_of_command(word, steps, reason) or line
             continue
         if not equals:
             value = program[at + 1] if at + 1 < len(program) else ""
@@ -56,6 +57,18 @@ def with_accumulation(
             words[at + 1] = steps
             line = f"{name} {value} is replaced by {steps}: {reason}"
     return words, line
+
+
+def _line_of_command(command: str, steps: str, reason: str) -> str:
+    """Return a line for the log if a command for `bash -c` has another number; else ""."""
+    words = command.split()
+    for name, value in zip(words, words[1:]):  # noqa: B905, RUF007 - see the module's docstring
+        if name in _OPTIONS and _is_count(value) and value != steps:
+            return (
+                f"{name} {value} within a quoted command stays, though {reason} make {steps} on"
+                f" each; write $SLURM_ELASTIC_ACCUMULATION in place of {value}"
+            )
+    return ""
 
 
 def _is_count(text: str) -> bool:

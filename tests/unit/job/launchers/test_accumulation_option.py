@@ -35,6 +35,19 @@ def test_a_value_that_may_be_of_all_ranks_stays_and_the_log_says_so() -> None:
     )
 
 
+def test_a_number_in_a_command_of_a_shell_stays_and_the_log_says_so() -> None:
+    program = ["bash", "-c", f"exec python train.py {OPTION} 8 --seed 8"]
+    assert with_accumulation(program, 8, 1) == (program, "")
+    words, line = with_accumulation(program, 8, 2)
+    assert words == program
+    assert line == (
+        f"{OPTION} 8 within a quoted command stays, though --micro-batches 8 on 2 ranks make 4 on"
+        " each; write $SLURM_ELASTIC_ACCUMULATION in place of 8"
+    )
+    right = ["bash", "-c", f"exec python train.py {OPTION} $SLURM_ELASTIC_ACCUMULATION"]
+    assert with_accumulation(right, 8, 2) == (right, "")
+
+
 @pytest.mark.parametrize(
     "program", [["a", OPTION], ["a", OPTION, "$N"], ["a", OPTION, "auto"], [f"{OPTION}="]]
 )
