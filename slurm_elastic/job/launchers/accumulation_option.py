@@ -59,10 +59,31 @@ def with_accumulation(
     return words, line
 
 
+def advice(program: Sequence[str], world: int, directive: str) -> str:
+    """Return a line for the log if `--micro-batches` would keep the batch of a program; else "".
+
+    Args:
+        program: with its arguments, which is started without that option of esrun.
+        world: number of ranks.
+        directive: of the job; "" for a rigid one.
+    """
+    least, _, most = directive.partition(",")[0].partition("-")
+    if not most or least == most:
+        return ""
+    for name, value in zip(program, program[1:]):  # noqa: B905, RUF007 - see above
+        if name in _OPTIONS and _is_count(value) and int(value) * world > 1:
+            return (
+                f"{name} {value} is the same on any number of ranks, so the global batch is not; to"
+                f" keep it, give esrun --micro-batches {int(value) * world}"
+                " (docs/esrun-global-batch.md)"
+            )
+    return ""
+
+
 def _line_of_command(command: str, steps: str, reason: str) -> str:
     """Return a line for the log if a command for `bash -c` has another number; else ""."""
     words = command.split()
-    for name, value in zip(words, words[1:]):  # noqa: B905, RUF007 - see the module's docstring
+    for name, value in zip(words, words[1:]):  # noqa: B905, RUF007 - see above
         if name in _OPTIONS and _is_count(value) and value != steps:
             return (
                 f"{name} {value} within a quoted command stays, though {reason} make {steps} on"

@@ -698,3 +698,8 @@ def test_the_accumulation_that_a_script_is_given_follows_its_ranks(
     assert set(process.stdout.splitlines()) == {"--gradient_accumulation_steps 4"}
     line = "--gradient_accumulation_steps 8 is replaced by 4: --micro-batches 8 on 2 ranks"
     assert f"esrun: {line}\n" in process.stderr
+    if not options:
+        env = job | {"SLURM_SPANK_ELASTIC": "1-4"}
+        process = run(env, "--checkpoint", "*.pt", *program)
+        assert process.stdout == "--gradient_accumulation_steps 8\n"
+        assert "to keep it, give esrun --micro-batches 16 (" in process.stderr

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.job.launchers import accumulation_option
-from slurm_elastic.job.launchers.accumulation_option import with_accumulation
+from slurm_elastic.job.launchers.accumulation_option import advice, with_accumulation
 
 OPTION = "--gradient_accumulation_steps"
 
@@ -53,6 +53,30 @@ def test_a_number_in_a_command_of_a_shell_stays_and_the_log_says_so() -> None:
 )
 def test_what_is_no_number_stays(program: list[str]) -> None:
     assert with_accumulation(program, 8, 2) == (program, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "world", "directive", "micro_batches"),
+    [
+        ("4", 1, "1-4", 4),
+        ("4", 2, "1-4,types=a100", 8),
+        ("1", 2, "1-4", 2),
+        ("1", 1, "1-4", None),  # one batch cannot be shared
+        ("4", 1, "1-1", None),
+        ("4", 1, "", None),
+        ("auto", 1, "1-4", None),
+    ],
+)
+def test_micro_batches_are_recommended_before_a_batch_changes(
+    value: str, world: int, directive: str, micro_batches: int | None
+) -> None:
+    line = advice(["python", "train.py", OPTION, value], world, directive)
+    assert line == (
+        f"{OPTION} {value} is the same on any number of ranks, so the global batch is not; to keep"
+        f" it, give esrun --micro-batches {micro_batches} (docs/esrun-global-batch.md)"
+        if micro_batches
+        else ""
+    )
 
 
 @given(
