@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 from slurm_elastic.job.environment.world_variables import accumulation
 
+#: A longer number is none of micro-batches.
+_MAX_DIGITS = 9
 _OPTIONS = ("--gradient_accumulation_steps", "--gradient-accumulation-steps")
 
 
@@ -93,4 +95,4 @@ def _line_of_command(command: str, steps: str, reason: str) -> str:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS

@@ -261,10 +261,11 @@ def _rate_jump(before: TrainingPoint, after: TrainingPoint) -> str:
 
 
 def _schedule_jump(before: TrainingPoint, after: TrainingPoint) -> str:
-    """Compare the steps of a scheduler for each one of the optimizer, unless the rate is fixed."""
+    """Compare the steps of a scheduler for each one of the optimizer, if the rate has changed."""
     if not before.scheduled or not before.step or after.scheduled is None:
         return ""
-    if len({rate for _, rate in (*before.rates, *after.rates)}) == 1:
+    last, new_rate = (point.rates[-1][1] if point.rates else None for point in (before, after))
+    if last == new_rate:  # of a fixed rate it makes no difference
         return ""
     old = before.scheduled / before.step
     new = (after.scheduled - before.scheduled) / (after.step - before.step)

@@ -65,6 +65,7 @@ def test_what_is_no_number_stays(program: list[str]) -> None:
         ("4", 1, "1-1", None),
         ("4", 1, "", None),
         ("auto", 1, "1-4", None),
+        ("9" * 5000, 1, "1-4", None),
     ],
 )
 def test_micro_batches_are_recommended_before_a_batch_changes(

@@ -417,14 +417,14 @@ def test_batches_of_each_rank_that_batch_normalisation_counts(
     [
         (2, (1.0, 0.9), "the scheduler of the learning rate made 1.0 steps per step of the"),
         (1, (1.0, 0.9), ""),  # it is registered, and the script steps it itself
-        (2, (1.0, 1.0), ""),  # of a rate that is fixed it makes no difference
+        (2, (1.0, 1.0), ""),  # after a warmup to a fixed rate it makes no difference
     ],
 )
 def test_a_prepared_scheduler_of_accelerate_that_runs_faster_is_a_jump(
     ticks: int, rates: tuple[float, float], jump: str
 ) -> None:
     """The rate falls as before, only faster: the script of transformers without the Trainer."""
-    before = TrainingPoint(step=360, rates=((180, rates[0]), (360, rates[0])), scheduled=360)
+    before = TrainingPoint(step=360, rates=((180, 0.5), (360, rates[0])), scheduled=360)
     after = TrainingPoint(step=420, rates=((420, rates[1]),), scheduled=360 + ticks * 60)
     found = find_jump(before, after)
     assert found == (f"{jump} optimizer, and 2.0 since step 360" if jump else "")
