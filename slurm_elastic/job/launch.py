@@ -24,11 +24,13 @@ from slurm_elastic.job.environment.state_directory import (
     writable,
 )
 from slurm_elastic.job.environment.world_variables import (
+    DIRECTIVE_VARIABLE,
     inexact_line,
     read_start_world,
     world_variables,
 )
 from slurm_elastic.job.esrun_options import Options
+from slurm_elastic.job.launchers.accumulation_option import advice, with_accumulation
 from slurm_elastic.job.slurm_env import (
     COMPANION_VARIABLE,
     STEP_VARIABLE,
@@ -211,7 +213,7 @@ class RankLaunch:
         return srun.command(
             self.allocation,
             self.tasks,
-            self.options.program,
+            self._program()[0],
             gpus=self.gpus,
             user_options=self.options.srun_args,
             world=(joint.nodes, joint.ranks) if joint else None,
@@ -230,6 +232,18 @@ class RankLaunch:
             if not any(part.node in names for _, names in groups):
                 groups.append((part.job_id, [part.node]))
         return groups
+
+    def _program(self) -> tuple[list[str], str]:
+        """Return the program's arguments for the present ranks, and a line for the log or ""."""
+        options = self.options
+        return with_accumulation(options.program, options.micro_batches, self.ranks)
+
+    def _advice(self, world: int) -> str:
+        """Return a line on `--micro-batches` at the first start of a script that is resized."""
+        options, is_first = self.options, self.allocation.run == 0 and self.attempt == 1
+        if not is_first or options.checkpoint is None or options.micro_batches is not None:
+            return ""
+        return advice(options.program, world, self._env.get(DIRECTIVE_VARIABLE, ""))
 
     def _joint(self) -> JointShape | None:
         """Return the shape of an attempt on several jobs; None: it is on one."""
@@ -287,6 +301,8 @@ class RankLaunch:
         log_line(f"attempt {job.run + 1}{again}: {shape}, port {port}{by_launcher}")
         if micro_batches and (line := inexact_line(micro_batches, world)):
             log_line(line)
+        if line := self._program()[1] or self._advice(world):
+            log_line(line)
         return child
 
     def _start_parts(
@@ -298,7 +314,7 @@ class RankLaunch:
             command = srun.command(
                 part.allocation,
                 (part.ranks,),
-                self.options.program,
+                self._program()[0],
                 gpus=True,
                 user_options=self.options.srun_args,
                 companion=True,

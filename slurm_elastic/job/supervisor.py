@@ -204,6 +204,7 @@ class Supervisor:
             command=program_command(
                 self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
             ),
+            micro_batches=self._launch.options.micro_batches,
             are_alone=lambda size: self._watches.train_alone(self._rank_processes(), size),
             end_ranks=self._end_lone_ranks,
         )

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from slurm_elastic.job.environment.state_directory import number_after, state_directories, versions
 
 #: Set by slurmd in jobs submitted with --elastic.
-_DIRECTIVE = "SLURM_SPANK_ELASTIC"
+DIRECTIVE_VARIABLE = "SLURM_SPANK_ELASTIC"
 _KEY = '"start_world":'
 _MAX_DIGITS = 9
 
@@ -62,7 +62,7 @@ def world_variables(
         "SLURM_ELASTIC_ACCUMULATION": str(steps),
         "SLURM_ELASTIC_ACCUMULATION_EXACT": str(int(exact)),
     }
-    batch = fixed_batch(env.get(_DIRECTIVE, ""))
+    batch = fixed_batch(env.get(DIRECTIVE_VARIABLE, ""))
     if batch:
         variables["SLURM_ELASTIC_GLOBAL_BATCH"] = str(batch)
     if micro_batches:
@@ -96,7 +96,7 @@ def fixed_batch(directive: str) -> int | None:
 
 def batch_may_change(env: Mapping[str, str]) -> bool:
     """Return whether the directive of the job gives its batch a range, such as `batch=256-1024`."""
-    least, most = _batch_limits(env.get(_DIRECTIVE, ""))
+    least, most = _batch_limits(env.get(DIRECTIVE_VARIABLE, ""))
     return least != most
 
 

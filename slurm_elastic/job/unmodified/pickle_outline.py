@@ -55,7 +55,8 @@ def outline(data: bytes) -> object:
     """Return texts, numbers, dictionaries, lists and short tuples of a pickle; {} for all else.
 
     Numbers of numpy and tensors of one number are among them. Keys of dictionaries are texts and
-    whole numbers.
+    whole numbers. An object with attributes, such as `argparse.Namespace`, becomes a dictionary of
+    these.
 
     Raises:
         ValueError, LookupError: it is no pickle.
@@ -144,3 +145,5 @@ def _add(target: object, items: list[Any], name: str) -> None:
         target.update((key, value) for key, value in pairs if isinstance(key, str | int))
     elif name.startswith("APPEND") and isinstance(target, list):
         target += items
+    elif name == "BUILD" and isinstance(target, dict) and isinstance(items[0], dict):
+        target.update({key: value for key, value in items[0].items() if isinstance(key, str)})

@@ -47,6 +47,15 @@ _META, _META_STEP = "meta", "iter"
 _LAST_EPOCH, _LAST_RATE, _GROUPS, _RATE = "last_epoch", "_last_lr", "param_groups", "lr"
 #: In the states of parameters, and of groups of these, in an optimizer: the steps that it has made.
 _STATES, _UPDATES = "state", "step"
+#: In the state of a model with batch normalisation: the batches on which a rank has trained.
+_PASSES = "num_batches_tracked"
+#: Keys of a checkpoint under which scripts save their options, and a part of the name of one that
+#: those of a training have.
+_OPTIONS, _BATCH = ("args", "opt", "config", "cfg", "hparams"), "batch_size"
+#: Parts of the names of options by which scripts take several batches for a step, or one batch over
+#: all ranks.
+_ACCUMULATIONS = ("accum", "grad_acc", "update_freq", "iter_size", "nominal")
+_WHOLE_BATCHES = ("global_batch", "total_batch", "effective_batch")
 #: Numbers in storages of torch, which are little-endian on every machine that it supports.
 _FORMATS = {"FloatStorage": "<f", "DoubleStorage": "<d", "LongStorage": "<q", "IntStorage": "<i"}
 _SOUGHT = tuple(
@@ -63,12 +72,17 @@ class SavedNumbers(NamedTuple):
         rate: learning rate of the first group of parameters.
         updates: steps that the optimizer has counted itself, as Adam does. They begin anew in a
             script that does not load its optimizer.
+        passes: batches on which each rank has trained, as batch normalisation counts them, where
+            the options that are saved beside it show that each of them is a step.
+        scheduled: steps of the scheduler in a directory of accelerate's `save_state`.
     """
 
     step: int | None = None
     epoch: int | None = None
     rate: float | None = None
     updates: int | None = None
+    passes: int | None = None
+    scheduled: int | None = None
 
 
 def read_directory(checkpoint: str) -> SavedNumbers:
@@ -79,15 +93,17 @@ def read_directory(checkpoint: str) -> SavedNumbers:
             of an optimizer.
     """
     rate: float | None = None
-    updates: int | None = None
+    updates = scheduled = None
     for name in _SCHEDULERS:
         try:
             path = f"{checkpoint}/{name}"
             with _archive(path, most=_MAX_SCHEDULER, largest=_MAX_SCHEDULER) as archive:
-                rate = _last_rate(outline(archive.pickle()))
+                state = outline(archive.pickle())
         except _ERRORS:
             continue
-        if rate is not None:
+        rate = _last_rate(state)
+        if rate is not None and isinstance(state, dict):
+            scheduled = _count(state.get(_LAST_EPOCH)) if name == _SCHEDULERS[0] else None
             break
     for name in _OPTIMIZERS:
         try:
@@ -97,7 +113,7 @@ def read_directory(checkpoint: str) -> SavedNumbers:
             continue
         if updates is not None:
             break
-    return SavedNumbers(rate=rate, updates=updates)
+    return SavedNumbers(rate=rate, updates=updates, scheduled=scheduled)
 
 
 def read_numbers(path: str) -> SavedNumbers:
@@ -184,7 +200,37 @@ def _numbers(saved: object, archive: _Archive) -> SavedNumbers:
         # Else the scheduler counts epochs.
         if step is None and epoch is not None and scheduled is not None and scheduled > epoch + 1:
             step = scheduled
-    return SavedNumbers(step, epoch, rate, updates)
+    return SavedNumbers(step, epoch, rate, updates, _passes(saved, archive))
+
+
+def _passes(saved: dict[Any, Any], archive: _Archive) -> int | None:
+    """Return the batches on which each rank has trained, if each of them is a step.
+
+    Args:
+        saved: outline of a checkpoint.
+        archive: file in which that lies.
+    """
+    options = next(
+        (
+            value
+            for name in _OPTIONS
+            if isinstance(value := saved.get(name), dict)
+            and any(isinstance(key, str) and _BATCH in key for key in value)
+        ),
+        None,
+    )
+    if options is None or any(
+        value != 1 and any(word in key.lower() for word in (*_ACCUMULATIONS, *_WHOLE_BATCHES))
+        for key, value in options.items()
+        if isinstance(key, str)
+    ):
+        return None
+    for name, state in saved.items():
+        if isinstance(state, dict) and isinstance(name, str) and "ema" not in name:
+            for key, value in state.items():
+                if str(key).endswith(_PASSES) and isinstance(value, TensorOfOne):
+                    return _count(archive.number(value))
+    return None
 
 
 def _states(saved: dict[Any, Any], word: str) -> Iterator[dict[str, Any]]:

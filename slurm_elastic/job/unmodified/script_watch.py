@@ -70,6 +70,7 @@ class ScriptWatch:
         hosts: number of hosts on which they run.
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
         command: its command in this run of the job (`program_command`).
+        micro_batches: of `esrun --micro-batches`; None: not given.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written; None: perhaps.
         end_ranks: ends them then.
@@ -94,6 +95,7 @@ class ScriptWatch:
         hosts: int = 1,
         complete: str | None = None,
         command: str = "",
+        micro_batches: int | None = None,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +108,10 @@ class ScriptWatch:
         self._growth = FirstGrowth(self._resume, resume_file, are_alone, end_ranks, clock)
         self._world = world
         self._training = TrainingStateCheck(
-            self._resume, world, batch_may_change=batch_may_change(os.environ)
+            self._resume,
+            world,
+            batch_may_change=batch_may_change(os.environ),
+            micro_batches=micro_batches,
         )
         self._program_step: int | None = None
         self._send_signal = send_signal

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.job.environment.world_variables import accumulation
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.unmodified.resume_state import ResumeState
 
@@ -67,6 +68,8 @@ class TrainingPoint:
         world: ranks that wrote it; 0: not known.
         is_counter: False: numbers in names have fallen within an attempt, or are epochs, and do not
             count steps; or the optimizer counts, which may begin anew at each start.
+        counts_passes: `step` is the number of batches on which each rank has trained.
+        scheduled: steps of a scheduler of accelerate; None: not known.
     """
 
     step: int
@@ -78,6 +81,8 @@ class TrainingPoint:
     in_a_row: int = 0
     world: int = 0
     is_counter: bool = True
+    counts_passes: bool = False
+    scheduled: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -101,6 +106,8 @@ class TrainingPoint:
                 in_a_row=int(data.get("in_a_row", 0)),
                 world=int(data.get("world", 0)),
                 is_counter=data.get("is_counter") is not False,
+                counts_passes=data.get("counts_passes") is True,
+                scheduled=_count(data.get("scheduled")),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
@@ -129,16 +136,20 @@ def read_point(path: str) -> TrainingPoint | None:
     # Epoch 3 is that of a checkpoint written in or after the fourth epoch.
     done = None if epoch is None else (float(epoch), float(epoch) + 1)
     rate = saved.rate
-    if step is None and epoch is not None and saved.updates is not None:
-        rates = () if rate is None else ((saved.updates, rate),)
-        return TrainingPoint(step=saved.updates, epoch=done, rates=rates, is_counter=False)
+    counts_passes = saved.updates is None
+    updates = saved.passes if counts_passes else saved.updates
+    if step is None and epoch is not None and updates is not None:
+        rates = () if rate is None else ((updates, rate),)
+        return TrainingPoint(
+            step=updates, epoch=done, rates=rates, is_counter=False, counts_passes=counts_passes
+        )
     number = epoch if step is None else step
     if number is None:
         return None
     rates = () if rate is None else ((number, rate),)
     if step is None:  # epochs may be counted anew at each start
         return TrainingPoint(step=number, rates=rates, is_counter=False) if rates else None
-    return TrainingPoint(step=step, epoch=done, rates=rates)
+    return TrainingPoint(step=step, epoch=done, rates=rates, scheduled=saved.scheduled)
 
 
 def _hugging_face(file: Path) -> TrainingPoint | None:
@@ -190,6 +201,7 @@ def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool =
         or _epoch_jump(before, after)
         or _length_jump(before, after)
         or _rate_jump(before, after)
+        or _schedule_jump(before, after)
     )
 
 
@@ -248,6 +260,23 @@ def _rate_jump(before: TrainingPoint, after: TrainingPoint) -> str:
     return ""
 
 
+def _schedule_jump(before: TrainingPoint, after: TrainingPoint) -> str:
+    """Compare the steps of a scheduler for each one of the optimizer, if the rate has changed."""
+    if not before.scheduled or not before.step or after.scheduled is None:
+        return ""
+    last, new_rate = (point.rates[-1][1] if point.rates else None for point in (before, after))
+    if last == new_rate:  # of a fixed rate it makes no difference
+        return ""
+    old = before.scheduled / before.step
+    new = (after.scheduled - before.scheduled) / (after.step - before.step)
+    if abs(new - old) <= _TOLERANCE * old:
+        return ""
+    return (
+        f"the scheduler of {_RATE_WORDS} made {old:.1f} steps per step of the optimizer, and"
+        f" {new:.1f} since step {before.step}"
+    )
+
+
 def _falls(rates: Sequence[float]) -> bool:
     """Return whether the rates rise at most at the beginning, and then have fallen."""
     top = rates.index(max(rates))
@@ -264,12 +293,21 @@ class TrainingStateCheck:
         world: ranks of this attempt.
         batch_may_change: whether the directive lets the batch change: then only the step counter is
             compared.
+        micro_batches: of `esrun --micro-batches`; None: not given.
     """
 
-    def __init__(self, state: ResumeState, world: int, *, batch_may_change: bool = False) -> None:
+    def __init__(
+        self,
+        state: ResumeState,
+        world: int,
+        *,
+        batch_may_change: bool = False,
+        micro_batches: int | None = None,
+    ) -> None:
         self._state = state
         self.world = world
         self._batch_may_change = batch_may_change
+        self._micro_batches = micro_batches
         self._before: TrainingPoint | None = None
         self._last_step = 0
         self._compared = 0
@@ -310,6 +348,10 @@ class TrainingStateCheck:
     def _compare(self, before: TrainingPoint, point: TrainingPoint, path: str) -> None:
         # Later attempts go on from a checkpoint that is known to be right.
         only_steps = self._batch_may_change or before.world == self.world
+        if before.counts_passes != point.counts_passes or (
+            point.counts_passes and self._may_accumulate(before.world)
+        ):
+            before = dataclasses.replace(before, in_a_row=0)
         jump = find_jump(before, point, only_steps=only_steps)
         if not jump:
             return
@@ -321,12 +363,22 @@ class TrainingStateCheck:
         remedy = "keep the global batch and the schedule (docs/esrun-global-batch.md)"
         if _RATE_WORDS in jump and Path(path, _ACCELERATE_SCHEDULER).exists():
             jump += "; accelerate steps a prepared scheduler once for each rank"
-            remedy = "register the scheduler instead of preparing it (docs/integrations.md)"
+            remedy = (
+                "keep the global batch by esrun --micro-batches, register the scheduler instead of"
+                " preparing it (docs/integrations.md),"
+            )
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
             f"the training has jumped, {self._state.jump}; the job is not resized any more;"
             f" {remedy} and submit it again"
         )
+
+    def _may_accumulate(self, old_world: int) -> bool:
+        """Return whether `SLURM_ELASTIC_ACCUMULATION` keeps the batch over this change."""
+        micro_batches = self._micro_batches or self._state.start_world or old_world
+        worlds = (max(1, old_world), self.world)
+        old, new = (accumulation(micro_batches, world)[0] * world for world in worlds)
+        return old == new
 
 
 def _whole_epoch(point: TrainingPoint) -> int | None:

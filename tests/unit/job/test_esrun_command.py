@@ -687,3 +687,19 @@ def test_what_keeps_the_global_batch_from_run_to_run(job: dict[str, str], tmp_pa
     process = attempt("--micro-batches", "8", **later)
     assert process.stdout.split() == ["3", "2", "8", "3", "0", "3"]
     assert "3 ranks cannot share them evenly" in process.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--local", "2"]])
+def test_the_accumulation_that_a_script_is_given_follows_its_ranks(
+    job: dict[str, str], options: list[str]
+) -> None:
+    program = ["sh", "-c", 'echo "$@"', "x", "--gradient_accumulation_steps", "8"]
+    process = run(job, *options, "--micro-batches", "8", *program)
+    assert set(process.stdout.splitlines()) == {"--gradient_accumulation_steps 4"}
+    line = "--gradient_accumulation_steps 8 is replaced by 4: --micro-batches 8 on 2 ranks"
+    assert f"esrun: {line}\n" in process.stderr
+    if not options:
+        env = job | {"SLURM_SPANK_ELASTIC": "1-4"}
+        process = run(env, "--checkpoint", "*.pt", *program)
+        assert process.stdout == "--gradient_accumulation_steps 8\n"
+        assert "to keep it, give esrun --micro-batches 16 (" in process.stderr

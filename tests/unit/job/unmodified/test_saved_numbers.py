@@ -100,6 +100,14 @@ def trained(steps: int) -> dict[str, Any]:
     return {"model": model.state_dict(), **states}
 
 
+def normalised(batches: int) -> dict[str, Any]:
+    """Return the state of a model with batch normalisation that has trained on some batches."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for _ in range(batches):
+        model(torch.ones(2, 2))
+    return model.state_dict()
+
+
 #: As published scripts write them: torchvision's references, pytorch/examples, nanoGPT, Lightning,
 #: mmengine, detectron2, fairseq, a script that saves weights only.
 SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
@@ -138,6 +146,31 @@ SAVED: dict[str, tuple[dict[str, Any], SavedNumbers]] = {
         {"epoch": 3, "optimizer": {"state": {0: {"step": torch.tensor(3.0).half()}}}},
         SavedNumbers(None, 3),
     ),
+    "batches of normalisation": (
+        {"model": normalised(30), "epoch": 2, "args": argparse.Namespace(batch_size=8, lr=0.1)},
+        SavedNumbers(None, 2, passes=30),
+    ),
+    "batches of normalisation, options in a dictionary": (
+        {
+            "state_dict_ema": normalised(7),
+            "state_dict": normalised(30),
+            "epoch": 2,
+            "hparams": {"train_batch_size": 8, "accum_iter": 1},
+        },
+        SavedNumbers(None, 2, passes=30),
+    ),
+    "batches of normalisation that are accumulated": (
+        {"model": normalised(30), "args": argparse.Namespace(batch_size=8, grad_accum_steps=2)},
+        SavedNumbers(),
+    ),
+    "batches of normalisation of a batch over all ranks": (
+        {"model": normalised(30), "args": {"batch_size": 8, "Global_Batch_Size": 32}},
+        SavedNumbers(),
+    ),
+    "batches of normalisation without options": (
+        {"model": normalised(30), "args": {"lr": 0.1}, "epoch": 2},
+        SavedNumbers(None, 2),
+    ),
     "keys that are numbers": ({0: 1, "epoch": 4}, SavedNumbers(None, 4)),
     "one number": ({"epoch": 4}, SavedNumbers(None, 4)),
 }
@@ -164,6 +197,16 @@ def test_no_checkpoint_of_one_file(tmp_path: Path) -> None:
 def test_steps_of_an_optimizer_in_a_directory(tmp_path: Path, name: str) -> None:
     torch.save(trained(7)["optimizer"], tmp_path / name)
     assert read_directory(str(tmp_path)) == SavedNumbers(updates=7)
+
+
+@pytest.mark.parametrize(("name", "scheduled"), [("scheduler.bin", 7), ("scheduler.pt", None)])
+def test_steps_of_a_scheduler_in_a_directory(
+    tmp_path: Path, name: str, scheduled: int | None
+) -> None:
+    """Only accelerate may step it once for each rank."""
+    torch.save(trained(7)["lr_scheduler"], tmp_path / name)
+    numbers = read_directory(str(tmp_path))
+    assert numbers == SavedNumbers(rate=pytest.approx(9.3e-3), scheduled=scheduled)
 
 
 @pytest.mark.parametrize("data", [None, b"", b"1", bytes(5), bytes(1 << 20), b"\0\0\xc0\x7f"])

@@ -1,5 +1,6 @@
 """What jumps over a change, as far as checkpoints show it, and what must not be taken for it."""
 
+import argparse
 import json
 import math
 import pickle
@@ -9,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -371,3 +373,60 @@ def test_steps_that_the_optimizer_counts(tmp_path: Path, steps: int, jump: str, 
         count = -steps * (epoch - 3) if steps < 0 else 400 + steps * (epoch - 3)
         attempt_of.add(saved(epoch, count))
     assert state.jump == jump
+
+
+def by_batches(epoch: int, batches: int) -> dict[str, Any]:
+    """Return what torchvision's classification reference saves of a model that SGD trains."""
+    model = {"bn1.num_batches_tracked": torch.tensor(batches)}
+    options = argparse.Namespace(batch_size=16, epochs=90, lr=0.1)
+    return {"model": model, "epoch": epoch, "args": options}
+
+
+@pytest.mark.parametrize(
+    ("worlds", "micro_batches", "batches", "jump"),
+    [
+        ((1, 2), None, 50, "1 → 2 ranks: an epoch had 100 steps and has 50 from step 300 on"),
+        ((4, 2), None, 200, ""),  # two batches for each step keep the batch
+        ((4, 8), None, 50, "4 → 8 ranks: an epoch had 100 steps and has 50 from step 300 on"),
+        ((1, 2), 8, 50, ""),
+        ((4, 8), 4, 50, "4 → 8 ranks: an epoch had 100 steps and has 50 from step 300 on"),
+        ((1, 2), None, 100, ""),
+    ],
+)
+def test_batches_of_each_rank_that_batch_normalisation_counts(
+    tmp_path: Path,
+    worlds: tuple[int, int],
+    micro_batches: int | None,
+    batches: int,
+    jump: str,
+) -> None:
+    state = ResumeState(start_world=worlds[0])
+    saves = [(epoch, 100 * (epoch + 1)) for epoch in range(3)]
+    later = [(epoch, 300 + batches * (epoch - 2)) for epoch in range(3, 6)]
+    for world, points in zip(worlds, (saves, later), strict=True):
+        check = TrainingStateCheck(state, world, micro_batches=micro_batches)
+        check.begin_attempt()
+        for epoch, count in points:
+            torch.save(by_batches(epoch, count), tmp_path / "checkpoint.pth")
+            check.add(str(tmp_path / "checkpoint.pth"))
+    assert state.jump == jump
+
+
+@pytest.mark.parametrize(
+    ("ticks", "rates", "jump"),
+    [
+        (2, (1.0, 0.9), "the scheduler of the learning rate made 1.0 steps per step of the"),
+        (1, (1.0, 0.9), ""),  # it is registered, and the script steps it itself
+        (2, (1.0, 1.0), ""),  # after a warmup to a fixed rate it makes no difference
+    ],
+)
+def test_a_prepared_scheduler_of_accelerate_that_runs_faster_is_a_jump(
+    ticks: int, rates: tuple[float, float], jump: str
+) -> None:
+    """The rate falls as before, only faster: the script of transformers without the Trainer."""
+    before = TrainingPoint(step=360, rates=((180, 0.5), (360, rates[0])), scheduled=360)
+    after = TrainingPoint(step=420, rates=((420, rates[1]),), scheduled=360 + ticks * 60)
+    found = find_jump(before, after)
+    assert found == (f"{jump} optimizer, and 2.0 since step 360" if jump else "")
+    assert not find_jump(before, after, only_steps=True)
+    assert TrainingPoint.from_json(json.loads(json.dumps(after.to_json()))) == after
