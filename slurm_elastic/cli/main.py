@@ -43,6 +43,7 @@ VERBS = {
     "profile": "profile.profile_command",
     "recommend": "recommend.recommend_command",
     "durations": "durations_command",
+    "report": "limit_report",
 }
 
 

@@ -18,6 +18,38 @@ class LengthRow(TypedDict):
     jobs: int
 
 
+class LimitUseRow(TypedDict):
+    """Time limits and run times of one user's jobs whose names differ in numbers only.
+
+    `name`: with `#` in place of each number; `jobs`: that have ended; `limit_s`: median of their
+    limits; `reached`: jobs that used their whole limit; `advised_s`: limit that such jobs rarely
+    exceed; `gpu_hours`: requested beyond that, negative where the limits are less.
+    """
+
+    user: str
+    name: str
+    jobs: int
+    limit_s: float
+    median_s: float
+    p90_s: float
+    reached: int
+    advised_s: float
+    gpu_hours: float
+
+
+class LimitsAnswer(TypedDict):
+    """`selastic report` without a file.
+
+    `jobs`, `trained`, `problem`: as of `DurationsAnswer`; `limits`: the largest `gpu_hours` first.
+    """
+
+    enabled: bool
+    jobs: int
+    trained: float | None
+    problem: str
+    limits: list[LimitUseRow]
+
+
 class DurationsAnswer(TypedDict):
     """`selastic durations` without a file, and the advice of `esbatch --advise`.
 

@@ -284,6 +284,11 @@ _ALL = (
         Argument("partition", _text, "partition of that job"),
         Argument("limit_s", _seconds, "time limit of that job"),
     ),
+    _question(
+        "limits",
+        "duration_answers.LimitsAnswer",
+        Argument("user", _user, "of this user only"),
+    ),
     _question("topology", "topology_answers.TopologyAnswer"),
     _question("check", "answers.CheckAnswer"),
     _job_command("hold"),

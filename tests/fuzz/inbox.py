@@ -67,6 +67,7 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
     {"op": "usage", "user": "bob", "start": 1.7e9, "end": 1.8e9},
     {"op": "topology"},
     {"op": "durations", "name": "net", "gpus": 2, "partition": "gpu", "limit_s": 3600.0},
+    {"op": "limits", "user": "bob"},
     {"op": "check"},
     {"op": "hold", "jobs": ["4722"], "dry_run": False},
     {"op": "release", "jobs": ["4722"]},

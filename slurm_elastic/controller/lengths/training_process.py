@@ -13,13 +13,14 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.models.durations import prediction_error
 from slurm_elastic.models.durations.duration_predictor import DurationPredictor
 from slurm_elastic.models.durations.finished_job import FinishedJob, JobRequest
+from slurm_elastic.models.durations.limit_use import LimitUse, limit_uses
 from slurm_elastic.models.durations.prediction_error import PredictionError
 from slurm_elastic.slurm import ended_runs
 from slurm_elastic.slurm.ended_runs import EndedRun
@@ -28,6 +29,8 @@ from slurm_elastic.slurm.ended_runs import EndedRun
 LEAST_S = 60.0
 _LOWEST_PRIORITY = 19
 _FAILED = 3
+#: Names of jobs of which the use of limits is kept.
+_MOST_NAMES = 5000
 #: Part of the time that sacct may take.
 _READING = 0.5
 
@@ -44,6 +47,7 @@ class Trained:
         jobs: number of jobs learned from.
         at: epoch s.
         errors: on the latest of these jobs, by the way to predict.
+        limits: use of time limits by these jobs.
         seconds: time that it took.
     """
 
@@ -51,6 +55,7 @@ class Trained:
     jobs: int = 0
     at: float = 0.0
     errors: Mapping[str, PredictionError] = field(default_factory=dict)
+    limits: Sequence[LimitUse] = ()
     seconds: float = 0.0
 
 
@@ -130,6 +135,7 @@ def main() -> int:
         jobs=len(jobs),
         at=time.time(),
         errors=prediction_error.of_ways(jobs, boosted=request["boosted"]),
+        limits=limit_uses(jobs, most=_MOST_NAMES),
         seconds=time.monotonic() - begin,
     )
     sys.stdout.buffer.write(pickle.dumps(trained))

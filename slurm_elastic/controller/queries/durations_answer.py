@@ -1,4 +1,4 @@
-"""Answer to `durations`: how well run times are predicted, and one prediction."""
+"""Answers to `durations` and `limits`: predictions of run times, and the use of time limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_elastic.controller.lengths.length_predictions import LengthPrediction
 from slurm_elastic.core.prediction.duration_estimate import DurationEstimate
 from slurm_elastic.models.durations.finished_job import JobRequest
 from slurm_elastic.models.durations.limit_advice import advised_limit_s
-from slurm_elastic.rpc.duration_answers import DurationsAnswer, LengthRow
+from slurm_elastic.rpc.duration_answers import DurationsAnswer, LengthRow, LimitsAnswer, LimitUseRow
 
 
 def durations(
@@ -51,6 +51,31 @@ def durations(
         ],
         "length": length_row(estimate),
         "advised_limit_s": advised_limit_s(estimate) if estimate else None,
+    }
+
+
+def limits(
+    predictions: LengthPredictions, args: Mapping[str, Any], *, private_to: str | None
+) -> LimitsAnswer:
+    """Return the use of time limits by the jobs that predictions rest on.
+
+    Args:
+        predictions: of the controller.
+        args: `user`, whose jobs are shown; without it those of all users.
+        private_to: name of the caller, who sees only the own jobs; None: the caller sees all.
+    """
+    users = {args.get("user"), private_to} - {None}
+    trained = predictions.trained
+    return {
+        "enabled": predictions.enabled,
+        "jobs": trained.jobs,
+        "trained": trained.at or None,
+        "problem": predictions.problem,
+        "limits": [
+            LimitUseRow(**dataclasses.asdict(use))  # type: ignore[typeddict-item]
+            for use in trained.limits
+            if users <= {use.user}
+        ],
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.leader.standby_sync import new_rows
 from slurm_elastic.controller.queries import dispatch
-from slurm_elastic.controller.queries.durations_answer import durations
+from slurm_elastic.controller.queries.durations_answer import durations, limits
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
     Particulars,
@@ -138,6 +138,9 @@ class RequestHandler:
             predictions, name = self._controller.lengths, self._name(uid)
             own_names = viewer.private and not viewer.operator
             return dict(durations(predictions, name, args, own_names=own_names))
+        if op == "limits":
+            private_to = self._name(uid) if viewer.private and not viewer.operator else None
+            return dict(limits(self._controller.lengths, args, private_to=private_to))
         try:
             history = self._history(args) if op in ("explain", "show", "history") else ()
             segments = self._segments(args) if op == "usage" else ()

@@ -11,9 +11,10 @@ from slurm_elastic.config.schema import Config, ControllerSettings, DurationSett
 from slurm_elastic.controller.lengths import training_process
 from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
 from slurm_elastic.controller.lengths.training_process import Trained, TrainingError, train
-from slurm_elastic.controller.queries.durations_answer import durations
+from slurm_elastic.controller.queries.durations_answer import durations, limits
 from slurm_elastic.models.durations.duration_predictor import DurationPredictor
 from slurm_elastic.models.durations.finished_job import FinishedJob, JobRequest
+from slurm_elastic.models.durations.limit_use import LimitUse
 from tests.support.decisions.synthetic_clusters import Cluster, node
 from tests.support.patience import PATIENCE_S
 
@@ -90,6 +91,8 @@ def test_a_training_reads_sacct_in_a_process_of_its_own(sacct):
     estimate = trained.predictor.predict(JobRequest(user="alice", name="net-99", gpus=2))
     assert (estimate.basis, round(estimate.median)) == ("similar-name", 600)
     assert trained.errors["time limit"].factor_p50 == pytest.approx(144.0)
+    (use,) = trained.limits
+    assert (use.user, use.name, use.jobs, use.limit_s) == ("alice", "net-#", 8, 86400.0)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,22 @@ def test_names_of_others_stay_private():
     for own_names, basis in ((False, "similar-name"), (True, "all")):
         answer = durations(predictions, "eve", {"name": "job1"}, own_names=own_names)
         assert answer["length"]["basis"] == basis
+
+
+def test_limits_of_others_stay_private():
+    use = LimitUse(
+        user="bob", name="job#", jobs=8, limit_s=3600.0, median_s=600.0, p90_s=600.0, reached=0,
+        advised_s=900.0, gpu_hours=12.0,
+    )  # fmt: skip
+    trained = dataclasses.replace(learned(), limits=(use, dataclasses.replace(use, user="eve")))
+    predictions = after_training(LengthPredictions(config(), Log(), lambda **_: trained))
+
+    def users(private_to=None, **args):
+        return [row["user"] for row in limits(predictions, args, private_to=private_to)["limits"]]
+
+    assert users() == ["bob", "eve"]
+    assert users(user="bob") == users(private_to="bob") == users("bob", user="bob") == ["bob"]
+    assert users("eve", user="bob") == []
 
 
 def test_short_runs_teach_nothing():
