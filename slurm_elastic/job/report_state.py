@@ -25,7 +25,7 @@ _URGENT = frozenset({
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
-    "out_of_memory", "busy_cpus", "read_bytes_s",
+    "out_of_memory", "busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy",
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -36,6 +36,8 @@ _ONCE: dict[str, Any] = {
     "profile_batch": None,
     "busy_cpus": None,
     "read_bytes_s": None,
+    "gpu_busy": None,
+    "gpu_memory_busy": None,
 }
 #: Fields that stay as they are when an attempt begins in place; all others begin anew.
 _KEPT_IN_PLACE = frozenset({
@@ -44,7 +46,9 @@ _KEPT_IN_PLACE = frozenset({
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "supported_options", "weight_bytes", "optimizer_bytes", "gpu_bytes",
     "jump",
-}) - {"failed_gpus", "out_of_memory", "busy_cpus", "read_bytes_s"}  # fmt: skip
+}) - {
+    "failed_gpus", "out_of_memory", "busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy",
+}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

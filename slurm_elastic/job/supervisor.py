@@ -21,6 +21,7 @@ from slurm_elastic.job.environment.state_cleanup import remove_old_state
 from slurm_elastic.job.environment.state_directory import state_directories
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
+from slurm_elastic.job.launchers.gpu_use import GpuUseMeter, visible_gpus
 from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.launchers.nested_launch import RankProcess, ranks_only, step_processes
 from slurm_elastic.job.launchers.rank_use import RankUseMeter
@@ -121,11 +122,14 @@ class Supervisor:
         server.start()
         in_place = InPlaceRestart(self._state, server)
         if address:
-            meter = RankUseMeter(self._rank_processes, self._gpus_here)
+            ranks = RankUseMeter(self._rank_processes, self._gpus_here)
+            gpus = GpuUseMeter(visible_gpus() if self._launch.gpus else "")
             self._client = ControllerClient(
                 self._state,
                 address,
-                measure=lambda: self._state.set_own(meter.measure()._asdict()),
+                measure=lambda: self._state.set_own(
+                    ranks.measure()._asdict() | gpus.measure()._asdict()
+                ),
             )
             self._client.start()
         if self._script:

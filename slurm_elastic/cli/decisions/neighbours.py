@@ -17,6 +17,8 @@ _RESOURCES = {
     "network": "the network",
     "storage": "reading from storage",
 }
+#: The same where both jobs have halves of one GPU.
+_RESOURCES_OF_GPU = {"compute": "the GPU", "memory": "the GPU's memory bandwidth"}
 #: Less is not told from noise.
 _LEAST = 0.005
 #: Most neighbours that are named.
@@ -44,7 +46,8 @@ def _of(row: NeighbourRow) -> str:
     text = f"{shares}: {_slower(row['speed'])} ({source}, ±{row['error']:.0%})"
     if row["other_speed"] is not None:
         text += f"; job {row['display_id']} is {_slower(row['other_speed'])}"
-    resource = _RESOURCES.get(row.get("resource", ""))
+    names = _RESOURCES_OF_GPU if row.get("same_gpu") else _RESOURCES
+    resource = names.get(row.get("resource", ""))
     return f"{text}; they contend for {resource}" if resource else text
 
 

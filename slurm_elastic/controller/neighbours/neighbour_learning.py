@@ -217,7 +217,11 @@ def _use(report: Report, nodes: int) -> MeasuredUse:
     if nodes > 1 and report.exchange_bytes is not None and report.step_time_s:
         sent_bytes_s = min(report.exchange_bytes / report.step_time_s, _MOST_BYTES_S)
     return MeasuredUse(
-        cpus=report.busy_cpus, sent_bytes_s=sent_bytes_s, read_bytes_s=report.read_bytes_s
+        cpus=report.busy_cpus,
+        sent_bytes_s=sent_bytes_s,
+        read_bytes_s=report.read_bytes_s,
+        gpu=report.gpu_busy,
+        gpu_memory=report.gpu_memory_busy,
     )
 
 

@@ -108,17 +108,29 @@ class NeighbourSpeeds:
         known = self._of_types.get(node_type)
         return tuple(known.pairs.get(_pair(job, other), ())) if known else ()
 
-    def of(self, node_type: str, job: AloneLoad, other: AloneLoad) -> NeighbourSpeed:
-        """Return the predicted speed of a job beside another one."""
-        return self.of_all(node_type, [(job, other)])[0]
+    def of(
+        self, node_type: str, job: AloneLoad, other: AloneLoad, *, published: bool = False
+    ) -> NeighbourSpeed:
+        """Return the predicted speed of a job beside another one; see `of_all`."""
+        return self.of_all(node_type, [(job, other)], published=published)[0]
 
     def of_all(
-        self, node_type: str, pairs: Sequence[tuple[AloneLoad, AloneLoad]]
+        self,
+        node_type: str,
+        pairs: Sequence[tuple[AloneLoad, AloneLoad]],
+        *,
+        published: bool = False,
     ) -> list[NeighbourSpeed]:
-        """Return the predicted speed of the first job of each pair."""
+        """Return the predicted speed of the first job of each pair.
+
+        Args:
+            node_type: of the node.
+            pairs: loads of two jobs.
+            published: predict the published slowdown, also if this is `neutral`.
+        """
         known = self._of_types.get(node_type) or self._new()
         predicted = known.model.speeds(pairs).tolist()
-        enough = not self._neutral or known.varied
+        enough = published or not self._neutral or known.varied
         combined = [
             _combined(
                 speed if enough and job.known and other.known else None,

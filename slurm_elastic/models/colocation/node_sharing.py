@@ -8,6 +8,7 @@ Rigid jobs are neighbours, too.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -215,8 +216,8 @@ class SharingLearner:
             self.speeds.record_alone(application, setting, step_s)
         elif len(others) == 1:
             self.speeds.record_shared(
-                PartOfNode(application=application, gpus=1),
-                [PartOfNode(application=others[0], gpus=1)],
+                PartOfNode(application=application, gpus=1, on_gpu=True),
+                [PartOfNode(application=others[0], gpus=1, on_gpu=True)],
                 node_type=shared_gpu_type(node),
                 setting=setting,
                 step_s=step_s,
@@ -226,9 +227,9 @@ class SharingLearner:
 def _median(uses: list[MeasuredUse]) -> MeasuredUse:
     """Return the median of each field, of the measurements that have it."""
     medians = {}
-    for name in ("cpus", "sent_bytes_s", "read_bytes_s"):
-        values = [v for use in uses if (v := getattr(use, name)) is not None]
-        medians[name] = statistics.median(values) if values else None
+    for field in dataclasses.fields(MeasuredUse):
+        values = [v for use in uses if (v := getattr(use, field.name)) is not None]
+        medians[field.name] = statistics.median(values) if values else None
     return MeasuredUse(**medians)
 
 

@@ -30,9 +30,16 @@ _TIMES = 9
 #: Most settings, applications, and measurements of a node type that are kept.
 _SETTINGS, _APPLICATIONS, _RUNS = 2_000, 2_000, 1_000
 #: Fields of `MeasuredUse`, and their names in the ledger.
-_USES = {"cpus": "use", "sent_bytes_s": "sent", "read_bytes_s": "read"}
-#: Values of a load in the ledger: now, and before network and reads were kept.
-_LOAD, _OLD_LOAD = 6, 4
+_USES = {
+    "cpus": "use",
+    "sent_bytes_s": "sent",
+    "read_bytes_s": "read",
+    "gpu": "gpu",
+    "gpu_memory": "gpu_memory",
+}
+#: Values of a load in the ledger: now, before the use of GPUs was kept, and before that of network
+#: and storage.
+_LOADS = (7, 6, 4)
 #: Weight of the newest measurement of what an application uses.
 _NEWEST = 0.2
 #: Measurements of a pair that count for decisions.
@@ -47,13 +54,16 @@ _LEAST_SPEED, _MOST_SPEED = 0.05, 1.2
 class PartOfNode:
     """A job's part of one node; `gpus` and `node_cpus` of the node.
 
-    `crosses`: its ranks also stand on other nodes, so that it uses the network.
+    Attributes:
+        crosses: its ranks also stand on other nodes, so that it uses the network.
+        on_gpu: it is compared with another job on the same GPU: the use of that one counts.
     """
 
     application: str
     gpus: int
     node_cpus: int = 0
     crosses: bool = False
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +74,15 @@ class MeasuredUse:
         cpus: CPUs that it keeps busy for each of its GPUs.
         sent_bytes_s: bytes a second from each of its nodes to others, where it runs on several.
         read_bytes_s: bytes a second from storage, for each of its GPUs.
+        gpu: part of the time in which its GPUs compute.
+        gpu_memory: part of the time in which the memory of its GPUs is read or written.
     """
 
     cpus: float | None = None
     sent_bytes_s: float | None = None
     read_bytes_s: float | None = None
+    gpu: float | None = None
+    gpu_memory: float | None = None
 
 
 class SharedSpeeds:
@@ -163,12 +177,25 @@ class SharedSpeeds:
         return [(other, min(1.0, rest) ** (1 / len(unknown))) for other in unknown]
 
     def of(self, node_type: str, job: PartOfNode, other: PartOfNode) -> NeighbourSpeed:
-        """Return the predicted speed of a job beside another one; 1 where nothing is known."""
-        return self._speeds.of(node_type, self.load(job), self.load(other))
+        """Return the predicted speed of a job beside another one; 1 where nothing is known.
+
+        On one GPU the published coefficients predict, before there are enough measurements.
+        """
+        return self._speeds.of(
+            node_type, self.load(job), self.load(other), published=job.on_gpu and other.on_gpu
+        )
 
     def load(self, part: PartOfNode) -> AloneLoad:
-        """Return the use of a node by an application."""
-        cpus, sent, read = (self._use[name].get(part.application) for name in _USES)
+        """Return the use of a node, or of one GPU, by an application."""
+        cpus, sent, read, gpu, bus = (self._use[name].get(part.application) for name in _USES)
+        if part.on_gpu:
+            return AloneLoad(
+                application=part.application,
+                gpus=part.gpus,
+                compute=min(1.0, gpu[0]) if gpu is not None else 0.0,
+                memory_bus=min(1.0, bus[0]) if bus is not None else 0.0,
+                known=gpu is not None and bus is not None,
+            )
         known = cpus is not None and part.node_cpus > 0
         compute = cpus[0] * part.gpus / part.node_cpus if cpus is not None and known else 0.0
         return AloneLoad(
@@ -216,7 +243,7 @@ class SharedSpeeds:
                     speeds._use[name][application] = (float(amount), bool(alone))
         of_types: dict[str, list[SharedRun]] = {}
         runs = value.get("runs")
-        for node_type, *row in _rows(runs, 2 + 2 * _OLD_LOAD) + _rows(runs, 2 + 2 * _LOAD):
+        for node_type, *row in (row for length in _LOADS for row in _rows(runs, 2 + 2 * length)):
             half = len(row) // 2
             job, other, speed = _load(row[:half]), _load(row[half:-1]), row[-1]
             if isinstance(node_type, str) and job and other and _is_number(speed):
@@ -229,23 +256,23 @@ class SharedSpeeds:
 
 
 def _row(load: AloneLoad) -> list[Any]:
-    used = [_six(load.sent_bytes_s), _six(load.read_bytes_s)]
+    used = [_six(load.sent_bytes_s), _six(load.read_bytes_s), _six(load.memory_bus)]
     return [load.application, load.gpus, _six(load.compute), load.known, *used]
 
 
 def _load(row: list[Any]) -> AloneLoad | None:
-    """Return the load of a row; older ones have neither network nor reads."""
+    """Return the load of a row; older ones have no memory bus, or no network and reads either."""
     application, gpus, compute, known, *used = row
-    sent_bytes_s, read_bytes_s = used or (0.0, 0.0)
+    sent_bytes_s, read_bytes_s, memory_bus = (*used, 0.0, 0.0, 0.0)[:3]
     if not (isinstance(application, str) and type(gpus) is int):
         return None
-    if not all(map(_is_number, (compute, sent_bytes_s, read_bytes_s))):
+    if not all(map(_is_number, (compute, sent_bytes_s, read_bytes_s, memory_bus))):
         return None
     return AloneLoad(
         application=application,
         gpus=gpus,
         compute=float(compute),
-        memory_bus=0.0,
+        memory_bus=float(memory_bus),
         known=bool(known),
         sent_bytes_s=float(sent_bytes_s),
         read_bytes_s=float(read_bytes_s),

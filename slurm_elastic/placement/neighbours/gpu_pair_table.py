@@ -1,7 +1,7 @@
 """Predicted speeds of two jobs on one GPU, as one round uses them.
 
-The use of a GPU is not measured, except of its memory: the speeds of two applications are not known
-before they have shared a GPU. Until then `EXPECTED_SPEED` counts, and such a pair may be tried.
+Before two applications have shared a GPU, their speeds are predicted from what each of them used of
+one alone. Where that is not known (no NVML), `EXPECTED_SPEED` counts, and the pair may be tried.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class GpuPairTable:
         self._memory = memory or GpuMemory()
 
     def known(self, node: str, job_id: int, other_id: int) -> NeighbourSpeed:
-        """Return the measurements of a job's speed beside another one on a GPU of a node."""
+        """Return what is known of a job's speed beside another one on a GPU of a node."""
         gpu_type = shared_gpu_type(self._snapshot.node[node])
         return self._speeds.of(gpu_type, self._part(job_id), self._part(other_id))
 
     def speed(self, node: str, job_id: int, other_id: int) -> float:
-        """Return the measured speed, at most 1, or the expected one if none was measured."""
+        """Return the measured or predicted speed, at most 1; the expected one if there is none."""
         known = self.known(node, job_id, other_id)
-        return min(1.0, known.speed) if known.measured else EXPECTED_SPEED
+        return min(1.0, known.speed) if known.measured or known.modelled else EXPECTED_SPEED
 
     def hurts(self, node: str, job_id: int, other_id: int) -> bool:
         """Return whether the measured speed of a job beside another one is below the gate."""
@@ -66,4 +66,4 @@ class GpuPairTable:
     def _part(self, job_id: int) -> PartOfNode:
         job = self._snapshot.job.get(job_id)
         name = self._applications.get(job_id) or (application_of(job) if job else "")
-        return PartOfNode(application=name, gpus=1)
+        return PartOfNode(application=name, gpus=1, on_gpu=True)

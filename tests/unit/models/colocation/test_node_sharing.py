@@ -170,6 +170,23 @@ def test_what_a_job_sends_counts_where_it_stands_on_several_nodes():
     assert again.load(here) == speeds.load(here)
 
 
+def test_on_one_gpu_the_use_of_gpus_counts():
+    speeds = SharedSpeeds()
+    speeds.record_use("busy", MeasuredUse(cpus=4.0, gpu=0.9, gpu_memory=0.8), alone=True)
+    speeds.record_use("idle", MeasuredUse(gpu=0.1, gpu_memory=0.1), alone=True)
+    speeds.record_use("scripts", MeasuredUse(cpus=1.0), alone=True)
+    busy, idle, scripts = (
+        PartOfNode(application=name, gpus=1, on_gpu=True) for name in ("busy", "idle", "scripts")
+    )
+    for known in (speeds, SharedSpeeds.of_json(json.loads(json.dumps(speeds.to_json())))):
+        both_busy = known.of("a100, one GPU", busy, busy)
+        assert both_busy.modelled
+        assert 0.7 < both_busy.speed < 0.85
+        assert known.of("a100, one GPU", busy, idle).speed > 0.97
+        assert not known.of("a100, one GPU", busy, scripts).modelled
+    assert speeds.load(PartOfNode(application="busy", gpus=2, node_cpus=32)).compute == 0.25
+
+
 def test_a_ledger_without_network_and_reads_is_read():
     old = {
         "alone": [["me", "s", [1.0]]],
@@ -179,7 +196,8 @@ def test_a_ledger_without_network_and_reads_is_read():
     speeds = SharedSpeeds.of_json(old)
     assert speeds.of("n", part("me"), part("a")).measured == 3
     rows = speeds.to_json()["runs"]
-    assert rows[0] == ["n", "me", 2, 0.25, True, 0.0, 0.0, "a", 2, 0.5, True, 0.0, 0.0, 0.8]
+    used = [0.0, 0.0, 0.0]
+    assert rows[0] == ["n", "me", 2, 0.25, True, *used, "a", 2, 0.5, True, *used, 0.8]
     assert SharedSpeeds.of_json(speeds.to_json()).to_json() == speeds.to_json()
 
 
@@ -194,6 +212,8 @@ def test_a_ledger_without_network_and_reads_is_read():
         {"use": [[]]},
         {"sent": [["a", -1.0, True]], "read": {}},
         {"runs": [["a"] * 14]},
+        {"runs": [["a"] * 16]},
+        {"gpu": [["a", 0.5, True]], "gpu_memory": [3]},
     ],
 )
 def test_a_damaged_record_is_left_out(value):

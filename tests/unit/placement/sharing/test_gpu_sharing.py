@@ -16,7 +16,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.colocation.gpu_memory import GpuMemory
 from slurm_elastic.models.colocation.node_sharing import application_of, shared_gpu_type
-from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, PartOfNode, SharedSpeeds
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.fair import FairShare
@@ -82,6 +82,15 @@ def test_a_node_that_backfill_has_planned_for_a_waiting_job_counts_as_well():
     cluster = site()
     cluster.nodes = [dataclasses.replace(cluster.nodes[0], planned=True)]
     assert [c[3] for c in changes(cluster)] == ["halves-gpu"]
+
+
+@pytest.mark.parametrize(("use", "expected"), [(0.95, []), (0.3, ["halves-gpu"])])
+def test_jobs_that_fill_a_gpu_each_are_not_put_on_one(use, expected):
+    cluster, speeds = site(), SharedSpeeds()
+    for job in cluster.jobs:
+        used = MeasuredUse(gpu=use, gpu_memory=use)
+        speeds.record_use(application_of(job), used, alone=True)
+    assert [c[3] for c in changes(cluster, speeds)] == expected
 
 
 def test_the_running_job_gives_half_first_and_the_waiting_one_starts_there():
