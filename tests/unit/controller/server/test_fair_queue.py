@@ -101,7 +101,9 @@ def test_a_flood_leaves_anothers_report_unaffected(rate, op):
 
     async def act(server):
         async with flood(server, backend, op):
-            while rate > 1e3 and op == "status" and server._backend_queue.waiting(BOB) < 100:
+            # Else bob's requests are refused, and none stands in front of the backend.
+            waits = op == "status" and rate > 1e3
+            while waits and server._backend_queue.waiting(BOB) < 100:
                 await asyncio.sleep(0.01)
             before = len(backend.asked)
             for _ in range(3):
@@ -109,7 +111,7 @@ def test_a_flood_leaves_anothers_report_unaffected(rate, op):
                 assert answer["orders"]["action"] == "run"
             assert len(backend.reports) == 3
             # Had she stood behind bob's, all of them had come first.
-            assert len(backend.asked) - before < 30
+            assert not waits or len(backend.asked) - before < 30
 
     with serving(backend, log, PlainAuth(), rate=rate) as server:
         asyncio.run(act(server))
