@@ -179,7 +179,8 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
         ]
         time.sleep(3)
     print(seen, *said, sep="\n")
-    assert seen["A", "v100"][-1] < 4
+    # Once B has ended it may grow again.
+    assert min(seen["A", "v100"]) < 4
     # It grows in place: at its end the companion may be seen to go first.
     assert seen["B", "v100"] in ([2, 4], [2, 4, 2])
     # B of the second pair may grow when its A has ended, not before.
