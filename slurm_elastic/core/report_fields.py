@@ -99,8 +99,10 @@ def change_reason(value: Any) -> Reason:
         if not isinstance(item, str) or len(item) > MAX_TEXT or not item.isprintable():
             raise ReportError(field, f"must be printable text of at most {MAX_TEXT} characters")
     if code not in MEMBER_CODES:
-        return Reason("text", text=code)
-    numbers = [v for v in parameters.values() if not isinstance(v, str)]
+        sentence = parameters.get("text") if code == "text" else None
+        return Reason("text", text=sentence if isinstance(sentence, str) else code)
+    # A parameter that was not given is None, and is sent as that.
+    numbers = [v for v in parameters.values() if v is not None and not isinstance(v, str)]
     if not all(type(v) in (int, float) and 0 <= v < 2**32 for v in numbers):
         raise ReportError(field, "has a parameter that is no text and no number from 0 to 2**32")
     reason = Reason.from_json(row)

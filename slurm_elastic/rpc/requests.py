@@ -139,7 +139,8 @@ def read(request: Mapping[str, Any]) -> tuple[Operation, dict[str, Any]]:
     operation = operation_of(request)
     arguments = {}
     for argument in operation.arguments:
-        value = request.get(argument.name, argument.default)
+        value = request.get(argument.name)
+        value = argument.default if value is None else value
         if value is not None or argument.required:
             arguments[argument.name] = argument.read(argument.name, value)
     return operation, arguments

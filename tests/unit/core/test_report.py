@@ -212,6 +212,14 @@ def test_the_reason_of_a_change_travels():
     assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
 
 
+@pytest.mark.parametrize(
+    "reason", [{"code": "companion-exited", "parameters": {"exit_code": 1}}, "it has not joined"]
+)
+def test_a_reason_that_was_read_can_be_sent_and_read_again(reason):
+    report = Report.from_wire({**GOOD, "change_reason": reason})
+    assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
+
+
 def test_sentences_of_older_launchers_and_codes_of_newer_ones_are_texts():
     sentence = "companion 4712: it has not joined by the deadline"
     older = Report.from_wire({**GOOD, "change_problem": sentence})

@@ -78,10 +78,17 @@ def test_absent_arguments_have_their_default_or_are_named(op):
         with pytest.raises(RequestError):
             read(build(op))
         return
-    _, arguments = read(build(op))
-    assert arguments == {
-        a.name: a.default for a in OPERATIONS[op].arguments if a.default is not None
-    }
+    nothing = {a.name: None for a in OPERATIONS[op].arguments}
+    for request in (build(op), build(op) | nothing):
+        _, arguments = read(request)
+        assert arguments == {
+            a.name: a.default for a in OPERATIONS[op].arguments if a.default is not None
+        }
+
+
+def test_an_optional_argument_that_is_null_has_its_default():
+    _, arguments = read({"v": 2, "op": "orders", "job_id": 7, "run": 0, "wait_s": None})
+    assert arguments["wait_s"] == 0
 
 
 def test_clients_cannot_build_what_is_not_defined():
