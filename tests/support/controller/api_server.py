@@ -9,6 +9,7 @@ from slurm_elastic.config import schema
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.rpc.protocol import VERSION
 from tests.support.controller.fake_controller import FakeLog
+from tests.support.patience import PATIENCE_S
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def serving(backend, log=None, seals=None, rate=1e6, role=socket_server.Role):
         server.stop()
 
 
-def ask(server, uid, op, timeout=5.0, v=VERSION, **args):
+def ask(server, uid, op, timeout=PATIENCE_S, v=VERSION, **args):
     """Return the answer to one request without munge."""
     body = json.dumps({"uid": uid, "nonce": "n", "content": {"v": v, "op": op, **args}}).encode()
     with socket.create_connection(server.address, timeout=timeout) as sock:

@@ -141,9 +141,10 @@ def test_who_has_many_requests_open_is_told_so(monkeypatch):
 def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_POLLS", 2)
     poll = {"job_id": 4722, "run": 0, "seen": 0}
-    with serving(FakeBackend(), FakeLog(), PlainAuth()) as server:
+    backend = FakeBackend()
+    with serving(backend, FakeLog(), PlainAuth()) as server:
         waiting = [
-            threading.Thread(target=lambda: ask(server, BOB, "orders", **poll, wait_s=2))
+            threading.Thread(target=lambda: ask(server, BOB, "orders", **poll, wait_s=30))
             for _ in range(2)
         ]
         for caller in waiting:
@@ -152,6 +153,8 @@ def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
             time.sleep(0.01)
         assert ask(server, BOB, "orders", **poll)["code"] == "rate"
         assert "orders" in ask(server, ALICE, "orders", job_id=4711, run=0, seen=-1)
+        backend.seq = 1
+        server.wake(4722)
         for caller in waiting:
             caller.join()
 
@@ -160,7 +163,7 @@ def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_BYTES", 2000)
     body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, "op": "x" * 900}}).encode()
     with serving(FakeBackend(), FakeLog(), SlowAuth()) as server:
-        socks = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
+        socks = [socket.create_connection(server.address, timeout=PATIENCE_S) for _ in range(40)]
         for sock in socks:
             sock.sendall(struct.pack("!I", len(body)) + body)
         answers = [sock.recv(1) for sock in socks]
