@@ -12,7 +12,11 @@ import click
 from slurm_elastic.cli import client, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate.past_options import past_options, read_past
+from slurm_elastic.cli.simulate.past_options import (
+    past_options,
+    read_past,
+    refuse_without_file,
+)
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -55,12 +59,9 @@ def durations(
     """
     layout = options.layout(format_, noheader, parsable)
     if file is None:
-        for value, option in (
-            (start, "--start"), (end, "--end"), (partition, "--partition"),
-            (completed_only, "--completed-only"),
-        ):  # fmt: skip
-            if value:
-                raise CliError(f"{option} needs FILE", USAGE)
+        refuse_without_file(
+            start=start, end=end, partition=partition, completed_only=completed_only
+        )
         answer: Any = client.ask("durations")
         if json_:
             options.put_json(answer)

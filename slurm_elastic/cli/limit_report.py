@@ -11,7 +11,11 @@ import click
 from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate.past_options import past_options, read_past
+from slurm_elastic.cli.simulate.past_options import (
+    past_options,
+    read_past,
+    refuse_without_file,
+)
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 _COLUMNS = (
@@ -25,8 +29,6 @@ _COLUMNS = (
     Column("ADVISED", lambda r: formatting.duration(r["advised_s"]), right=True),
     Column("GPUHOURS", lambda r: f"{r['gpu_hours']:.1f}", right=True),
 )
-#: Rows of a file that are shown.
-_MOST_NAMES = 5000
 
 
 @options.verb
@@ -56,12 +58,9 @@ def report(
     """
     layout = options.layout(format_, noheader, parsable)
     if file is None:
-        for value, option in (
-            (start, "--start"), (end, "--end"), (partition, "--partition"),
-            (completed_only, "--completed-only"),
-        ):  # fmt: skip
-            if value:
-                raise CliError(f"{option} needs FILE", USAGE)
+        refuse_without_file(
+            start=start, end=end, partition=partition, completed_only=completed_only
+        )
         answer: Any = client.ask("limits", user=user)
     else:
         answer = _of_file(
@@ -95,7 +94,7 @@ def _of_file(file: str, user: str | None, **period: Any) -> dict[str, Any]:
         jobs = [job for job in jobs if job.request.user == user]
         if not jobs:
             raise CliError(f"{name}: no job of user {clean(user)} has ended", REFUSED)
-    limits = limit_uses(jobs, most=_MOST_NAMES)
+    limits = limit_uses(jobs)
     return {"jobs": len(jobs), "limits": [dataclasses.asdict(use) for use in limits]}
 
 

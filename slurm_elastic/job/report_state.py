@@ -21,11 +21,13 @@ _URGENT = frozenset({
     "phase", "notice", "proven", "rehearsal", "exit_code", "failed_start", "kind", "jump",
     "in_place", "restarts", "change", "change_state", "change_reason", "companions", "generation",
 })  # fmt: skip
+#: What esrun measures between two reports.
+_MEASURED = ("busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy")
 #: Fields that only esrun sets.
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
-    "out_of_memory", "busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy",
+    "out_of_memory", *_MEASURED,
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -34,10 +36,7 @@ _ONCE: dict[str, Any] = {
     "micro_step_s": None,
     "profile": (),
     "profile_batch": None,
-    "busy_cpus": None,
-    "read_bytes_s": None,
-    "gpu_busy": None,
-    "gpu_memory_busy": None,
+    **dict.fromkeys(_MEASURED),
 }
 #: Fields that stay as they are when an attempt begins in place; all others begin anew.
 _KEPT_IN_PLACE = frozenset({
@@ -46,9 +45,7 @@ _KEPT_IN_PLACE = frozenset({
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "supported_options", "weight_bytes", "optimizer_bytes", "gpu_bytes",
     "jump",
-}) - {
-    "failed_gpus", "out_of_memory", "busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy",
-}  # fmt: skip
+}) - {"failed_gpus", "out_of_memory", *_MEASURED}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

@@ -49,6 +49,22 @@ def past_options(prefix: str = "") -> Callable[[F], F]:
     return add
 
 
+def refuse_without_file(
+    *, start: str | None, end: str | None, partition: str | None, completed_only: bool
+) -> None:
+    """Refuse these options where no file is given.
+
+    Raises:
+        CliError: names the first one that is given.
+    """
+    for value, option in (
+        (start, "--start"), (end, "--end"), (partition, "--partition"),
+        (completed_only, "--completed-only"),
+    ):  # fmt: skip
+        if value:
+            raise CliError(f"{option} needs FILE", USAGE)
+
+
 def read_past(
     path: Path,
     *,

@@ -29,8 +29,6 @@ from slurm_elastic.slurm.ended_runs import EndedRun
 LEAST_S = 60.0
 _LOWEST_PRIORITY = 19
 _FAILED = 3
-#: Names of jobs of which the use of limits is kept.
-_MOST_NAMES = 5000
 #: Part of the time that sacct may take.
 _READING = 0.5
 
@@ -135,7 +133,7 @@ def main() -> int:
         jobs=len(jobs),
         at=time.time(),
         errors=prediction_error.of_ways(jobs, boosted=request["boosted"]),
-        limits=limit_uses(jobs, most=_MOST_NAMES),
+        limits=limit_uses(jobs),
         seconds=time.monotonic() - begin,
     )
     sys.stdout.buffer.write(pickle.dumps(trained))

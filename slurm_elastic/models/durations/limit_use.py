@@ -14,6 +14,8 @@ from slurm_elastic.models.durations.limit_advice import advised_limit_s
 
 #: The latest jobs of a name that count, as for predictions.
 _LATEST = 48
+#: Most names of which the use of limits is kept, and shown.
+MOST_NAMES = 5000
 #: A run that has used this part of its limit was ended by it.
 _REACHED = 0.99
 
@@ -44,7 +46,7 @@ class LimitUse:
     gpu_hours: float
 
 
-def limit_uses(jobs: Iterable[FinishedJob], *, most: int) -> list[LimitUse]:
+def limit_uses(jobs: Iterable[FinishedJob], *, most: int = MOST_NAMES) -> list[LimitUse]:
     """Return the use of time limits by user and name, the largest `gpu_hours` first.
 
     Names of which too few jobs have ended for an advised limit are left out, and jobs without a

@@ -8,6 +8,7 @@ starts on one; the second one waits, and joins it in a later round.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.core.cluster import JobState
@@ -72,7 +73,7 @@ def half_options(
     speeds = _speeds(options, round_jobs, table, nodes, free=free)
     if not speeds:
         return None
-    return HalfOptions(hosts=hosts, guests=guests, joinable=joinable, speeds=speeds)
+    return dataclasses.replace(options, speeds=speeds)
 
 
 def _may_be_joined(round_job: RoundJob, frame: NodeArrays, open_gpus: OpenGpus) -> bool:
