@@ -9,7 +9,7 @@ from slurm_elastic.job.launchers.gpu_use import GpuUse, GpuUseMeter
 from tests.support.needs import needs
 from tests.support.patience import PATIENCE_S
 
-pytestmark = needs("cc")
+pytestmark = needs("gcc")
 
 #: Two GPUs, of which the second one has failed; the first one fails after LAST calls.
 SOURCE = """
@@ -36,7 +36,7 @@ def library(tmp_path):
         source, path = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
         source.write_text(SOURCE)
         options = [f"-DDRIVER={driver}", f"-DLAST={last}"]
-        subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", path, source], check=True)
+        subprocess.run(["gcc", "-shared", "-fPIC", *options, "-o", path, source], check=True)
         return str(path)
 
     return build
