@@ -2,9 +2,10 @@
 
 Jobs that may change (placement/eligibility.py) → GPUs kept for pending jobs
 (placement/pending_claims.py) → pairs of jobs on one GPU that part
-(placement/sharing/gpu_sharing.py) → the policy's proposals for the others → their places, where
-they fit and pay (placement/assignment.py) → changes that can begin now (placement/decisions.py) →
-new pairs on one GPU. Controller and simulator both call `decide_round`.
+(placement/sharing/pair_separation.py) → the policy's proposals for the others → their places,
+where they fit and pay (placement/assignment.py) → changes that can begin now
+(placement/decisions.py) → new pairs on one GPU (placement/sharing/gpu_sharing.py). Controller and
+simulator both call `decide_round`.
 
 The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
 that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
@@ -38,8 +39,9 @@ from slurm_elastic.placement.neighbours.neighbour_table import NeighbourTable
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.placement.separation import separate
-from slurm_elastic.placement.sharing.gpu_sharing import separate_pairs, share_gpus
+from slurm_elastic.placement.sharing.gpu_sharing import share_gpus
 from slurm_elastic.placement.sharing.half_options import half_options
+from slurm_elastic.placement.sharing.pair_separation import separate_pairs
 from slurm_elastic.placement.sleep.clearing import clear
 from slurm_elastic.placement.starts.start_swaps import swap_starts
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of

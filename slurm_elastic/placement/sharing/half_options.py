@@ -17,12 +17,12 @@ from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.neighbours.gpu_pair_table import GpuPairTable
 from slurm_elastic.placement.node_arrays import NodeArrays
-from slurm_elastic.placement.sharing.gpu_sharing import (
+from slurm_elastic.placement.sharing.gpu_sharing import pays_for_half
+from slurm_elastic.placement.sharing.shareable_gpus import (
     OpenGpus,
     SharedNodeRoom,
     is_divisible,
     may_share,
-    pays_for_half,
 )
 
 #: Most jobs with `share=yes` that a round compares.
