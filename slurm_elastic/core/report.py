@@ -146,6 +146,8 @@ class Report:
             their GPUs; None: not measured.
         read_bytes_s: bytes a second that these ranks have read from storage since then, for each
             of their GPUs; None: not measured.
+        memory_bytes_s: bytes a second that these ranks have moved between memory and the last cache
+            since then, for each of their GPUs; None: not measured (no counters).
         gpu_busy, gpu_memory_busy: part of the time since then in which the GPUs on that node
             computed, and their memory was read or written; None: not measured (no NVML).
         exchange_bytes: of a step, that the ranks of one node pass on to those of the next, where
@@ -221,6 +223,7 @@ class Report:
     pause_s: float | None = None
     busy_cpus: float | None = None
     read_bytes_s: float | None = None
+    memory_bytes_s: float | None = None
     gpu_busy: float | None = None
     gpu_memory_busy: float | None = None
     exchange_bytes: int | None = None
@@ -357,6 +360,7 @@ _REPORT_BOUNDS = {
     "pause_s": 1e6,
     "busy_cpus": 2**16,
     "read_bytes_s": 1e12,
+    "memory_bytes_s": 1e13,
     "gpu_busy": 1.0,
     "gpu_memory_busy": 1.0,
     "exchange_bytes": 2**50,

@@ -22,7 +22,7 @@ _URGENT = frozenset({
     "in_place", "restarts", "change", "change_state", "change_reason", "companions", "generation",
 })  # fmt: skip
 #: What esrun measures between two reports.
-_MEASURED = ("busy_cpus", "read_bytes_s", "gpu_busy", "gpu_memory_busy")
+_MEASURED = ("busy_cpus", "read_bytes_s", "memory_bytes_s", "gpu_busy", "gpu_memory_busy")
 #: Fields that only esrun sets.
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",

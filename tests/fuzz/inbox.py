@@ -48,7 +48,7 @@ _REPORT = dataclasses.asdict(
         in_place=True, not_in_place="", change=3, change_state="joining",
         companions=((4723, 2, "starting"), (4724, 1, "joined")), generation=2, pause_s=0.02,
         failed_start=1, failed_gpus=4, busy_cpus=2.5, read_bytes_s=1e6, exchange_bytes=10**9,
-        gpu_busy=0.5, gpu_memory_busy=0.25,
+        gpu_busy=0.5, gpu_memory_busy=0.25, memory_bytes_s=2e9,
     )
 ) | {"change_reason": {"code": "companion-exited", "parameters": {"job": "4723", "exit_code": 1}}}  # fmt: skip
 _PROFILE = json.loads(

@@ -220,6 +220,7 @@ def _use(report: Report, nodes: int) -> MeasuredUse:
         cpus=report.busy_cpus,
         sent_bytes_s=sent_bytes_s,
         read_bytes_s=report.read_bytes_s,
+        memory_bytes_s=report.memory_bytes_s,
         gpu=report.gpu_busy,
         gpu_memory=report.gpu_memory_busy,
     )

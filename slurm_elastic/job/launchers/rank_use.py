@@ -1,4 +1,4 @@
-"""CPUs that the ranks on this node keep busy, and their reads from storage, from procfs.
+"""CPUs that the ranks on this node keep busy, and their use of storage and memory.
 
 Standard library only. Processes that have ended between two looks are not counted.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slurm_elastic.job.launchers.memory_traffic import MemoryTraffic
+
 #: Shorter times between two looks are too coarse: the kernel counts in hundredths of a second.
 _LEAST_S = 8.0
 
@@ -21,10 +23,12 @@ class RankUse(NamedTuple):
     Attributes:
         busy_cpus: CPUs.
         read_bytes_s: bytes a second from storage, not from the page cache.
+        memory_bytes_s: bytes a second between memory and the last cache.
     """
 
     busy_cpus: float | None = None
     read_bytes_s: float | None = None
+    memory_bytes_s: float | None = None
 
 
 class RankUseMeter:
@@ -35,6 +39,7 @@ class RankUseMeter:
         gpus: returns how many GPUs they have.
         clock: monotonic seconds.
         proc: where the kernel shows processes.
+        traffic: counter of the bytes between memory and cache.
     """
 
     def __init__(
@@ -44,9 +49,11 @@ class RankUseMeter:
         *,
         clock: Callable[[], float] = time.monotonic,
         proc: Path = Path("/proc"),
+        traffic: MemoryTraffic | None = None,
     ) -> None:
         self._processes, self._gpus = processes, gpus
         self._clock, self._proc = clock, proc
+        self._traffic = traffic or MemoryTraffic(proc=proc)
         #: Time of the last look, and each counter by process.
         self._last: tuple[float, list[dict[int, float]]] | None = None
 
@@ -57,6 +64,7 @@ class RankUseMeter:
             return RankUse()
         pids = list(self._processes())
         counts = [self._counts(count, pids) for count in (_cpu_s, _read_bytes)]
+        counts.append(self._traffic.counts(pids))
         last, self._last = self._last, (now, counts)
         gpus = self._gpus()
         if last is None or not gpus:

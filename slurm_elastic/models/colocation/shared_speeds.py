@@ -34,12 +34,12 @@ _USES = {
     "cpus": "use",
     "sent_bytes_s": "sent",
     "read_bytes_s": "read",
+    "memory_bytes_s": "memory",
     "gpu": "gpu",
     "gpu_memory": "gpu_memory",
 }
-#: Values of a load in the ledger: now, before the use of GPUs was kept, and before that of network
-#: and storage.
-_LOADS = (7, 6, 4)
+#: Values of a load in the ledger: now, and before memory, GPUs, and network and storage were kept.
+_LOADS = (8, 7, 6, 4)
 #: Weight of the newest measurement of what an application uses.
 _NEWEST = 0.2
 #: Measurements of a pair that count for decisions.
@@ -74,6 +74,7 @@ class MeasuredUse:
         cpus: CPUs that it keeps busy for each of its GPUs.
         sent_bytes_s: bytes a second from each of its nodes to others, where it runs on several.
         read_bytes_s: bytes a second from storage, for each of its GPUs.
+        memory_bytes_s: bytes a second between memory and cache, for each of its GPUs.
         gpu: part of the time in which its GPUs compute.
         gpu_memory: part of the time in which the memory of its GPUs is read or written.
     """
@@ -81,6 +82,7 @@ class MeasuredUse:
     cpus: float | None = None
     sent_bytes_s: float | None = None
     read_bytes_s: float | None = None
+    memory_bytes_s: float | None = None
     gpu: float | None = None
     gpu_memory: float | None = None
 
@@ -187,7 +189,9 @@ class SharedSpeeds:
 
     def load(self, part: PartOfNode) -> AloneLoad:
         """Return the use of a node, or of one GPU, by an application."""
-        cpus, sent, read, gpu, bus = (self._use[name].get(part.application) for name in _USES)
+        cpus, sent, read, memory, gpu, bus = (
+            self._use[name].get(part.application) for name in _USES
+        )
         if part.on_gpu:
             return AloneLoad(
                 application=part.application,
@@ -206,6 +210,7 @@ class SharedSpeeds:
             known=known,
             sent_bytes_s=sent[0] if sent is not None and part.crosses else 0.0,
             read_bytes_s=read[0] * part.gpus if read is not None else 0.0,
+            memory_bytes_s=memory[0] * part.gpus if memory is not None else 0.0,
         )
 
     @property
@@ -256,17 +261,18 @@ class SharedSpeeds:
 
 
 def _row(load: AloneLoad) -> list[Any]:
-    used = [_six(load.sent_bytes_s), _six(load.read_bytes_s), _six(load.memory_bus)]
-    return [load.application, load.gpus, _six(load.compute), load.known, *used]
+    used = (load.sent_bytes_s, load.read_bytes_s, load.memory_bus, load.memory_bytes_s)
+    return [load.application, load.gpus, _six(load.compute), load.known, *map(_six, used)]
 
 
 def _load(row: list[Any]) -> AloneLoad | None:
-    """Return the load of a row; older ones have no memory bus, or no network and reads either."""
+    """Return the load of a row; older ones lack the last values."""
     application, gpus, compute, known, *used = row
-    sent_bytes_s, read_bytes_s, memory_bus = (*used, 0.0, 0.0, 0.0)[:3]
+    used += [0.0] * (_LOADS[0] - len(row))
+    sent_bytes_s, read_bytes_s, memory_bus, memory_bytes_s = used
     if not (isinstance(application, str) and type(gpus) is int):
         return None
-    if not all(map(_is_number, (compute, sent_bytes_s, read_bytes_s, memory_bus))):
+    if not all(map(_is_number, (compute, *used))):
         return None
     return AloneLoad(
         application=application,
@@ -276,6 +282,7 @@ def _load(row: list[Any]) -> AloneLoad | None:
         known=bool(known),
         sent_bytes_s=float(sent_bytes_s),
         read_bytes_s=float(read_bytes_s),
+        memory_bytes_s=float(memory_bytes_s),
     )
 
 
@@ -285,7 +292,7 @@ def _rows(value: Any, length: int) -> list[list[Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1e12
+    return type(value) in (int, float) and 0 <= value <= 1e15
 
 
 def _six(value: float) -> float:

@@ -6,10 +6,10 @@ their model is not published. Here:
     speed = c - sum_k w_k overload_k,    w_k >= 0
 
 so that a job that uses more never predicts more speed, for itself or beside it (`overloads`),
-fitted by non-negative least squares. Network and storage count as parts of about the most that
-such jobs were seen to use (`Scales`), as no capacity of theirs is known. With scikit-learn and
-enough pairs, boosted trees with the same monotone constraints take its place, which also see
-whether a job computes in mixed precision.
+fitted by non-negative least squares. A node's network, storage and memory count as parts of about
+the most that such jobs were seen to use (`Scales`), as no capacity of theirs is known. With
+scikit-learn and enough pairs, boosted trees with the same monotone constraints take its place,
+which also see whether a job computes in mixed precision.
 
 The model keeps its own error: the 90 % quantile of how far predictions were too high for pairs that
 were left out of a fit, application by application.
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 PUBLISHED = (0.99, 0.086, 0.191)
 #: Resource of each overload.
 RESOURCES = ("compute", "compute", *("memory",) * 3, *("network",) * 2, *("storage",) * 2)
-#: Quantile of the measured loads that counts as a full network or storage.
+#: Quantile of the measured loads that counts as a full network, storage or memory.
 _OF_LOADS = 0.95
 #: A resource that costs less speed is not named.
 _NAMED = 0.01
@@ -51,7 +51,7 @@ class AloneLoad:
     Attributes:
         application: jobs of one application are alike; errors are measured across applications.
         compute: part of the time in which the shared device computes, 0 to 1.
-        memory_bus: part of the time in which its memory is read or written, 0 to 1.
+        memory_bus: part of the time in which the memory of a GPU is read or written, 0 to 1.
         memory_mb: of the device.
         mixed_precision: whether it computes in mixed precision.
         gpus: GPUs of the shared node that it holds; 0: the number does not matter.
@@ -59,6 +59,7 @@ class AloneLoad:
         sent_bytes_s: bytes a second that its ranks on the node exchange with other nodes; 0: none,
             or not measured.
         read_bytes_s: bytes a second that they read from storage; 0: none, or not measured.
+        memory_bytes_s: bytes a second that they move between memory and cache; 0: not measured.
     """
 
     application: str
@@ -70,14 +71,16 @@ class AloneLoad:
     known: bool = True
     sent_bytes_s: float = 0.0
     read_bytes_s: float = 0.0
+    memory_bytes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Use of network and storage, in bytes a second, that counts as 1."""
+    """Use of network, storage and memory, in bytes a second, that counts as 1."""
 
     sent_bytes_s: float = 1.0
     read_bytes_s: float = 1.0
+    memory_bytes_s: float = 1.0
 
     @classmethod
     def of(cls, runs: Sequence[SharedRun]) -> Scales:
@@ -89,6 +92,7 @@ class Scales:
         return cls(
             sent_bytes_s=_most([load.sent_bytes_s for load in loads]),
             read_bytes_s=_most([load.read_bytes_s for load in loads]),
+            memory_bytes_s=_most([load.memory_bytes_s for load in loads]),
         )
 
 
@@ -115,7 +119,7 @@ class SlowdownModel:
         trees: boosted model in place of the weights; None: there is none.
         error: 90 % of the left-out predictions were too high by at most this.
         runs: number of runs learned from.
-        scales: of network and storage in these runs.
+        scales: of network, storage and memory in these runs.
     """
 
     weights: Floats
@@ -245,14 +249,15 @@ def _tree_features(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales)
 
 
 def _loads(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales) -> Floats:
-    """Return [N, 8] compute, memory bus, network and storage of the first and the second job."""
+    """Return [N, 8] compute, memory, network and storage of the first and the second job."""
     return np.array([[*_parts(a, scales), *_parts(b, scales)] for a, b in pairs])
 
 
 def _parts(load: AloneLoad, scales: Scales) -> tuple[float, float, float, float]:
     network = min(1.0, load.sent_bytes_s / scales.sent_bytes_s)
     storage = min(1.0, load.read_bytes_s / scales.read_bytes_s)
-    return load.compute, load.memory_bus, network, storage
+    memory = max(load.memory_bus, min(1.0, load.memory_bytes_s / scales.memory_bytes_s))
+    return load.compute, memory, network, storage
 
 
 def _with_one(values: Floats) -> Floats:

@@ -190,14 +190,16 @@ def test_what_ranks_read_and_send_travels_and_older_launchers_report_none():
         None,
     ) * 2
     fields = {"read_bytes_s": 1.5e8, "exchange_bytes": 10**9, "gpu_busy": 0.9}
-    fields["gpu_memory_busy"] = 0.25
+    fields |= {"gpu_memory_busy": 0.25, "memory_bytes_s": 2e9}
     report = Report.from_wire({**GOOD, **fields})
     assert {k: report.to_wire()[k] for k in fields} == fields
     older = {k: v for k, v in report.to_wire().items() if k not in fields}
     assert Report.from_wire(older) == Report.from_wire(GOOD)
 
 
-@pytest.mark.parametrize("field", ["read_bytes_s", "exchange_bytes", "gpu_busy", "gpu_memory_busy"])
+@pytest.mark.parametrize(
+    "field", ["read_bytes_s", "memory_bytes_s", "exchange_bytes", "gpu_busy", "gpu_memory_busy"]
+)
 @pytest.mark.parametrize("value", [-1, 2**64, float("nan"), float("inf"), "9", True, [1]])
 def test_reads_and_exchanges_out_of_bounds_are_refused(field, value):
     with pytest.raises(ReportError) as error:

@@ -124,3 +124,22 @@ def test_what_a_process_reads_from_storage_is_seen(tmp_path):
     if not seen:
         pytest.skip("this file system counts no bytes that are read")
     assert 0.9 * 2**20 < seen * 10 < 2 * 2**20
+
+
+class Counter:
+    """Counts 1 GB a look for process 7."""
+
+    looks = 0
+
+    def counts(self, pids):
+        self.looks += 1
+        return {pid: self.looks * 1e9 for pid in pids if pid == 7}
+
+
+def test_the_bytes_moved_in_memory_are_divided_by_the_gpus(tmp_path):
+    now = iter((0.0, 10.0))
+    use = RankUseMeter(
+        lambda: [7, 8], lambda: 2, clock=lambda: next(now), proc=tmp_path, traffic=Counter()
+    )
+    assert use.measure().memory_bytes_s is None
+    assert use.measure().memory_bytes_s == 1e9 / 10 / 2

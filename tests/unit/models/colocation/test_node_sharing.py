@@ -158,14 +158,15 @@ def test_what_was_learned_survives_a_restart(site):
 
 def test_what_a_job_sends_counts_where_it_stands_on_several_nodes():
     speeds = SharedSpeeds()
-    use = MeasuredUse(cpus=4.0, sent_bytes_s=1e9, read_bytes_s=1e6)
+    use = MeasuredUse(cpus=4.0, sent_bytes_s=1e9, read_bytes_s=1e6, memory_bytes_s=3e9)
     speeds.record_use("a", use, alone=True)
     speeds.record_use("a", MeasuredUse(sent_bytes_s=9e9), alone=False)  # alone outweighs
     speeds.record_use("a", MeasuredUse(read_bytes_s=2e6), alone=True)
     here = PartOfNode(application="a", gpus=2, node_cpus=32)
     load = speeds.load(dataclasses.replace(here, crosses=True))
     assert (load.sent_bytes_s, load.read_bytes_s) == (1e9, pytest.approx(2.4e6))
-    assert speeds.load(here).sent_bytes_s == 0
+    assert (speeds.load(here).sent_bytes_s, speeds.load(here).memory_bytes_s) == (0, 6e9)
+    assert speeds.load(dataclasses.replace(here, on_gpu=True)).memory_bytes_s == 0
     again = SharedSpeeds.of_json(json.loads(json.dumps(speeds.to_json())))
     assert again.load(here) == speeds.load(here)
 
@@ -196,7 +197,7 @@ def test_a_ledger_without_network_and_reads_is_read():
     speeds = SharedSpeeds.of_json(old)
     assert speeds.of("n", part("me"), part("a")).measured == 3
     rows = speeds.to_json()["runs"]
-    used = [0.0, 0.0, 0.0]
+    used = [0.0] * 4
     assert rows[0] == ["n", "me", 2, 0.25, True, *used, "a", 2, 0.5, True, *used, 0.8]
     assert SharedSpeeds.of_json(speeds.to_json()).to_json() == speeds.to_json()
 
@@ -213,6 +214,7 @@ def test_a_ledger_without_network_and_reads_is_read():
         {"sent": [["a", -1.0, True]], "read": {}},
         {"runs": [["a"] * 14]},
         {"runs": [["a"] * 16]},
+        {"runs": [["a"] * 18]},
         {"gpu": [["a", 0.5, True]], "gpu_memory": [3]},
     ],
 )

@@ -105,6 +105,29 @@ def test_a_pair_that_contends_for_a_link_is_predicted_and_the_resource_named():
     assert model.contended(light, reading) == ""
 
 
+def moving(memory, application="net"):
+    """Return a job that moves this part of what the node's memory carries."""
+    return dataclasses.replace(using(0.0, 0.0, application), memory_bytes_s=memory * 1e11)
+
+
+def test_a_pair_that_contends_for_the_nodes_memory_is_predicted_and_the_resource_named():
+    loads = [moving(m / 8, application=f"{m}") for m in range(9)]
+    measured = [
+        SharedRun(
+            job=a,
+            other=b,
+            speed=1 - 0.5 * max(0.0, (a.memory_bytes_s + b.memory_bytes_s) / 1e11 - 1),
+        )
+        for a, b in itertools.permutations(loads, 2)
+    ]
+    model = SlowdownModel.fit(measured, boosted=False)
+    heavy, light = moving(0.9), moving(0.1)
+    predicted = model.speeds([(heavy, heavy), (light, light), (heavy, light)])
+    assert predicted == pytest.approx([0.6, 1.0, 1.0], abs=0.05)
+    assert model.contended(heavy, heavy) == "memory"
+    assert model.contended(light, light) == ""
+
+
 def test_one_claim_of_an_absurd_load_does_not_hide_the_others():
     absurd = SharedRun(job=using(1e4, 0.0, "liar"), other=using(0.1, 0.0, "b"), speed=1.0)
     model = SlowdownModel.fit([*shared_runs(0.4, 0.1), absurd], boosted=False)
@@ -127,8 +150,11 @@ def test_what_uses_no_network_is_predicted_as_if_there_were_none():
 
 parts = st.floats(0.0, 2.0)
 uses = st.builds(
-    lambda u, n, r: dataclasses.replace(using(n, r), compute=min(1.0, u)), parts, parts, parts
-)
+    lambda u, n, r, m: dataclasses.replace(
+        using(n, r), compute=min(1.0, u), memory_bytes_s=m * 1e11
+    ),
+    parts, parts, parts, parts,
+)  # fmt: skip
 
 
 @settings(max_examples=30)
@@ -140,15 +166,15 @@ uses = st.builds(
     ),
     job=uses,
     other=uses,
-    more=st.tuples(parts, parts, parts),
+    more=st.tuples(parts, parts, parts, parts),
 )
-def test_more_network_and_more_reading_never_predict_more_speed(measured, job, other, more):
+def test_more_use_of_a_resource_never_predicts_more_speed(measured, job, other, more):
     learned = [
         SharedRun(job=dataclasses.replace(a, application=name), other=b, speed=speed)
         for a, b, speed, name in measured
     ]
     model = SlowdownModel.fit(learned, boosted=False)
-    compute, sent, read = more
+    compute, sent, read, memory = more
 
     def heavier(one):
         return dataclasses.replace(
@@ -156,6 +182,7 @@ def test_more_network_and_more_reading_never_predict_more_speed(measured, job, o
             compute=min(1.0, one.compute + compute),
             sent_bytes_s=one.sent_bytes_s + sent * 1e9,
             read_bytes_s=one.read_bytes_s + read * 1e8,
+            memory_bytes_s=one.memory_bytes_s + memory * 1e11,
         )
 
     pairs = [(job, other), (heavier(job), other), (job, heavier(other))]
