@@ -240,7 +240,7 @@ class Report:
         """Check and build. Unknown fields are ignored, so that newer launchers are understood."""
         if isinstance(data, dict) and data.get("change_problem"):  # a sentence of an older esrun
             data = {"change_reason": data["change_problem"], **data}
-        report = _build(cls, data, _REPORT_BOUNDS)
+        report = _build(cls, data, REPORT_BOUNDS)
         if report.phase not in PHASES:
             raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
         if report.kind not in ("library", "script"):
@@ -310,7 +310,7 @@ class Orders:
 
 
 #: Largest accepted values; the smallest is 0.
-_REPORT_BOUNDS = {
+REPORT_BOUNDS = {
     "job_id": 2**32 - 1,
     "run": 2**31,
     "gpus": 2**16,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def answer(
     to = to or asked()
     if to is not None:
         block = {"block": to.blocks[0], "seconds": [seconds / steps] * steps}
-        write(to.result, [block], {"batch": batch})
+        write(to.result, [block | {"ended": time.time()}], {"batch": batch})
 
 
 def write(path: Path, blocks: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
@@ -134,7 +135,8 @@ def write(path: Path, blocks: Sequence[Mapping[str, Any]], facts: Mapping[str, A
 
     Args:
         path: of the file.
-        blocks: name, and seconds of each step: {"block": …, "seconds": […]}.
+        blocks: name, seconds of each step, and, where known, the time (epoch s) after the last
+            one: {"block": …, "seconds": […], "ended": …}.
         facts: about the training, by name, for the profile.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -61,7 +61,7 @@ def run(
     server.start()
     in_place = InPlaceRestart(state, server)
     socket_path = f"@{listener.getsockname()[1:].decode()}"
-    mark = f"local-{os.getpid()}"
+    mark = step_mark(os.getpid())
     children: list[subprocess.Popen[bytes]] = []
     ended = False
 
@@ -97,6 +97,11 @@ def run(
             return code
         children.clear()
         attempt += 1
+
+
+def step_mark(pid: int) -> str:
+    """Return `SLURM_ELASTIC_STEP` of the ranks that an esrun with this process id starts here."""
+    return f"local-{pid}"
 
 
 def _adapted(program: Sequence[str], ranks: int) -> tuple[Sequence[str], bool]:

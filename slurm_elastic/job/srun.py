@@ -302,7 +302,7 @@ def may_contain_launcher(program: Sequence[str]) -> bool:
 
 
 def helper_command(
-    nodes: Sequence[str], script: str, *arguments: str, job_id: int | None = None
+    nodes: Sequence[str], script: str, *arguments: str, job_id: int | None = None, gpus: int = 0
 ) -> list[str]:
     """Return an srun that runs a shell script once on each of these nodes, beside the step.
 
@@ -311,11 +311,13 @@ def helper_command(
         script: text of the script.
         arguments: of the script.
         job_id: of the companion to which the nodes belong; None: to this job.
+        gpus: of each node that the script may look at, those of other steps included.
     """
+    gres = f"--gres=gpu:{gpus}" if gpus else "--gres=none"
     return [
         *("srun", *([] if job_id is None else [f"--jobid={job_id}"])),
         *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
-        *(f"--nodelist={','.join(nodes)}", "--gres=none", "--mem=0", "--overlap"),
+        *(f"--nodelist={','.join(nodes)}", gres, "--mem=0", "--overlap"),
         *("--job-name=esrun-helper", "--input=none", "--quiet"),
         *("sh", "-c", script, "esrun", *arguments),
     ]

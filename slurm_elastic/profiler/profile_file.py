@@ -9,7 +9,8 @@ unknown one is null.
      "configurations": [
        {"gpu_type": "a100", "nodes": 1, "gpus": 4, "batch": 32, "repeats": 3,
         "compute": {"seconds": 0.21, "spread": 0.001}, "interconnect": {...},
-        "network": {...}, "prep": {...}, "fetch": null}]}
+        "network": {...}, "prep": {...}, "fetch": null,
+        "use": {"busy_cpus": 2.5, "read_bytes_s": null, ...}}]}
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ class MeasuredTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledUse:
+    """Resources of a node that a training uses for each of its GPUs there; None: not measured.
+
+    Attributes:
+        busy_cpus: CPUs that its ranks keep busy.
+        read_bytes_s: bytes a second from storage, where the data are read cold.
+        memory_bytes_s: bytes a second between memory and the last cache.
+        gpu_busy: part of the time in which the GPU computes.
+        gpu_memory_busy: part of the time in which its memory is read or written.
+    """
+
+    busy_cpus: float | None = None
+    read_bytes_s: float | None = None
+    memory_bytes_s: float | None = None
+    gpu_busy: float | None = None
+    gpu_memory_busy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledConfiguration:
     """Times of one configuration; None for unknown stalls.
 
@@ -59,6 +79,7 @@ class ProfiledConfiguration:
         network: further waiting of several nodes for each other.
         prep: waiting for data in memory to be decoded.
         fetch: further waiting for cold storage.
+        use: resources used meanwhile on the first node.
     """
 
     gpu_type: str
@@ -71,6 +92,7 @@ class ProfiledConfiguration:
     network: MeasuredTime | None = None
     prep: MeasuredTime | None = None
     fetch: MeasuredTime | None = None
+    use: ProfiledUse = ProfiledUse()
 
     @property
     def s(self) -> float | None:
@@ -192,7 +214,7 @@ def from_body(body: object) -> StepProfile:
         application=_text(top, "application", ""),
         model=_text(top, "model", ""),
         layers=_optional(top, "layers", _count),
-        gradient_bytes=_optional(top, "gradient_bytes", _seconds),
+        gradient_bytes=_optional(top, "gradient_bytes", _amount),
         samples=_optional(top, "samples", _count),
         configurations=configurations,
     )
@@ -221,6 +243,7 @@ def _configured(body: object, place: str) -> ProfiledConfiguration:
         network=_timed(row, "network", place),
         prep=_timed(row, "prep", place),
         fetch=_timed(row, "fetch", place),
+        use=_used(row, place),
     )
 
 
@@ -230,9 +253,17 @@ def _timed(row: Mapping[str, Any], name: str, place: str) -> MeasuredTime | None
     inner = _mapping(row[name], f"{place}.{name}")
     spread = inner.get("spread")
     return MeasuredTime(
-        _seconds(inner, "seconds", f"{place}.{name}"),
-        math.nan if spread is None else _seconds(inner, "spread", f"{place}.{name}"),
+        _amount(inner, "seconds", f"{place}.{name}"),
+        math.nan if spread is None else _amount(inner, "spread", f"{place}.{name}"),
     )
+
+
+def _used(row: Mapping[str, Any], place: str) -> ProfiledUse:
+    if row.get("use") is None:  # of an older release
+        return ProfiledUse()
+    inner = _mapping(row["use"], f"{place}.use")
+    known = [field.name for field in fields(ProfiledUse) if inner.get(field.name) is not None]
+    return ProfiledUse(**{name: _amount(inner, name, f"{place}.use") for name in known})
 
 
 def _to_body(configured: ProfiledConfiguration) -> dict[str, Any]:
@@ -242,6 +273,8 @@ def _to_body(configured: ProfiledConfiguration) -> dict[str, Any]:
         if isinstance(value, MeasuredTime):
             spread = None if math.isnan(value.spread) else value.spread
             value = {"seconds": value.seconds, "spread": spread}
+        elif isinstance(value, ProfiledUse):
+            value = asdict(value)
         answer[field.name] = value
     return answer
 
@@ -277,7 +310,7 @@ def _count(row: Mapping[str, Any], name: str, place: str) -> int:
     return value
 
 
-def _seconds(row: Mapping[str, Any], name: str, place: str) -> float:
+def _amount(row: Mapping[str, Any], name: str, place: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
         raise ProfileFileError(

@@ -13,18 +13,21 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.job.profile_request import BLOCKS
+from slurm_elastic.profiler.profile_file import ProfiledUse
 from slurm_elastic.profiler.profiling_plan import (
     MissingTime,
     PlanError,
     ProfiledShape,
     ProfilingLaunch,
 )
+from slurm_elastic.profiler.run_use import UseSample, mean_use
 
 _SETTINGS = "settings.json"
 _ANSWER = ".answer-"
@@ -48,6 +51,7 @@ class ProfileStore:
     Attributes:
         steps: mean seconds per step of each measurement.
         facts: values that runs have stated about the training; the latest counts.
+        uses: what was used in each measurement.
 
     Raises:
         StoreError: the directory cannot be written, or was made with other settings.
@@ -57,6 +61,7 @@ class ProfileStore:
         self.directory = directory.absolute()
         self.steps: dict[MissingTime, float] = {}
         self.facts: dict[str, Any] = {}
+        self.uses: dict[MissingTime, ProfiledUse] = {}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if again:
@@ -81,12 +86,16 @@ class ProfileStore:
         mark = os.urandom(4).hex()
         return self.directory / f"{_ANSWER}{launch.shape}-{launch.repeat}-{mark}.json"
 
-    def keep(self, launch: ProfilingLaunch, answered: object) -> list[str]:
+    def keep(
+        self, launch: ProfilingLaunch, answered: object, samples: Sequence[UseSample] = ()
+    ) -> list[str]:
         """Store the answer of a run.
 
         Args:
             launch: the run.
-            answered: {"blocks": [{"block", "seconds"}], "facts": {}}; invalid parts are ignored.
+            answered: {"blocks": [{"block", "seconds", "ended"}], "facts": {}}; invalid parts are
+                ignored. A block without the time of its end was the last of the run.
+            samples: what the run used.
 
         Returns:
             The blocks that are measured now.
@@ -100,7 +109,13 @@ class ProfileStore:
                 continue
             need = MissingTime(launch.shape, launch.repeat, block)
             path = self.directory / f"{launch.shape}-{block}-{launch.repeat}.json"
-            _write(path, {"seconds": seconds, "facts": facts if isinstance(facts, dict) else {}})
+            ended = _epoch(row.get("ended")) or max((s.end for s in samples), default=0.0)
+            record = {
+                "seconds": seconds,
+                "facts": facts if isinstance(facts, dict) else {},
+                "use": asdict(mean_use(samples, ended - sum(seconds), ended)),
+            }
+            _write(path, record)
             self._read(path)
             stored_blocks += [block] if need in self.steps else []
         return stored_blocks
@@ -154,6 +169,7 @@ class ProfileStore:
             self.steps[need] = statistics.fmean(seconds)
             facts = body.get("facts")
             self.facts |= facts if isinstance(facts, dict) else {}
+            self.uses[need] = _use(body.get("use"))
 
 
 def _seconds(values: object) -> list[float] | None:
@@ -166,6 +182,21 @@ def _seconds(values: object) -> list[float] | None:
         if not (math.isfinite(value) and 0 < value < 1e6):
             return None
     return [float(v) for v in values]
+
+
+def _epoch(value: object) -> float | None:
+    """Return the value as a time (epoch s); None: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < 1e11 else None
+
+
+def _use(value: object) -> ProfiledUse:
+    """Return the use in a file; without what is not valid."""
+    row: dict[str, Any] = value if isinstance(value, dict) else {}
+    names = [field.name for field in fields(ProfiledUse)]
+    known = {n: row[n] for n in names if type(row.get(n)) in (int, float)}
+    return ProfiledUse(**{n: value for n, value in known.items() if 0 <= value < 1e15})
 
 
 def _read_json(path: Path) -> object:

@@ -6,15 +6,17 @@ as a whole: then the time from its start to its end counts, start included.
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.job import profile_request
-from slurm_elastic.job.profile_request import COLD, ProfileRequest
-from slurm_elastic.profiler.profile_file import StepProfile
+from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM, ProfileRequest
+from slurm_elastic.profiler.profile_file import ProfiledUse, StepProfile
 from slurm_elastic.profiler.profile_store import ProfileStore
 from slurm_elastic.profiler.profiling_plan import (
     MissingTime,
@@ -129,18 +131,42 @@ def profile(
         NotMeasuredError: there is no measurement on one GPU.
     """
     facts = store.facts
+    measured = configurations(
+        store.steps,
+        gpu_type=gpu_type,
+        batch=batch or (None if whole_runs else store.batch()) or 1,
+    )
     return StepProfile(
         application=application or _text(facts.get("application")),
         model=_text(facts.get("model")),
         layers=_count(facts.get("layers")),
         gradient_bytes=_count(facts.get("gradient_bytes")),
         samples=_count(facts.get("samples")),
-        configurations=configurations(
-            store.steps,
-            gpu_type=gpu_type,
-            batch=batch or (None if whole_runs else store.batch()) or 1,
+        configurations=tuple(
+            dataclasses.replace(c, use=_use(store.uses, ProfiledShape(c.nodes, c.gpus)))
+            for c in measured
         ),
     )
+
+
+def _use(uses: Mapping[MissingTime, ProfiledUse], shape: ProfiledShape) -> ProfiledUse:
+    """Return what a shape used with its data in memory, and what it read from storage.
+
+    The median over the repeats counts.
+    """
+    blocks = {n.block for n in uses if n.shape == shape}
+    last = WARM if WARM in blocks else SYNTHETIC
+    medians: dict[str, float | None] = {}
+    for field in dataclasses.fields(ProfiledUse):
+        block = COLD if field.name == "read_bytes_s" else last
+        values = [
+            value
+            for need, use in uses.items()
+            if (need.shape, need.block) == (shape, block)
+            and (value := getattr(use, field.name)) is not None
+        ]
+        medians[field.name] = statistics.median(values) if values else None
+    return ProfiledUse(**medians)
 
 
 def _run_once(
@@ -165,24 +191,25 @@ def _run_once(
             " would not be cold; leave out --data, or make the files readable on all nodes"
         )
         return Failure(launch, reason, (), log)
+    began = time.time()
     start_s = time.monotonic()
-    code = runner.run(
+    finished = runner.run(
         request.program,
         launch.shape,
         {} if request.whole_runs else run_request.environment(),
         log=log,
         timeout_s=request.timeout_s,
     )
-    duration_s = time.monotonic() - start_s
+    duration_s, code = time.monotonic() - start_s, finished.code
     answer: Any = store.read_answer(result)
     tail = _tail(log)
     if request.whole_runs and code == 0:
         row = {"block": launch.blocks[0], "seconds": [duration_s / request.steps] * request.steps}
-        answer = {"blocks": [row]}
+        answer = {"blocks": [row | {"ended": began + duration_s}]}
     elif answer is None:
         answer = profile_request.printed(tail, launch.blocks[0])
     # A program may fail after it has answered: its times are valid.
-    if store.keep(launch, answer):
+    if store.keep(launch, answer, finished.samples):
         return None
     if code is None:
         reason = (

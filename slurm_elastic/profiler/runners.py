@@ -7,20 +7,36 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from slurm_elastic.job import page_cache, srun
 from slurm_elastic.job.esrun_options import Options
 from slurm_elastic.job.launch import RankLaunch, free_port
+from slurm_elastic.job.single_machine import step_mark
 from slurm_elastic.job.slurm_env import AllocationError, clean, master_port, tasks_of_step
 from slurm_elastic.profiler.profiling_plan import ProfiledShape
+from slurm_elastic.profiler.run_use import LocalUse, StepUse, UseRecorder, UseSample
 
 #: Seconds from SIGTERM to SIGKILL.
 _END_S = 15.0
 #: Longest time to drop a data set from a node's page cache: many files on a slow file system.
 _DROP_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """End of a run.
+
+    Attributes:
+        code: exit code; None: it took too long.
+        samples: resources that it used on this node.
+    """
+
+    code: int | None
+    samples: Sequence[UseSample] = ()
 
 
 class Runner(Protocol):
@@ -40,7 +56,7 @@ class Runner(Protocol):
         *,
         log: Path,
         timeout_s: float,
-    ) -> int | None:
+    ) -> FinishedRun:
         """Run the program on a shape until it ends.
 
         Args:
@@ -50,8 +66,6 @@ class Runner(Protocol):
             log: path of its output.
             timeout_s: after which it is ended.
 
-        Returns:
-            The exit code; None: it took too long.
         """
         ...
 
@@ -78,10 +92,15 @@ class LocalRunner:
         *,
         log: Path,
         timeout_s: float,
-    ) -> int | None:
+    ) -> FinishedRun:
         """See `Runner`."""
         launcher = [sys.executable, "-m", "slurm_elastic.job.esrun", "--local", str(shape.gpus)]
-        return _run([*launcher, *program], {**os.environ, **environment}, log, timeout_s)
+        environment = {**os.environ, **environment}
+
+        def recorder(esrun: int) -> UseRecorder:
+            return LocalUse(step_mark(esrun), shape.gpus)
+
+        return _run([*launcher, *program], environment, log, timeout_s, recorder)
 
     def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:  # noqa: ARG002 - as in `Runner`
         """See `Runner`."""
@@ -119,7 +138,7 @@ class AllocationRunner:
         *,
         log: Path,
         timeout_s: float,
-    ) -> int | None:
+    ) -> FinishedRun:
         """See `Runner`."""
         job, tasks = self._launch.allocation, self._tasks(shape)
         self._attempt += 1
@@ -132,10 +151,17 @@ class AllocationRunner:
             job, tasks, program, gpus=self._launch.gpus, user_options=["--input=none"]
         )
         port = free_port(master_port(job.job_id, job.run, 1000 + self._attempt))
-        env = srun.step_environment(
-            self._env, job, tasks, port=port, socket="", step=f"{job.run_id}.profile"
+        step = f"{job.run_id}.profile"
+        env = srun.step_environment(self._env, job, tasks, port=port, socket="", step=step)
+        first = next(i for i, count in enumerate(tasks) if count)
+        helper = srun.helper_command(
+            [job.nodes[first]],
+            'exec "$@"',
+            *(sys.executable, "-m", "slurm_elastic.profiler.run_use", step, str(shape.per_node)),
+            gpus=self.gpus[first] if self._launch.gpus else 0,
         )
-        return _run(command, {**env, **environment}, log, timeout_s)
+        environment = {**env, **environment}
+        return _run(command, environment, log, timeout_s, lambda _: StepUse(helper, self._env))
 
     def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
         """See `Runner`."""
@@ -181,7 +207,22 @@ def gpu_type(job_id: str) -> str:
     return types.pop() if len(types) == 1 else ""
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float) -> int | None:
+def _run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    recorder_of: Callable[[int], UseRecorder],
+) -> FinishedRun:
+    """Run a launcher until it ends.
+
+    Args:
+        command: of the launcher.
+        env: its environment.
+        log: path of its output.
+        timeout_s: after which it is ended.
+        recorder_of: begins to record what is used, by the launcher's process id.
+    """
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
@@ -191,12 +232,16 @@ def _run(command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: f
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        recorder = recorder_of(child.pid)
+        code: int | None = None
         try:
-            return child.wait(timeout_s)
+            code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return None
+            pass
         finally:
+            samples = recorder.stop()
             _end(child)
+        return FinishedRun(code, samples)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

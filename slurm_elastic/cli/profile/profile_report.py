@@ -10,7 +10,12 @@ from slurm_elastic.cli.formatting import clean, digits, size
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration, StepProfile
+    from slurm_elastic.profiler.profile_file import (
+        MeasuredTime,
+        ProfiledConfiguration,
+        ProfiledUse,
+        StepProfile,
+    )
     from slurm_elastic.profiler.profiling_runs import ProfilingRequest
 
 #: Stalls in the order in which they are stacked.
@@ -47,7 +52,8 @@ def lines(profile: StepProfile, layout: TableLayout, *, cold: bool, whole_runs: 
     table = render(profile.configurations, _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return table
-    return [_heading(profile), "", *table, "", *_notes(profile, cold=cold, whole_runs=whole_runs)]
+    notes = _notes(profile, cold=cold, whole_runs=whole_runs)
+    return [_heading(profile), "", *table, "", *_uses(profile), *notes]
 
 
 def planned(request: ProfilingRequest) -> list[str]:
@@ -108,6 +114,34 @@ def _heading(profile: StepProfile) -> str:
     if profile.gradient_bytes:
         facts.append(f"{size(profile.gradient_bytes)} of gradients")
     return ", ".join(facts) or "profile"
+
+
+def _uses(profile: StepProfile) -> list[str]:
+    """Return a line on what each shape used, and an empty one."""
+    rows = [(c, text) for c in profile.configurations if (text := _used(c.use))]
+    if not rows:
+        return []
+    return [
+        "Used on the first node, for each GPU:",
+        *(f"  {c.gpus}{f'@{c.nodes}' if c.nodes > 1 else ''}: {text}" for c, text in rows),
+        "",
+    ]
+
+
+def _used(use: ProfiledUse) -> str:
+    """Return what is known of a use, such as `2.5 CPUs, 1.2 GB/s from storage`."""
+    texts = []
+    if use.busy_cpus is not None:
+        texts.append(f"{digits(use.busy_cpus)} CPUs")
+    if use.memory_bytes_s is not None:
+        texts.append(f"{size(use.memory_bytes_s)}/s between memory and cache")
+    if use.read_bytes_s is not None:
+        texts.append(f"{size(use.read_bytes_s)}/s from storage")
+    if use.gpu_busy is not None:
+        texts.append(f"the GPU computes {use.gpu_busy:.0%} of the time")
+    if use.gpu_memory_busy is not None:
+        texts.append(f"its memory is accessed {use.gpu_memory_busy:.0%} of the time")
+    return ", ".join(texts)
 
 
 def _notes(profile: StepProfile, *, cold: bool, whole_runs: bool) -> list[str]:

@@ -6,6 +6,7 @@ Reports come from other threads; everything else happens in rounds.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ _NAME, _MEMORY_NAME = "neighbour_speeds", "gpu_memory"
 _WRITE_S = 300.0
 #: Most seconds between two reports for which the time of the steps between them is known.
 _MOST_S = 300.0
+#: Most profiles that wait for the next round.
+_WAITING = 1_000
 #: Largest rate that is believed: 1 TB/s.
 _MOST_BYTES_S = 1e12
 
@@ -72,6 +75,8 @@ class NeighbourLearning:
         self._last: dict[int, tuple[int, float]] = {}
         self._stated: dict[int, str] = {}
         self._written = (0.0, (0, 0))
+        #: What owners have stated, by application; from other threads, for the next round.
+        self._taught: deque[tuple[str, MeasuredUse]] = deque(maxlen=_WAITING)
 
     @property
     def learner(self) -> SharingLearner:
@@ -126,6 +131,18 @@ class NeighbourLearning:
             )
         )
 
+    def teach(self, job: Job, stated: str, use: MeasuredUse) -> None:
+        """Keep what a profile of a job's training shows that it uses, for the next round.
+
+        What is measured of running jobs without neighbours outweighs it.
+
+        Args:
+            job: any of its user and name.
+            stated: name of the application; "": by the job's name.
+            use: as measured.
+        """
+        self._taught.append((application_of(job, stated), use))
+
     def follow(self, snapshot: Snapshot) -> None:
         """Learn from the reports before a snapshot, and write what is learned now and then.
 
@@ -135,6 +152,8 @@ class NeighbourLearning:
         if self.config.neighbours.mode == "off":
             return
         learner = self.learner
+        while self._taught:
+            learner.speeds.record_use(*self._taught.popleft(), alone=False)
         learner.follow(snapshot, self._stated)
         alive = snapshot.job.keys()
         self._last = {k: v for k, v in list(self._last.items()) if k in alive}

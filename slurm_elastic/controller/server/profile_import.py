@@ -14,6 +14,8 @@ from slurm_elastic.controller.state.reported.measurement import key_of
 from slurm_elastic.controller.state.reported.observations import Observations, ObservedTime, number
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
+from slurm_elastic.core.report import REPORT_BOUNDS
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse
 from slurm_elastic.profiler.profile_file import ProfiledConfiguration, ProfileFileError, from_body
 
 #: Seconds of one step; others are ignored.
@@ -67,6 +69,34 @@ def observations_of(body: object, types: Collection[str]) -> tuple[Observations,
     count = len(observations.points)
     named = f" of application {observations.stated}" if observations.stated else ""
     return observations, f"{count} configuration{'s' if count > 1 else ''}{named} learned"
+
+
+def use_of(body: object) -> MeasuredUse:
+    """Return what a training used of a node, in its largest configuration on one node.
+
+    Raises:
+        RequestRefusedError: the profile is invalid.
+    """
+    try:
+        configurations = from_body(body).configurations
+    except ProfileFileError as error:
+        raise RequestRefusedError(f"profile: {error}") from None
+    on_one_node = [c for c in configurations if c.nodes == 1]
+    if not on_one_node:
+        return MeasuredUse()
+    use = max(on_one_node, key=lambda c: (c.gpus, c.batch)).use
+    return MeasuredUse(
+        cpus=_at_most(use.busy_cpus, REPORT_BOUNDS["busy_cpus"]),
+        read_bytes_s=_at_most(use.read_bytes_s, REPORT_BOUNDS["read_bytes_s"]),
+        memory_bytes_s=_at_most(use.memory_bytes_s, REPORT_BOUNDS["memory_bytes_s"]),
+        gpu=_at_most(use.gpu_busy, 1.0),
+        gpu_memory=_at_most(use.gpu_memory_busy, 1.0),
+    )
+
+
+def _at_most(value: float | None, bound: float) -> float | None:
+    """Return the value if a report could have it."""
+    return value if value is not None and value <= bound else None
 
 
 def _alone_s(c: ProfiledConfiguration) -> float:

@@ -202,8 +202,10 @@ class RequestHandler:
         if op == "teach":
             types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
             observations, text = profile_import.observations_of(args.get("profile"), types)
+            use = profile_import.use_of(args.get("profile"))
             if not dry:
                 store.import_observations(job, observations)
+                self._controller.neighbours.teach(job, observations.stated, use)
             return text
         if op == "update":
             as_ordered = store.in_force(job, barred=False)

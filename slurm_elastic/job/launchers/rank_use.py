@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from slurm_elastic.job.launchers.memory_traffic import MemoryTraffic
 
-#: Shorter times between two looks are too coarse: the kernel counts in hundredths of a second.
+#: Reports may follow each other in less, which is too coarse: the kernel counts in 10 ms.
 _LEAST_S = 8.0
 
 
@@ -40,6 +40,7 @@ class RankUseMeter:
         clock: monotonic seconds.
         proc: where the kernel shows processes.
         traffic: counter of the bytes between memory and cache.
+        least_s: seconds from one look to the next; calls before are none.
     """
 
     def __init__(
@@ -50,17 +51,18 @@ class RankUseMeter:
         clock: Callable[[], float] = time.monotonic,
         proc: Path = Path("/proc"),
         traffic: MemoryTraffic | None = None,
+        least_s: float = _LEAST_S,
     ) -> None:
         self._processes, self._gpus = processes, gpus
         self._clock, self._proc = clock, proc
-        self._traffic = traffic or MemoryTraffic(proc=proc)
+        self._traffic, self._least_s = traffic or MemoryTraffic(proc=proc), least_s
         #: Time of the last look, and each counter by process.
         self._last: tuple[float, list[dict[int, float]]] | None = None
 
     def measure(self) -> RankUse:
         """Return the use since the last call."""
         now = self._clock()
-        if self._last is not None and now - self._last[0] < _LEAST_S:
+        if self._last is not None and now - self._last[0] < self._least_s:
             return RankUse()
         pids = list(self._processes())
         counts = [self._counts(count, pids) for count in (_cpu_s, _read_bytes)]

@@ -102,8 +102,9 @@ class ProfilingRun:
                 if stamps:
                     stamps.append(self._clock())
             seconds = [b - a for a, b in itertools.pairwise(stamps)]
+            data_s = waited / max(1, len(seconds))
             self._done.append(
-                {"block": block, "seconds": seconds, "data_s": waited / max(1, len(seconds))}
+                {"block": block, "seconds": seconds, "data_s": data_s, "ended": time.time()}
             )
 
     def end(self) -> None:

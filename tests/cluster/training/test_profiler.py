@@ -86,6 +86,8 @@ def test_one_process_waits_for_nothing(planted: Planted) -> None:
     found = planted.profile("alone", shapes="1", steps=10)
     check(found["1@1"])
     assert found["1@1"]["compute"]["seconds"] == pytest.approx(COMPUTE, rel=FOUND)
+    # Its ranks, below slurmstepd, were found: a step is one wait.
+    assert 0 <= found["1@1"]["use"]["busy_cpus"] < 1
 
 
 def test_a_slow_loader_and_cold_reads_are_told_apart(planted: Planted) -> None:

@@ -16,6 +16,7 @@ from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.profiler.profile_file import (
     MeasuredTime,
     ProfiledConfiguration,
+    ProfiledUse,
     StepProfile,
     from_body,
     read,
@@ -189,6 +190,7 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
                 gpu_type="a100", nodes=1, gpus=2, batch=8, repeats=3,
                 compute=MeasuredTime(0.1, 0.001), interconnect=MeasuredTime(0.0, 0.02),
                 network=MeasuredTime(0.0, 0.0), prep=MeasuredTime(0.05, 0.001), fetch=None,
+                use=ProfiledUse(busy_cpus=2.5, memory_bytes_s=3e9, read_bytes_s=2e8, gpu_busy=0.9),
             ),
         ),
     )  # fmt: skip
@@ -196,6 +198,10 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
     assert "\x1b" not in text
     assert "none +-20 ms" in text
     assert "50 +-1.0 ms 33%" in text
+    assert (
+        "  2: 2.5 CPUs, 3 GB/s between memory and cache, 200 MB/s from storage, the GPU computes"
+        " 90% of the time\n"
+    ) in text
     assert "--repeats" in text
     row = profile_report.lines(
         profile, TableLayout(parsable=True, header=False), cold=False, whole_runs=False

@@ -26,9 +26,11 @@ def started(monkeypatch, tmp_path):
     def settle(self):
         self.tasks, self.gpus = (4, 4, 2), True
 
-    def run(command, env, log, timeout_s):
-        runs.append((command, env))
-        return 0
+    def run(command, env, log, timeout_s, recorder_of):
+        runs.append((command, env, recorder_of(0)))
+        return runners.FinishedRun(0)
+
+    monkeypatch.setattr(runners, "StepUse", lambda command, env: command)
 
     monkeypatch.setattr(runners.RankLaunch, "settle", settle)
     monkeypatch.setattr(runners, "_run", run)
@@ -52,13 +54,16 @@ def test_ranks_run_on_the_first_nodes_with_each_gpus_share_of_processors(
     log = tmp_path / "log"
     assert runner.gpus == (4, 4, 2)
     for _ in range(2):  # what one shape needs changes nothing for the next
-        code = runner.run(
+        finished = runner.run(
             ["train"], ProfiledShape.parse(shape), {"EXTRA": "1"}, log=log, timeout_s=1.0
         )
-        assert code == 0
-    (command, env), (again, other) = started
+        assert finished.code == 0
+    (command, env, helper), (again, other, _) = started
     assert command == again
     assert f"--ntasks={ranks}" in command
+    # What they use is measured on the first of their nodes.
+    assert {"--nodelist=g01", "--gres=gpu:4", "--overlap"} <= set(helper)
+    assert helper[-2:] == [env["SLURM_ELASTIC_STEP"], str(hosts.split(",").count("g01"))]
     assert f"--cpus-per-task={cpus}" in command
     if shape == "6@3":
         assert "--ntasks-per-node=2" in command

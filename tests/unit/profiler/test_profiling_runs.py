@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from slurm_elastic.job.profile_request import answer, asked, write
-from slurm_elastic.profiler.profile_file import ProfileFileError, from_body, read, to_body
+from slurm_elastic.profiler.profile_file import (
+    ProfiledUse,
+    ProfileFileError,
+    from_body,
+    read,
+    to_body,
+)
 from slurm_elastic.profiler.profile_store import ProfileStore, StoreError
 from slurm_elastic.profiler.profiling_plan import (
     PlanError,
@@ -19,10 +25,13 @@ from slurm_elastic.profiler.profiling_plan import (
     next_launch,
 )
 from slurm_elastic.profiler.profiling_runs import ProfilingRequest, profile, run
-from slurm_elastic.profiler.runners import LocalRunner
+from slurm_elastic.profiler.run_use import UseSample
+from slurm_elastic.profiler.runners import FinishedRun, LocalRunner
 
 #: Seconds of a step by GPUs and block.
 TIMES = {"synthetic": 1.0, "warm": 1.5, "cold": 3.0}
+#: Times at which the blocks of a run end, epoch s.
+ENDED = {"synthetic": 100.0, "cold": 200.0, "warm": 300.0}
 FACTS = {"batch": 8, "layers": 3, "gradient_bytes": 4096, "samples": 100, "model": "Net"}
 
 
@@ -31,9 +40,11 @@ class FakeRunner:
 
     Attributes:
         launches: (shape, blocks) of all starts.
+        samples: what each run uses.
     """
 
     gpus = (4, 4)
+    samples = ()
 
     def __init__(self, *, library=True, fails=(), says=None, code=0):
         self.library, self.fails, self.says, self.code = library, fails, says, code
@@ -45,14 +56,18 @@ class FakeRunner:
         log.write_text("line one\n" + (self.says or "") + "\n")
         if str(shape) in self.fails:
             log.write_text("Traceback\nCUDA out of memory\n")
-            return 1
+            return FinishedRun(1)
         if wanted and not self.says and not self.code:
             rows = [
-                {"block": b, "seconds": [TIMES[b] + 0.1 * (shape.gpus - 1)] * wanted.steps}
+                {
+                    "block": b,
+                    "seconds": [TIMES[b] + 0.1 * (shape.gpus - 1)] * wanted.steps,
+                    "ended": ENDED[b],
+                }
                 for b in (wanted.blocks if self.library else wanted.blocks[:1])
             ]
             write(wanted.result, rows, FACTS)
-        return self.code
+        return FinishedRun(self.code, self.samples)
 
     def drop(self, paths, shape):
         self.dropped.append(str(shape))
@@ -97,6 +112,33 @@ def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_pat
         100,
     )
     assert step_profile.configurations[1].prep.seconds == pytest.approx(0.5)
+
+
+def using(begin, **use):
+    return UseSample(begin, begin + 5.0, ProfiledUse(**use))
+
+
+def test_what_each_shape_used_is_that_of_warm_data_but_for_reading(tmp_path):
+    fake, store = FakeRunner(), ProfileStore(tmp_path / "d", {}, again=False)
+    fake.samples = [
+        using(188.0, busy_cpus=8.0, read_bytes_s=5e7),
+        using(215.0, busy_cpus=50.0, read_bytes_s=9e9),
+        using(294.0, busy_cpus=2.0, read_bytes_s=0.0, memory_bytes_s=1e9),
+    ]
+    assert run(request(["2"], cold=True), fake, store, quiet) == []
+    expected = ProfiledUse(busy_cpus=2.0, read_bytes_s=5e7, memory_bytes_s=1e9)
+    for known in (store, ProfileStore(tmp_path / "d", {}, again=False)):
+        measured = outcome(known)
+        assert {c.use for c in measured.configurations} == {expected}
+        assert from_body(json.loads(json.dumps(to_body(measured)))) == measured
+
+
+def test_a_block_without_the_time_of_its_end_was_the_last_one(tmp_path):
+    fake = FakeRunner(says="selastic-profile: steps=4 seconds=6.0")
+    fake.samples = [using(60.0, busy_cpus=9.0), using(70.0, busy_cpus=3.0)]
+    store = ProfileStore(tmp_path / "d", {}, again=False)
+    assert run(request(["1"], repeats=1), fake, store, quiet) == []
+    assert outcome(store).configurations[0].use == ProfiledUse(busy_cpus=3.0)
 
 
 def test_a_second_call_makes_only_missing_runs(tmp_path):
@@ -237,6 +279,8 @@ def test_invalid_profile_files_are_refused(tmp_path):
         ({"configurations": [configuration | {"compute": {"seconds": 0}}]}, "compute"),
         ({"configurations": [configuration | {"prep": {"seconds": -1}}]}, "prep.seconds"),
         ({"configurations": [configuration | {"prep": [1]}]}, "prep"),
+        ({"configurations": [configuration | {"use": {"gpu_busy": "all"}}]}, "use.gpu_busy"),
+        ({"configurations": [configuration | {"use": 3}]}, "use"),
         ({"model": "a\x1b[31m"}, "model"),
         ({"layers": True}, "layers"),
     ):

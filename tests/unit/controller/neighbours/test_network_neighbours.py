@@ -11,7 +11,7 @@ from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.view import View, Viewer
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.report import Report
-from slurm_elastic.models.colocation.shared_speeds import SharedSpeeds
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse, SharedSpeeds
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 from tests.support.decisions.synthetic_clusters import Cluster, node
@@ -144,6 +144,21 @@ def test_reports_that_claim_anything_teach_nothing_that_breaks(bytes_, step_s):
     learned = site.learning.learner.speeds.to_json()
     assert SharedSpeeds.of_json(learned).to_json() == learned
     assert all(0 <= row[1] <= 1e12 for row in learned["sent"])
+
+
+def test_what_a_profile_shows_counts_until_the_job_is_measured_alone():
+    site = Site()
+    site.place(j1="g1")
+    (job,) = site.cluster.jobs
+    site.learning.teach(job, "net1", MeasuredUse(cpus=3.0, memory_bytes_s=2e9))
+    assert site.learning.learner.speeds.to_json()["use"] == []
+    site.learning.follow(site.cluster.snapshot())
+    known = site.learning.learner.speeds.to_json()
+    name = f"{job.user}/net1"
+    assert (known["use"], known["memory"]) == ([[name, 3.0, False]], [[name, 2e9, False]])
+    site.run()
+    known = site.learning.learner.speeds.to_json()
+    assert (known["use"], known["memory"]) == ([[name, 1.0, True]], [[name, 2e9, False]])
 
 
 def test_what_jobs_send_is_kept_by_application(site):

@@ -1,6 +1,7 @@
 """A profile that its owner sends: what it changes, and what it cannot."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,11 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.report import Report
+from slurm_elastic.models.colocation.shared_speeds import MeasuredUse
 from slurm_elastic.profiler.profile_file import (
     MeasuredTime,
     ProfiledConfiguration,
+    ProfiledUse,
     StepProfile,
     to_body,
 )
@@ -44,6 +47,21 @@ def waiting(user="alice", name="net", job_id=7):
 
 def record(store, of):
     return store.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
+
+
+def test_what_a_training_uses_of_a_node_is_that_of_its_largest_shape_there():
+    uses = [ProfiledUse(busy_cpus=n, gpu_busy=2.0 if n == 2.0 else 0.5) for n in (1.0, 2.0, 9.0)]
+    shapes = [configured(1), configured(4), configured(8, 2)]
+    rows = [replace(shape, use=use) for shape, use in zip(shapes, uses, strict=True)]
+    assert profile_import.use_of(body(*rows)) == MeasuredUse(cpus=2.0)
+    assert profile_import.use_of(body()) == MeasuredUse()
+    assert profile_import.use_of(body(configured(8, 2))) == MeasuredUse()
+    wrong = body(*rows)
+    wrong["configurations"][0]["use"]["busy_cpus"] = -1
+    with pytest.raises(
+        RequestRefusedError, match=r"configurations\[0\].use.busy_cpus: -1 is invalid"
+    ):
+        profile_import.use_of(wrong)
 
 
 def test_a_job_that_has_not_run_is_known_by_its_profile():
