@@ -122,7 +122,8 @@ def mean_use(samples: Sequence[UseSample], begin: float, end: float) -> Profiled
 def main(mark: str, gpus: str) -> None:
     """Print samples until the process is ended; arguments as of `LocalUse`."""
     for sample in _samples(mark, int(gpus), threading.Event()):
-        print(json.dumps(asdict(sample)), flush=True)
+        sys.stdout.write(f"{json.dumps(asdict(sample))}\n")
+        sys.stdout.flush()
 
 
 def _samples(mark: str, gpus: int, ends: threading.Event) -> Iterator[UseSample]:
