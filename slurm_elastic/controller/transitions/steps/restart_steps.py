@@ -13,9 +13,9 @@ from typing import Any
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
 from slurm_elastic.controller.transitions.steps.in_place_steps import JOIN_S, LEAVE_S, InPlaceSteps
-from slurm_elastic.controller.transitions.steps.state_steps import HELD
+from slurm_elastic.controller.transitions.steps.state_steps import interruption_of
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
-from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.member_orders import MemberOrders
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol
@@ -36,10 +36,8 @@ class RestartSteps(InPlaceSteps):
         return super()._members_due(t) if t.failed else TransitionState.NOTIFY
 
     def _notify(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
-        if job.state is not JobState.RUNNING:
-            return self._given_up(t, Reason("job-left-gpus"))
-        if job.reason in HELD:
-            return self._given_up(t, Reason("held-in-slurm"))
+        if interruption := interruption_of(t, job):
+            return self._given_up(t, interruption)
         if "saved" in t.entered:
             return super()._members_due(t)
         if t.waited(time.time()) > t.notice_s:

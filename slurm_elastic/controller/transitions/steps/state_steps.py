@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.steps.step_inputs import StepInputs
-from slurm_elastic.core.cluster import Allocation, Job, shape_parameters
+from slurm_elastic.core.cluster import Allocation, Job, JobState, shape_parameters
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
@@ -86,3 +86,12 @@ class StateSteps(abc.ABC):
 def runs_elsewhere(held: Allocation | None) -> Reason:
     """Return the reason of a job that runs on other GPUs than planned."""
     return Reason("runs-elsewhere", **shape_parameters(held), nodes=held.nodes if held else ())
+
+
+def interruption_of(t: Transition, job: Job) -> Reason | None:
+    """Return why a job that was asked to save does not train any more; None if it does."""
+    if job.run == t.run and job.state is JobState.SUSPENDED:
+        return Reason("job-suspended")
+    if job.state is not JobState.RUNNING or job.run != t.run:
+        return Reason("job-left-gpus")
+    return Reason("held-in-slurm") if job.reason in HELD else None

@@ -17,6 +17,7 @@ from slurm_elastic.controller.transitions.steps.state_steps import (
     GIVE_UP_S,
     HELD,
     StateSteps,
+    interruption_of,
     runs_elsewhere,
 )
 from slurm_elastic.controller.transitions.steps.step_inputs import (
@@ -96,7 +97,7 @@ class TransitionSteps(StateSteps):
         return TransitionState.NOTIFY
 
     def _notify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
-        if interruption := _interruption(t, job):
+        if interruption := interruption_of(t, job):
             return self._left(t, interruption)
         if "declined" in t.entered:
             return TransitionState.UNDONE
@@ -396,12 +397,3 @@ class TransitionSteps(StateSteps):
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
         if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)
-
-
-def _interruption(t: Transition, job: Job) -> Reason | None:
-    """Return why a job that was asked to save does not train any more; None if it does."""
-    if job.run == t.run and job.state is JobState.SUSPENDED:
-        return Reason("job-suspended")
-    if job.state is not JobState.RUNNING or job.run != t.run:
-        return Reason("job-left-gpus")
-    return Reason("held-in-slurm") if job.reason in HELD else None
