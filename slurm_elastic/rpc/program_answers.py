@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class ProgramConfiguration(TypedDict):
@@ -43,6 +43,7 @@ class ProgramAnswer(TypedDict):
 
     `capacity` is what the jobs shown may hold together; `not_running` the cost of a job without
     GPUs; `partial` whether other users' jobs are left out, with the GPUs that they got.
+    `parts_per_gpu` are the parts in which GPUs and capacities are counted, 2: halves.
     """
 
     not_running: float
@@ -51,3 +52,4 @@ class ProgramAnswer(TypedDict):
     jobs: list[ProgramJob]
     limits: list[ProgramLimit]
     partial: bool
+    parts_per_gpu: NotRequired[int]  # controllers of earlier versions count whole GPUs

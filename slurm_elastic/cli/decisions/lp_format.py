@@ -1,7 +1,8 @@
 r"""The integer program of a round as text in the LP format, which every solver reads.
 
 A variable is named by job, GPU type, nodes and GPUs: `j4711_a100_n1_g8` is 1 if job 4711 gets
-8 a100 on one node; `wait_4711` is 1 if it gets nothing.
+8 a100 on one node; `wait_4711` is 1 if it gets nothing. Where half of a GPU is a configuration,
+GPUs are counted in halves: `j4711_a100_n1_h16`.
 
 >>> print(lp_text({
 ...     "not_running": 1.1, "capacity": {"a100": 4}, "partial": False,
@@ -54,12 +55,14 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
         comments: further lines for its head.
     """
     types = _names(program["capacity"])
+    # A controller of an earlier version counts whole GPUs.
+    counted = "h" if program.get("parts_per_gpu", 1) == 2 else "g"
     # Costs, sums and names in the order of the jobs: the same program is the same text.
     variables: list[str] = []
     costs: list[str] = []
     rows: list[str] = []
     of_type: dict[str, list[str]] = {name: [] for name in program["capacity"]}
-    # A controller of an earlier version names no limits.
+    # Nor does it name limits.
     limits = program.get("limits", [])
     of_limit: list[list[str]] = [[] for _ in limits]
     for row, job in enumerate(program["jobs"]):
@@ -68,7 +71,7 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
         for order, (at, cost) in enumerate(zip(job["configurations"], job["costs"], strict=True)):
             shape = program["configurations"][at]
             kind = shape["gpu_type"]
-            variable = f"j{name}_{types[kind]}_n{shape['nodes']}_g{shape['gpus']}"
+            variable = f"j{name}_{types[kind]}_n{shape['nodes']}_{counted}{shape['gpus']}"
             variables.append(variable)
             costs.append(_term(cost, variable))
             sums.append(_term(1, variable))
@@ -87,6 +90,8 @@ def lp_text(program: ProgramAnswer, *, comments: Sequence[str] = ()) -> str:
     for number, (limit, terms) in enumerate(zip(limits, of_limit, strict=True), start=1):
         rows += [f" limit_{number}:", *terms, f"  <= {limit['left']!r}"]
     head = [*comments, "Each job gets one configuration or waits; least cost."]
+    if counted == "h":
+        head.append("GPUs are counted in halves.")
     if program["partial"]:
         head.append("Jobs of other users are left out, and so are the GPUs that they got.")
     return "\n".join(

@@ -62,6 +62,7 @@ def program(view: View, viewer: Viewer) -> ProgramAnswer:
         "jobs": rows,
         "limits": _limits(stated, shown, rows),
         "partial": not bool(shown.all()),
+        "parts_per_gpu": stated.parts,
     }
 
 

@@ -26,6 +26,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.neighbours.pair_matching import PossiblePair, matched
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, ProgramSolution
 from slurm_elastic.policies.milp.limit_rows import LimitRow
+from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, Ints, RoundArrays
 
 #: Most programs with halves that are solved before the round goes on without them.
@@ -50,6 +51,7 @@ class HalfColumns:
             of that one.
         divided: of the last solution, the rows of jobs that start, and which another one is to
             join.
+        stated: the last program that was solved with halves, for answers; None: without.
     """
 
     options: HalfOptions
@@ -61,6 +63,7 @@ class HalfColumns:
     valid: Bools
     partner: dict[int, int] = field(default_factory=dict)
     divided: set[int] = field(default_factory=set)
+    stated: RoundProgram | None = None
 
     def solve(self, program: AssignmentProgram, solve: Solve) -> ProgramSolution:
         """Return the solution in whole GPUs; jobs that are to join another one have none."""
@@ -68,13 +71,26 @@ class HalfColumns:
         for _ in range(_MOST_ATTEMPTS):
             if not valid.any():
                 break
-            solution = solve(self._in_halves(program, valid))
+            in_halves = self._in_halves(program, valid)
+            solution = solve(in_halves)
             choice, alone = self._in_whole_gpus(solution.choice)
             if not alone:
+                self.stated = self._stated(in_halves, solution)
                 return dataclasses.replace(solution, choice=choice)
             valid[alone] = False
-        self.partner, self.divided = {}, set()
+        self.partner, self.divided, self.stated = {}, set(), None
         return solve(program)
+
+    def _stated(self, program: AssignmentProgram, solution: ProgramSolution) -> RoundProgram:
+        columns = self.arrays.configurations
+        return RoundProgram(
+            program=program,
+            job_ids=tuple(j.job.job_id for j in self.arrays.candidates),
+            types=(*columns.types, *(f"{name}, half free" for name in columns.types)),
+            nodes=np.r_[columns.nodes, np.ones_like(self.kind)],
+            choice=solution.choice,
+            parts=2,
+        )
 
     def noted(self, row: int, proposal: Proposal, snapshot: Snapshot) -> Proposal:
         """Return the proposal of a row; it says whether the job is to share its GPU."""

@@ -56,7 +56,13 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.known_choices import known_choices
 from slurm_elastic.policies.sia.ranked_proposals import ProgramInputs, ranked_proposals
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia import Sia, noted_state, reached_in_place, submitted
+from slurm_elastic.policies.sia.sia import (
+    Sia,
+    noted_state,
+    reached_in_place,
+    stated_program,
+    submitted,
+)
 
 #: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
@@ -343,7 +349,8 @@ class MarginalValue(Sia):
             # At last all of them are kept, which fits by the way in which the room was counted.
             keep = served if attempt == _ROUNDS - 1 else missing
             fixed[keep] = floor[keep]
-        self._keep(question, arrays, program, solution)
+        stated = halves.stated if halves else None
+        self._keep(question, stated or stated_program(arrays, program, solution))
         only = np.zeros(len(jobs), dtype=bool)
         only[[row for row in overdue if fixed[row] >= 0]] = True
         return solution, only

@@ -13,11 +13,12 @@ class RoundProgram:
     """Program of one round.
 
     Attributes:
-        program: J jobs, C configurations, T GPU types.
+        program: J jobs, C configurations, T GPU types (`types`).
         job_ids: [J] raw id of each row's job.
         types: [T] names of the GPU types.
         nodes: [C] nodes of each configuration.
         choice: [J] configuration that the solver chose, -1: none.
+        parts: in which GPUs are counted, of each GPU: 2 where half of one is a configuration.
     """
 
     program: AssignmentProgram
@@ -25,6 +26,7 @@ class RoundProgram:
     types: tuple[str, ...]
     nodes: Ints
     choice: Ints
+    parts: int = 1
 
 
 @runtime_checkable

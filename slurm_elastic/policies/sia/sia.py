@@ -172,27 +172,28 @@ class Sia:
                 break
             keep = stays if attempt == _ROUNDS - 1 else suspended
             fixed[keep] = arrays.held[keep]
-        self._keep(question, arrays, program, solution)
+        self._keep(question, stated_program(arrays, program, solution))
         return solution
 
-    def _keep(
-        self,
-        question: Question,
-        arrays: RoundArrays,
-        program: AssignmentProgram,
-        solution: ProgramSolution,
-    ) -> None:
+    def _keep(self, question: Question, round_program: RoundProgram) -> None:
         """Keep the program of a round as its `round_program`."""
         if question.snapshot is not self._last_snapshot:
             # A round asks first about all jobs, then about those that are left.
             self._last_snapshot = question.snapshot
-            self.round_program = RoundProgram(
-                program=program,
-                job_ids=tuple(j.job.job_id for j in arrays.candidates),
-                types=arrays.configurations.types,
-                nodes=arrays.configurations.nodes,
-                choice=solution.choice,
-            )
+            self.round_program = round_program
+
+
+def stated_program(
+    arrays: RoundArrays, program: AssignmentProgram, solution: ProgramSolution
+) -> RoundProgram:
+    """Return a solved program of a round, with the names of its jobs and configurations."""
+    return RoundProgram(
+        program=program,
+        job_ids=tuple(j.job.job_id for j in arrays.candidates),
+        types=arrays.configurations.types,
+        nodes=arrays.configurations.nodes,
+        choice=solution.choice,
+    )
 
 
 def reached_in_place(snapshot: Snapshot, arrays: RoundArrays) -> Bools:

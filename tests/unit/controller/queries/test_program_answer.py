@@ -82,6 +82,17 @@ def test_the_whole_program_with_what_was_chosen():
     }  # fmt: skip
 
 
+def test_halves_of_gpus_are_named_so():
+    whole = ask()
+    assert whole["parts_per_gpu"] == 1
+    halves = ask(program=replace(stated(), parts=2))
+    text = lp_text(halves)
+    assert "\\ GPUs are counted in halves.\n" in text
+    assert " j4711_a100_x_n1_h4\n" in text
+    older = {name: value for name, value in halves.items() if name != "parts_per_gpu"}
+    assert lp_text(older) == lp_text(whole)
+
+
 def test_it_is_asked_for():
     view = replace(example.VIEW, program=stated())
     assert dispatch.answer("plan", view, EVERYBODY, {})["program"] is None

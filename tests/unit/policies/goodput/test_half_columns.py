@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.gpu_parts import HalfOptions
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
+from slurm_elastic.policies.milp.assignment_milp import solve
 from tests.support.decisions.synthetic_clusters import node
 from tests.unit.policies.goodput.test_marginal_value import cluster, config, first, question
 
@@ -26,11 +27,18 @@ def halves(pairs, *, hosts=(), guests=(), joinable=()):
 def test_two_waiting_jobs_share_a_gpu_so_that_a_third_one_starts():
     made = cluster((None, {}), (None, {}), (None, {}), nodes=[node("n1", gpus=2)])
     options = halves({(1, 2): 0.95}, guests=(1, 2))
-    chosen, _ = first(MarginalValue(config()), question(made, halves=options))
+    policy = MarginalValue(config())
+    chosen, _ = first(policy, question(made, halves=options))
     assert {job: (a.gpus, a.half) for job, a in chosen.items()} == {
         1: (1, True), 2: (0, False), 3: (1, False),
     }  # fmt: skip
     assert chosen[2].reason.code == "half-given-first"
+    # The program that is shown is the one that was solved.
+    shown = policy.round_program
+    assert shown.parts == 2
+    assert solve(shown.program, gap=0.0).choice.tolist() == shown.choice.tolist()
+    assert shown.program.config_gpus[shown.choice].tolist() == [1, 1, 2]
+    assert shown.program.used(shown.choice).tolist() == [4, 0]
     assert chosen[2].reason.parameters["job"] == "1"
 
 
