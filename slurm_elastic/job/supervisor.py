@@ -31,6 +31,7 @@ from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
 from slurm_elastic.job.steps.launch_watches import LaunchWatches
 from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
+from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation, batch_scripts
 from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
@@ -195,6 +196,8 @@ class Supervisor:
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
+        job_id = self._launch.allocation.job_id
+        accumulation = FixedAccumulation(self._launch.options, lambda: batch_scripts(job_id))
         return ScriptWatch(
             pattern=pattern,
             state=self._state,
@@ -209,6 +212,7 @@ class Supervisor:
                 self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
             ),
             micro_batches=self._launch.options.micro_batches,
+            needed_micro_batches=accumulation.needed_micro_batches,
             are_alone=lambda size: self._watches.train_alone(self._rank_processes(), size),
             end_ranks=self._end_lone_ranks,
         )

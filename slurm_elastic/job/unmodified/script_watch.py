@@ -23,6 +23,7 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.unmodified import fixed_accumulation
 from slurm_elastic.job.unmodified.array_siblings import ArraySiblings
 from slurm_elastic.job.unmodified.checkpoints import learned_saves
 from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
@@ -71,6 +72,8 @@ class ScriptWatch:
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
         command: its command in this run of the job (`program_command`).
         micro_batches: of `esrun --micro-batches`; None: not given.
+        needed_micro_batches: returns those without which the script resumes wrongly on another
+            number of ranks, from a checkpoint and the present number; 0: none.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written; None: perhaps.
         end_ranks: ends them then.
@@ -96,6 +99,7 @@ class ScriptWatch:
         complete: str | None = None,
         command: str = "",
         micro_batches: int | None = None,
+        needed_micro_batches: Callable[[str, int], int] = lambda *_: 0,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -113,6 +117,7 @@ class ScriptWatch:
             batch_may_change=batch_may_change(os.environ),
             micro_batches=micro_batches,
         )
+        self._needed_micro_batches = needed_micro_batches
         self._program_step: int | None = None
         self._send_signal = send_signal
         self._guard = guard
@@ -177,6 +182,8 @@ class ScriptWatch:
             self._last_complete = None
             self._reads.close()
             existing = self._scanner.complete
+            if self._resume.needed_micro_batches and existing:
+                self._check_accumulation(existing[0])
             self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
             is_gone = not self._scanner.has_found_any
             if restarted and self._resume.count and (existing or (originals and is_gone)):
@@ -351,8 +358,9 @@ class ScriptWatch:
 
     @property
     def _is_proven(self) -> bool:
-        """Whether the script is shown to resume, and its checkpoints are its own."""
-        return self._resume.proven and not self._siblings.running
+        """Whether the script is shown to resume on any size, from checkpoints of its own."""
+        is_fixed = self._resume.needed_micro_batches > 0
+        return self._resume.proven and not is_fixed and not self._siblings.running
 
     def _look_for_siblings(self, *, at_once: bool = False) -> None:
         """Report when another task of the array begins or ends to share the pattern."""
@@ -414,6 +422,7 @@ class ScriptWatch:
         if self._resume.proven or not self._resume.refuted:
             self._training.add(checkpoint.path)
         self._record_learned()
+        self._check_accumulation(checkpoint)
         self._file.save(self._resume)
         fields = {
             "phase": "training",
@@ -431,6 +440,16 @@ class ScriptWatch:
         self._last_complete = checkpoint.written
         fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))
+
+    def _check_accumulation(self, checkpoint: ScriptCheckpoint) -> None:
+        """Record whether the script would resume wrongly on another number of ranks."""
+        last = self._resume.needed_micro_batches
+        needed = 0
+        if self._program_step is None:  # else it uses `slurm_elastic.integrations`
+            needed = self._needed_micro_batches(checkpoint.path, self._world)
+        self._resume.needed_micro_batches = needed
+        if needed and not last:
+            log_line(fixed_accumulation.refusal_line(checkpoint.path, needed, self._world))
 
     def _record_learned(self) -> None:
         """Record what is known of the saves now, for later attempts."""

@@ -70,6 +70,7 @@ class ScriptJob:
         complete: str | None = None,
         command: str = "",
         directories: Sequence[str] | None = None,
+        needed_micro_batches: Callable[[str, int], int] = lambda *_: 0,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         job_id: int = 7,
     ) -> None:
@@ -94,6 +95,7 @@ class ScriptJob:
             hosts=hosts,
             complete=complete,
             command=command,
+            needed_micro_batches=needed_micro_batches,
             are_alone=are_alone,
             end_ranks=self._end_ranks,
             clock=lambda: self.now,

@@ -703,3 +703,24 @@ def test_the_accumulation_that_a_script_is_given_follows_its_ranks(
         process = run(env, "--checkpoint", "*.pt", *program)
         assert process.stdout == "--gradient_accumulation_steps 8\n"
         assert "to keep it, give esrun --micro-batches 16 (" in process.stderr
+        process = run(env, "--checkpoint", "*.pt", "--micro-batches", "script", *program)
+        assert "to keep it" not in process.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--local", "2"]])
+def test_the_loss_of_a_script_that_accumulates_itself_is_not_scaled_by_accelerate(
+    job: dict[str, str], tmp_path: Path, options: list[str]
+) -> None:
+    show = "import os; print(os.environ.get('ACCELERATE_GRADIENT_ACCUMULATION_STEPS'))"
+    script = tmp_path / "run_glue_no_trainer.py"
+    command = (*options, "--micro-batches", "8", sys.executable, str(script))
+    script.write_text(f"{show}\n# accelerator.accumulate(model): accelerator.backward(loss)")
+    process = run(job, *command)
+    assert set(process.stdout.split()) == {"4"}
+    assert "accelerator" not in process.stderr
+    script.write_text(f"{show}\n# accelerator.backward(loss / args.gradient_accumulation_steps)")
+    process = run(job, *command)
+    assert set(process.stdout.split()) == {"None"}
+    assert "which would only scale its loss, is not set; it has to accumulate" in process.stderr
+    process = run(job, *command, "--gradient_accumulation_steps", "8")
+    assert "which would only scale its loss, is not set\n" in process.stderr
