@@ -121,8 +121,8 @@ def own_accumulation(program: Sequence[str], micro_batches: int | None) -> str:
                 else "; it has to accumulate SLURM_ELASTIC_ACCUMULATION micro-batches for each step"
             )
             return (
-                f"{path} calls accelerator.backward without accelerator.accumulate, so accelerate"
-                " does not count its micro-batches: ACCELERATE_GRADIENT_ACCUMULATION_STEPS, which"
+                f"{path} does not use accelerator.accumulate, so accelerate does not count its"
+                " micro-batches: ACCELERATE_GRADIENT_ACCUMULATION_STEPS, which"
                 f" would only scale its loss, is not set{remedy}"
             )
     return ""

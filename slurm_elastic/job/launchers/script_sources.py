@@ -15,6 +15,8 @@ from slurm_elastic.job.environment.regular_file import regular_file
 _MAX_BYTES = 1 << 20
 #: With the first and without the second, accelerate only divides the loss by its accumulation.
 _BACKWARD, _ACCUMULATE = "accelerator.backward(", ".accumulate("
+#: Its learner is such a program.
+_FASTAI = "fastai."
 
 
 def script_sources(program: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -35,4 +37,4 @@ def script_sources(program: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def accumulates_itself(source: str) -> bool:
     """Return whether a script of accelerate counts the micro-batches of a step itself."""
-    return _BACKWARD in source and _ACCUMULATE not in source
+    return (_BACKWARD in source or _FASTAI in source) and _ACCUMULATE not in source

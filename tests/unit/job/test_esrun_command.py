@@ -724,3 +724,5 @@ def test_the_loss_of_a_script_that_accumulates_itself_is_not_scaled_by_accelerat
     assert "which would only scale its loss, is not set; it has to accumulate" in process.stderr
     process = run(job, *command, "--gradient_accumulation_steps", "8")
     assert "which would only scale its loss, is not set\n" in process.stderr
+    script.write_text(f"# from fastai.distributed import *\n{show}")
+    assert set(run(job, *command).stdout.split()) == {"None"}
