@@ -24,8 +24,11 @@ from slurm_elastic.job.unmodified.training_state_check import STEP_NAME
 
 #: Files that accelerate and the Trainer write into each checkpoint.
 _ACCELERATE, _TRAINER = "random_states_0.pkl", "trainer_state.json"
-#: In a script: an epoch is computed from steps.
-_DIVISION = re.compile(r"//\s*(?:len\(\s*\w*(?:loader|_dl)\w*\s*\)|num_update_steps_per_epoch\b)")
+#: In a script: an epoch is computed from the steps that are done; not the number of all epochs.
+_DIVISION = re.compile(
+    r"(?<!\w)(?!max|total|num|train)\w*steps?\s*//"
+    r"\s*(?:len\(\s*\w*(?:loader|_dl)\w*\s*\)|num_update_steps_per_epoch\b)"
+)
 _OPTION = "--gradient_accumulation_steps"
 _OWN_NAME = re.compile(r"slurm_elastic", re.IGNORECASE)
 

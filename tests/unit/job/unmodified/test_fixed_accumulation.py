@@ -70,6 +70,23 @@ def test_an_option_that_esrun_does_not_replace_is_no_remedy(tmp_path: Path, word
 @pytest.mark.parametrize(
     ("text", "is_held"),
     [
+        ("first_epoch = global_step // num_update_steps_per_epoch", True),
+        ("first_epoch = self.global_step//len( loader ) // accumulation", True),
+        ("epochs = args.max_steps // num_update_steps_per_epoch + 1", False),
+        ("epochs = config.train_steps // len(train_dataloader)", False),
+        ("epoch = step // 100", False),
+    ],
+)
+def test_only_an_epoch_that_is_computed_from_the_steps_done_counts(
+    tmp_path: Path, script: str, text: str, is_held: bool
+) -> None:
+    Path(script).write_text(text)
+    assert needed(tmp_path, "python", script) == is_held
+
+
+@pytest.mark.parametrize(
+    ("text", "is_held"),
+    [
         (f"{NO_TRAINER}\nparser.add_argument('{OPTION}')", True),  # it computes with 1
         (f"{NO_TRAINER}\naccelerator.backward(loss)", True),  # accelerate does not accumulate
         (f"{NO_TRAINER}\nwith accelerator.accumulate(model):", False),
