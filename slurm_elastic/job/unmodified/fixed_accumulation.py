@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slurm_elastic.job.environment.world_variables import accumulation
 from slurm_elastic.job.esrun_options import Options
 from slurm_elastic.job.launchers.accumulation_option import accumulation_words
 from slurm_elastic.job.launchers.script_sources import accumulates_itself, script_sources
@@ -29,6 +30,8 @@ _DIVISION = re.compile(
     r"(?<!\w)(?!max|total|num|train)\w*steps?\s*//"
     r"\s*(?:len\(\s*\w*(?:loader|_dl)\w*\s*\)|num_update_steps_per_epoch\b)"
 )
+#: Larger sizes are not named.
+_MOST_SIZES = 257
 _OPTION = "--gradient_accumulation_steps"
 _OWN_NAME = re.compile(r"slurm_elastic", re.IGNORECASE)
 
@@ -53,14 +56,36 @@ class FixedAccumulation:
             checkpoint: path of a complete one.
             world: number of ranks that wrote it.
         """
-        if not STEP_NAME.search(Path(checkpoint).name.lower()):
+        if not _is_named_by_steps(checkpoint):
             return 0
-        is_accelerate = os.path.exists(f"{checkpoint}/{_ACCELERATE}")  # noqa: PTH110 - any name
-        if not is_accelerate and not os.path.exists(f"{checkpoint}/{_TRAINER}"):  # noqa: PTH110
-            return 0
+        is_accelerate = _has(checkpoint, _ACCELERATE)
         if is_accelerate not in self._steps:
             self._steps[is_accelerate] = self._fixed_steps(is_accelerate=is_accelerate)
         return self._steps[is_accelerate] * world
+
+    def wrong_size_line(self, checkpoint: str, old_world: int, world: int) -> str:
+        """Return why the program must not resume on a number of ranks; "": it may.
+
+        Args:
+            checkpoint: path of the newest one.
+            old_world: number of ranks that wrote it.
+            world: number of ranks that would resume from it.
+        """
+        micro_batches = self._options.micro_batches
+        words = accumulation_words(self._options.program)
+        if micro_batches is None or not words or not all(word.is_replaced for word in words):
+            return ""
+        old_batch, batch = (accumulation(micro_batches, n)[0] * n for n in (old_world, world))
+        if old_batch == batch or not _is_named_by_steps(checkpoint):
+            return ""
+        sizes = ":".join(str(n) for n in range(1, _MOST_SIZES) if micro_batches % n == 0)
+        name = Path(checkpoint).name
+        return (
+            f"--micro-batches {micro_batches}: a step has {old_batch} of them on"
+            f" {_ranks(old_world)} and {batch} on {_ranks(world)}, so from {name} the script would"
+            " resume at a wrong epoch. It is not started on this size, and the job goes back; allow"
+            f" only sizes that divide {micro_batches}: --elastic=…,sizes={sizes}"
+        )
 
     def _fixed_steps(self, *, is_accelerate: bool) -> int:
         """Return the accumulation that is the same on any number of ranks; 0: none is known."""
@@ -88,6 +113,21 @@ class FixedAccumulation:
         return not any(map(written.search, scripts)) and any(map(size_word, scripts))
 
 
+def _ranks(world: int) -> str:
+    return f"{world} rank{'' if world == 1 else 's'}"
+
+
+def _is_named_by_steps(checkpoint: str) -> bool:
+    """Return whether it is a checkpoint of accelerate or the Trainer with steps in its name."""
+    if not STEP_NAME.search(Path(checkpoint).name.lower()):
+        return False
+    return _has(checkpoint, _ACCELERATE) or _has(checkpoint, _TRAINER)
+
+
+def _has(checkpoint: str, name: str) -> bool:
+    return os.path.exists(f"{checkpoint}/{name}")  # noqa: PTH110 - a path may be invalid
+
+
 def batch_scripts(job_id: int) -> list[str]:
     """Return the texts of a job's batch script, and of scripts that it calls; [] if unreadable."""
     text = read_batch_script(job_id)
@@ -96,7 +136,7 @@ def batch_scripts(job_id: int) -> list[str]:
     return [text, *(script.text for script in called_scripts(text, os.getpid()))]
 
 
-def refusal_line(checkpoint: str, needed: int, world: int) -> str:
+def fixed_line(checkpoint: str, needed: int, world: int) -> str:
     """Return why a job keeps its size.
 
     Args:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from slurm_elastic.job.complete_marker import CompleteMarker
 from slurm_elastic.job.environment.world_variables import batch_may_change
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.job.unmodified import fixed_accumulation
 from slurm_elastic.job.unmodified.array_siblings import ArraySiblings
 from slurm_elastic.job.unmodified.checkpoints import learned_saves
 from slurm_elastic.job.unmodified.checkpoints.checkpoint_scanner import (
@@ -34,6 +33,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.command_history import CommandHistory
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
+from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation, fixed_line
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
 from slurm_elastic.job.unmodified.node_disks import refusal_line, this_node
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
@@ -41,7 +41,10 @@ from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
 from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
-from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
+from slurm_elastic.job.unmodified.training_state_check import (
+    TrainingPoint,
+    TrainingStateCheck,
+)
 
 #: Seconds between scans without events: by default, while a checkpoint is incomplete, and while the
 #: controller waits for one.
@@ -72,8 +75,8 @@ class ScriptWatch:
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
         command: its command in this run of the job (`program_command`).
         micro_batches: of `esrun --micro-batches`; None: not given.
-        needed_micro_batches: returns those without which the script resumes wrongly on another
-            number of ranks, from a checkpoint and the present number; 0: none.
+        accumulation: shows whether it resumes wrongly on another number of ranks; None: it never
+            does.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written; None: perhaps.
         end_ranks: ends them then.
@@ -81,6 +84,7 @@ class ScriptWatch:
 
     Attributes:
         command: of this run, beside those of earlier runs.
+        wrong_size_line: why it must not resume on the number of ranks of the attempt; "": it may.
         has_lost_checkpoints: whether a script that resumes has not ended, and all its checkpoints
             are missing at the start of the attempt.
     """
@@ -99,7 +103,7 @@ class ScriptWatch:
         complete: str | None = None,
         command: str = "",
         micro_batches: int | None = None,
-        needed_micro_batches: Callable[[str, int], int] = lambda *_: 0,
+        accumulation: FixedAccumulation | None = None,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -117,7 +121,7 @@ class ScriptWatch:
             batch_may_change=batch_may_change(os.environ),
             micro_batches=micro_batches,
         )
-        self._needed_micro_batches = needed_micro_batches
+        self._accumulation = accumulation
         self._program_step: int | None = None
         self._send_signal = send_signal
         self._guard = guard
@@ -149,6 +153,7 @@ class ScriptWatch:
         self._last_complete: float | None = None
         self._last_save = 0
         self._is_stopped = self.has_lost_checkpoints = False
+        self.wrong_size_line = ""
 
     def set_world(self, world: int, hosts: int) -> None:
         """Set the ranks and hosts of the next attempt, in the same run of the job."""
@@ -182,6 +187,7 @@ class ScriptWatch:
             self._last_complete = None
             self._reads.close()
             existing = self._scanner.complete
+            self.wrong_size_line = self._wrong_size_line(existing) if restarted else ""
             if self._resume.needed_micro_batches and existing:
                 self._check_accumulation(existing[0])
             self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
@@ -441,15 +447,22 @@ class ScriptWatch:
         fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))
 
+    def _wrong_size_line(self, existing: Sequence[ScriptCheckpoint]) -> str:
+        """Return why the program must not resume from the newest checkpoint; "": it may."""
+        point = TrainingPoint.from_json(self._resume.training)
+        if not existing or self._accumulation is None or point is None or not point.world:
+            return ""
+        return self._accumulation.wrong_size_line(existing[0].path, point.world, self._world)
+
     def _check_accumulation(self, checkpoint: ScriptCheckpoint) -> None:
         """Record whether the script would resume wrongly on another number of ranks."""
         last = self._resume.needed_micro_batches
         needed = 0
-        if self._program_step is None:  # else it uses `slurm_elastic.integrations`
-            needed = self._needed_micro_batches(checkpoint.path, self._world)
+        if self._accumulation and self._program_step is None:  # else it uses the integrations
+            needed = self._accumulation.needed_micro_batches(checkpoint.path, self._world)
         self._resume.needed_micro_batches = needed
         if needed and not last:
-            log_line(fixed_accumulation.refusal_line(checkpoint.path, needed, self._world))
+            log_line(fixed_line(checkpoint.path, needed, self._world))
 
     def _record_learned(self) -> None:
         """Record what is known of the saves now, for later attempts."""

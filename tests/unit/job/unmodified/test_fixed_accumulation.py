@@ -145,16 +145,14 @@ def test_files_that_are_no_scripts_are_not_read(tmp_path: Path, name: str) -> No
     assert needed(tmp_path, "python", f"{tmp_path}/{name}") == 0
 
 
-def attempt(home: Path, words: str, *, run: int = 0) -> ScriptJob:
+def attempt(home: Path, words: str, *, run: int = 0, world: int = 1) -> ScriptJob:
     check = FixedAccumulation(parse(["--checkpoint", "step_*", *words.split()]))
-    return ScriptJob(
-        home, run=run, pattern="step_*", needed_micro_batches=check.needed_micro_batches
-    )
+    return ScriptJob(home, run=run, pattern="step_*", world=world, accumulation=check)
 
 
-def save(job: ScriptJob, step: int) -> Report:
+def save(job: ScriptJob, step: int, world: int = 1) -> Report:
     (job.home / f"step_{step}").mkdir()
-    for name in ("model.txt", ACCELERATE):
+    for name in ("model.txt", *(f"random_states_{rank}.pkl" for rank in range(world))):
         job.write(f"step_{step}/{name}")
     job.settle()
     return job.settle()
@@ -189,3 +187,24 @@ def test_a_program_that_reports_its_steps_keeps_its_batch_itself(tmp_path: Path)
     job = attempt(tmp_path, f"python train.py {OPTION} 4")
     job.watch.record_program_step({"checkpoint_step": 60})
     assert save(job, 60).rehearsal == "able"
+
+
+def test_it_is_not_started_on_ranks_that_cannot_share_the_batch(tmp_path: Path) -> None:
+    words = f"--micro-batches 4 python train.py {OPTION} 4"
+    assert save(attempt(tmp_path, words, world=2), 60, world=2).rehearsal == "able"
+    for world in (1, 2, 4):
+        assert not attempt(tmp_path, words, run=1, world=world).watch.wrong_size_line
+    assert attempt(tmp_path, words, run=1, world=3).watch.wrong_size_line == (
+        "--micro-batches 4: a step has 4 of them on 2 ranks and 3 on 3 ranks, so from step_60 the"
+        " script would resume at a wrong epoch. It is not started on this size, and the job goes"
+        " back; allow only sizes that divide 4: --elastic=…,sizes=1:2:4"
+    )
+    other = f"--micro-batches 4 python train.py {OPTION} $SLURM_ELASTIC_ACCUMULATION"
+    assert not attempt(tmp_path, other, run=1, world=3).watch.wrong_size_line
+
+
+def test_a_job_that_was_begun_on_such_ranks_goes_on_there(tmp_path: Path) -> None:
+    words = f"--micro-batches 4 python train.py {OPTION} 4"
+    save(attempt(tmp_path, words, world=3), 60, world=3)
+    assert not attempt(tmp_path, words, run=1, world=3).watch.wrong_size_line
+    assert attempt(tmp_path, words, run=1, world=4).watch.wrong_size_line
