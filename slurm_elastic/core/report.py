@@ -53,7 +53,7 @@ ACTIONS = ("run", "notice", "resume", "rehearse")
 #: State of the rehearsal of an unmodified script (docs/esrun-proven.md): "": none, or it is
 #: proven; `able`: its checkpoint can be kept; `refuted`: it does not resume; `failed`: it failed
 #: when restarted; the others: why its checkpoint cannot be kept.
-REHEARSALS = ("", "able", "refuted", "failed", *REHEARSAL_REFUSALS)
+REHEARSALS = ("", "able", "refuted", "failed", "accumulation", *REHEARSAL_REFUSALS)
 
 #: `wait`: the controller takes the job back to where it worked. `restart`: the program is started
 #: again on the GPUs of the job itself. `end`: end with the program's code.
@@ -102,6 +102,8 @@ class Report:
         kept_in: directory of the checkpoint that was kept for a rehearsal, or in which there is
             no room for it.
         kept_bytes: to be freed there.
+        needed_micro_batches: `esrun --micro-batches` without which the script would resume wrongly
+            on another number of ranks; 1: one batch cannot be shared. None: not known.
         notice: id of the notice being acknowledged (phases `saving` and `saved`).
         exit_code: of the child, in phase `ended`.
         failed_start: number, from 1 on, of the start in this attempt whose program has ended
@@ -185,6 +187,7 @@ class Report:
     rehearsal: str = ""
     kept_in: str = ""
     kept_bytes: int | None = None
+    needed_micro_batches: int | None = None
     notice: int | None = None
     exit_code: int | None = None
     failed_start: int | None = None
@@ -326,6 +329,7 @@ REPORT_BOUNDS = {
     "checkpoint_step": 2**62,
     "resumed_from": 2**62,
     "kept_bytes": 2**62,
+    "needed_micro_batches": 2**62,
     "notice": 2**62,
     "exit_code": 2**31,
     "failed_start": 2**31,

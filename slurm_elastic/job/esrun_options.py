@@ -38,7 +38,8 @@ options:
                       LOCAL_RANK (the default), or only its own
   --micro-batches N   micro-batches of one optimizer step over all ranks: global batch / batch
                       of one GPU. Ranks get their share as SLURM_ELASTIC_ACCUMULATION, and
-                      accelerate accumulates so many steps
+                      accelerate accumulates so many steps. `script`: the script keeps its
+                      batch itself; it is resized even if that cannot be seen
   --srun-args ARGS    additional options of srun, e.g. '--container-image=…'; may be repeated
   --local N           run N ranks on this machine, without Slurm
   -n, --dry-run       print the srun command and exit
@@ -82,6 +83,7 @@ class Options:
             "dry_run",
             "gpus",
             "local",
+            "keeps_batch",
             "micro_batches",
             "program",
             "show",
@@ -98,6 +100,7 @@ class Options:
         self.gpus = "all"
         self.local: int | None = None
         self.micro_batches: int | None = None
+        self.keeps_batch = False
         self.dry_run = False
         self.show: str | None = None
         self.program: list[str] = []
@@ -171,7 +174,8 @@ def _set(options: Options, name: str, value: str) -> None:
         except ValueError as error:
             raise UsageError(f"--srun-args: {value} is invalid: {error}") from None
     elif name == "--micro-batches":
-        options.micro_batches = _number(name, value, 1_000_000)
+        options.keeps_batch = value == "script"
+        options.micro_batches = None if options.keeps_batch else _number(name, value, 1_000_000)
     else:
         options.local = _number(name, value, 1024)
 

@@ -30,7 +30,11 @@ from slurm_elastic.job.environment.world_variables import (
     world_variables,
 )
 from slurm_elastic.job.esrun_options import Options
-from slurm_elastic.job.launchers.accumulation_option import advice, with_accumulation
+from slurm_elastic.job.launchers.accumulation_option import (
+    advice,
+    own_accumulation,
+    with_accumulation,
+)
 from slurm_elastic.job.slurm_env import (
     COMPANION_VARIABLE,
     STEP_VARIABLE,
@@ -241,7 +245,8 @@ class RankLaunch:
     def _advice(self, world: int) -> str:
         """Return a line on `--micro-batches` at the first start of a script that is resized."""
         options, is_first = self.options, self.allocation.run == 0 and self.attempt == 1
-        if not is_first or options.checkpoint is None or options.micro_batches is not None:
+        is_given = options.micro_batches is not None or options.keeps_batch
+        if not is_first or options.checkpoint is None or is_given:
             return ""
         return advice(options.program, world, self._env.get(DIRECTIVE_VARIABLE, ""))
 
@@ -267,6 +272,7 @@ class RankLaunch:
         self.attempt += 1
         mark = f"{job.run_id}.{job.run}.{self.attempt}"
         world, micro_batches = self.ranks, self.options.micro_batches
+        own_line = own_accumulation(self.options.program, micro_batches)
         env = srun.step_environment(
             self._env,
             job,
@@ -282,6 +288,7 @@ class RankLaunch:
             world=world,
             start_world=read_start_world(self._env, job.run_id),
             micro_batches=micro_batches,
+            for_accelerate=not own_line,
         )
         joint = self._joint()
         if joint:
@@ -303,6 +310,8 @@ class RankLaunch:
             log_line(line)
         if line := self._program()[1] or self._advice(world):
             log_line(line)
+        if own_line and job.run == 0 and self.attempt == 1:
+            log_line(own_line)
         return child
 
     def _start_parts(

@@ -14,7 +14,7 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.job.environment.world_variables import inexact_line, world_variables
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import free_port, log_line
-from slurm_elastic.job.launchers.accumulation_option import with_accumulation
+from slurm_elastic.job.launchers.accumulation_option import own_accumulation, with_accumulation
 from slurm_elastic.job.launchers.adaptation import WorldShape, adapt, expand
 from slurm_elastic.job.rank_socket import RESTART_CODE, SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
@@ -51,9 +51,10 @@ def run(
         gpus: "all" visible GPUs are visible to each rank, or "one".
         micro_batches: of one optimizer step over all ranks, for `world_variables`.
     """
+    own_line = own_accumulation(program, micro_batches)
     program, line = with_accumulation(program, micro_batches, ranks)
-    if line:
-        log_line(line)
+    for text in filter(None, (line, own_line)):
+        log_line(text)
     program, is_launcher = _adapted(program, ranks)
     state = ReportState(Report(job_id=0, run=0, phase="starting", gpus=ranks))
     listener = _listener()
@@ -85,7 +86,9 @@ def run(
                     break
                 env = _environment(os.environ, rank, ranks, port=port, restarts=attempt)
                 env |= {SOCKET_VARIABLE: socket_path, STEP_VARIABLE: mark}
-                env |= world_variables({}, world=ranks, micro_batches=micro_batches)
+                env |= world_variables(
+                    {}, world=ranks, micro_batches=micro_batches, for_accelerate=not own_line
+                )
                 if gpus == "one" and ranks > 1:
                     env |= _own_device(os.environ, rank, ranks)
                 command = _for_launcher(env, program, ranks) if is_launcher else program

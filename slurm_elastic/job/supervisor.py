@@ -31,6 +31,7 @@ from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.signals.rank_signals import RankSignals
 from slurm_elastic.job.steps.launch_watches import LaunchWatches
 from slurm_elastic.job.steps.unreported_end import UnreportedEndWatch
+from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation, batch_scripts
 from slurm_elastic.job.unmodified.program_command import program_command
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.save_end import stop_between_saves
@@ -195,6 +196,7 @@ class Supervisor:
 
     def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
+        job_id = self._launch.allocation.job_id
         return ScriptWatch(
             pattern=pattern,
             state=self._state,
@@ -209,6 +211,7 @@ class Supervisor:
                 self._launch.options.program, pattern, os.environ, self._launch.stdin.start()
             ),
             micro_batches=self._launch.options.micro_batches,
+            accumulation=FixedAccumulation(self._launch.options, lambda: batch_scripts(job_id)),
             are_alone=lambda size: self._watches.train_alone(self._rank_processes(), size),
             end_ranks=self._end_lone_ranks,
         )
@@ -223,6 +226,9 @@ class Supervisor:
             self._script.begin_attempt(restarted=restarted)
             if self._script.has_lost_checkpoints and not self._launch.parts:
                 log_line(self._script.refusal_line())
+                instead = _FAILING
+            elif self._script.wrong_size_line:
+                log_line(self._script.wrong_size_line)
                 instead = _FAILING
         self._trial.begin()
         step = self._supervise(self._launch.start(instead))

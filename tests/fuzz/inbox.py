@@ -40,7 +40,7 @@ _REPORT = dataclasses.asdict(
         step_time_s=0.25, steps_measured=20, global_batch=256, micro_batch=64, accumulation=1, micro_batches=8,
         micro_step_s=0.1, grad_sqr=1.0, grad_var=2.0, initial_batch=256, max_micro_batch=128,
         application="net", checkpoint_step=5, checkpoint_age_s=3.0, checkpoint_s=1.0, startup_s=4.0,
-        restore_s=1.0, resumed_from=0, proven=True, rehearsal="no-room", kept_in="/d", kept_bytes=9, notice=1, layout="4x1", supported_options="stages=2,tensor,own-shard=full", layers=2, frozen=0,
+        restore_s=1.0, resumed_from=0, proven=True, rehearsal="no-room", kept_in="/d", kept_bytes=9, needed_micro_batches=4, notice=1, layout="4x1", supported_options="stages=2,tensor,own-shard=full", layers=2, frozen=0,
         certified=1, penalty=0.0, certified_penalty=0.001, data_s=0.01, forward_s=0.1, backward_s=0.1,
         sync_s=0.02, optimizer_s=0.01, exchange="flat", exposed=0.5, peak_memory_bytes=10**9,
         weight_bytes=10**8, optimizer_bytes=2 * 10**8, gpu_bytes=10**10, out_of_memory=True,

@@ -69,6 +69,22 @@ def _not_joined(p: Parameters) -> str:
     return f"not all companions joined in time{why}"
 
 
+def _accumulation(p: Parameters) -> str:
+    number = p["micro_batches"] or "N"
+    remedy = (
+        f"give esrun --micro-batches {number}"
+        if number != 1
+        else "give it --gradient_accumulation_steps N with an Nth of its batch size, and esrun"
+        " --micro-batches N"
+    )
+    return (
+        "its checkpoints are named by steps, and its --gradient_accumulation_steps is the same on"
+        f" any number of GPUs, so on another one it would resume at a wrong epoch: {remedy}, or"
+        " --micro-batches script to have it resized all the same, and submit it again"
+        " (docs/esrun-global-batch.md)"
+    )
+
+
 SENTENCES: Mapping[str, Sentence] = {
     "job-ended": "the job ended meanwhile",
     "job-changed": "the job changed by itself",
@@ -97,6 +113,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "resume-refuted": _refuted,
     "rehearsal-failed": "it failed when it was restarted for the rehearsal: see the job's log",
     "rehearsal-refused": _refused,
+    "accumulation-fixed": _accumulation,
     "in-place-declined": "its directive says in-place=never",
     "in-place-unknown": "it has not said yet whether it can be changed in place",
     "in-place-unsupported": _unsupported,

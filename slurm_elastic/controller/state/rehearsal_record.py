@@ -73,6 +73,8 @@ class RehearsalRecord:
             self.result = "refuted"
         elif report.rehearsal == "failed":
             self.why, self.result = Reason("rehearsal-failed"), "failed"
+        elif report.rehearsal == "accumulation":
+            self.why = Reason("accumulation-fixed", micro_batches=report.needed_micro_batches)
         elif report.rehearsal in REHEARSAL_REFUSALS:
             self.why = refusal(report)
         is_new = self.step != last_step

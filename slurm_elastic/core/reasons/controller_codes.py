@@ -74,6 +74,14 @@ TRANSITIONS = (
         "The script started anew when it was restarted: it does not resume.",
         text("directory", "with the checkpoint of before the restart", optional=True),
     ),
+    define(
+        "accumulation-fixed",
+        "On another number of GPUs the script would resume at a wrong epoch: its accumulation is"
+        " the same on any.",
+        count(
+            "micro_batches", "to be given to esrun; 1: one batch cannot be shared", optional=True
+        ),
+    ),
     define("rehearsal-failed", "The script failed when it was restarted for the rehearsal."),
     define(
         "rehearsal-refused", "The checkpoint cannot be kept, so there is no rehearsal.",

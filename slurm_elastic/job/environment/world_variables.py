@@ -44,6 +44,7 @@ def world_variables(
     world: int,
     start_world: int | None = None,
     micro_batches: int | None = None,
+    for_accelerate: bool = True,
 ) -> dict[str, str]:
     """Return the variables for the ranks of one attempt.
 
@@ -53,6 +54,7 @@ def world_variables(
         start_world: as kept; None: no checkpoint of the job is known.
         micro_batches: of `esrun --micro-batches`: exported for accelerate too, which then
             accumulates so many steps; None: not given, and accelerate's are not changed.
+        for_accelerate: whether accelerate accumulates in the program.
     """
     start = start_world or world
     steps, exact = accumulation(micro_batches or start, world)
@@ -67,7 +69,8 @@ def world_variables(
         variables["SLURM_ELASTIC_GLOBAL_BATCH"] = str(batch)
     if micro_batches:
         variables["SLURM_ELASTIC_MICRO_BATCHES"] = str(micro_batches)
-        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
+        if for_accelerate:
+            variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
     return variables
 
 

@@ -13,13 +13,27 @@ Part of each start: imports only modules that Python has loaded already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from slurm_elastic.job.environment.world_variables import accumulation
 
 #: A longer number is none of micro-batches.
 _MAX_DIGITS = 9
 _OPTIONS = ("--gradient_accumulation_steps", "--gradient-accumulation-steps")
+
+
+class AccumulationWord:
+    """Number of micro-batches in a program's arguments.
+
+    Attributes:
+        value: the number.
+        is_replaced: whether `--micro-batches` replaces it.
+    """
+
+    __slots__ = ("is_replaced", "value")
+
+    def __init__(self, value: int, *, is_replaced: bool) -> None:
+        self.value, self.is_replaced = value, is_replaced
 
 
 def with_accumulation(
@@ -72,8 +86,8 @@ def advice(program: Sequence[str], world: int, directive: str) -> str:
     least, _, most = directive.partition(",")[0].partition("-")
     if not most or least == most:
         return ""
-    for name, value in zip(program, program[1:]):  # noqa: B905, RUF007 - see above
-        if name in _OPTIONS and _is_count(value) and int(value) * world > 1:
+    for name, value in _pairs(program):
+        if int(value) * world > 1:
             return (
                 f"{name} {value} is the same on any number of ranks, so the global batch is not; to"
                 f" keep it, give esrun --micro-batches {int(value) * world}"
@@ -82,16 +96,73 @@ def advice(program: Sequence[str], world: int, directive: str) -> str:
     return ""
 
 
+def own_accumulation(program: Sequence[str], micro_batches: int | None) -> str:
+    """Return a line for the log if a script of accelerate accumulates without it; else "".
+
+    Then the variable by which accelerate accumulates must not be set: it would scale the loss.
+
+    Args:
+        program: with its arguments.
+        micro_batches: of `esrun --micro-batches`; None: not given, so the variable is not set.
+    """
+    if micro_batches is None:
+        return ""
+    # Slow to load, rarely needed.
+    from slurm_elastic.job.launchers.script_sources import (  # noqa: PLC0415
+        accumulates_itself,
+        script_sources,
+    )
+
+    for path, source in script_sources(program):
+        if accumulates_itself(source):
+            remedy = (
+                ""
+                if any(True for _ in _pairs(program))
+                else "; it has to accumulate SLURM_ELASTIC_ACCUMULATION micro-batches for each step"
+            )
+            return (
+                f"{path} does not use accelerator.accumulate, so accelerate does not count its"
+                " micro-batches: ACCELERATE_GRADIENT_ACCUMULATION_STEPS, which"
+                f" would only scale its loss, is not set{remedy}"
+            )
+    return ""
+
+
 def _line_of_command(command: str, steps: str, reason: str) -> str:
     """Return a line for the log if a command for `bash -c` has another number; else ""."""
-    words = command.split()
-    for name, value in zip(words, words[1:]):  # noqa: B905, RUF007 - see above
-        if name in _OPTIONS and _is_count(value) and value != steps:
+    for name, value in _pairs(command.split()):
+        if value != steps:
             return (
                 f"{name} {value} within a quoted command stays, though {reason} make {steps} on"
                 f" each; write $SLURM_ELASTIC_ACCUMULATION in place of {value}"
             )
     return ""
+
+
+def accumulation_words(program: Sequence[str]) -> list[AccumulationWord]:
+    """Return the numbers of micro-batches in a program's arguments, in their order.
+
+    >>> words = accumulation_words(["a", "--gradient_accumulation_steps", "4"])
+    >>> [(word.value, word.is_replaced) for word in words]
+    [(4, True)]
+    """
+    found = [AccumulationWord(int(value), is_replaced=True) for _, value in _pairs(program)]
+    for word in program:
+        parts = word.split()
+        values = [value for _, value in _pairs(parts)]
+        for part in parts:
+            name, _, value = part.partition("=")
+            if name in _OPTIONS and _is_count(value):
+                values.append(value)
+        found += [AccumulationWord(int(value), is_replaced=False) for value in values]
+    return found
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option that is followed by a number, with that."""
+    for name, value in zip(words, words[1:]):  # noqa: B905, RUF007 - nothing to import
+        if name in _OPTIONS and _is_count(value):
+            yield name, value
 
 
 def _is_count(text: str) -> bool:

@@ -38,7 +38,8 @@ handles() {{
 is_wrapper() {{
     program=$(readlink /proc/$1/exe 2>/dev/null) program=${{program##*/}}
     case $program in
-        sh|bash|dash|ksh*|zsh*|busybox|timeout|time|conda|mamba|micromamba|pixi|uv) return 0;;
+        sh|bash|dash|*ksh*|zsh*|*csh|fish|busybox) return 0;;
+        timeout|time|conda|mamba|micromamba|pixi|uv) return 0;;
         apptainer|singularity|starter*|tini|dumb-init|nsys*) return 0;;
     esac
     case " $(tr '\0' ' ' 2>/dev/null </proc/$1/cmdline) " in

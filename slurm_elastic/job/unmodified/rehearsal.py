@@ -307,6 +307,13 @@ class Rehearsal:
         resume = self._resume
         if self._sibling:
             return {"rehearsal": "shared", "kept_in": "", "kept_bytes": None}
+        if resume.needed_micro_batches and not resume.refuted:
+            return {
+                "rehearsal": "accumulation",
+                "kept_in": "",
+                "kept_bytes": None,
+                "needed_micro_batches": resume.needed_micro_batches,
+            }
         if resume.proven:
             return {"rehearsal": "", "kept_in": "", "kept_bytes": None}
         if resume.refuted:
@@ -314,6 +321,10 @@ class Rehearsal:
             return {"rehearsal": "refuted", "kept_in": _printable(place)}
         if not paths or (resume.kept is not None and self._kept is None):
             return {}  # another step has kept one
+        return self._offer(paths)
+
+    def _offer(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of the report of a save that may be kept for a rehearsal."""
         place = temporary_directory(paths[0], self._file.directories)
         if place:
             return {} if self._problem else self.decline(KeepError("node-local", place))

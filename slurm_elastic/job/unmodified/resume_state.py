@@ -26,7 +26,10 @@ from slurm_elastic.job.unmodified.checkpoints.learned_saves import LearnedSaves,
 from slurm_elastic.job.unmodified.kept_checkpoint import KeptCheckpoint
 
 #: Fields about one of the scripts that a batch script starts one after the other.
-_OF_SCRIPT = ("proven", "refuted", "training", "jump", "command", "sizes", "node", "has_ended")
+_OF_SCRIPT = (
+    *("proven", "refuted", "training", "jump", "command", "sizes", "node", "has_ended"),
+    "needed_micro_batches",
+)
 #: Fields that are kept of a script that has ended: a batch script may run hundreds in a loop.
 _OF_ENDED_SCRIPT = ("proven", "refuted", "jump", "has_ended")
 #: Other scripts that are kept.
@@ -54,6 +57,8 @@ class ResumeState:
         command: of the newest run with a checkpoint (`program_command`).
         sizes: ranks of the runs, up to the newest one, in which that was the same.
         node: on which esrun ran when the script completed its newest checkpoint; "": not known.
+        needed_micro_batches: `esrun --micro-batches` without which it would resume wrongly on
+            another number of ranks (`fixed_accumulation`); 0: none are needed.
         has_ended: whether it has ended with exit code 0, after which the batch script went on.
         pattern: of the checkpoints of the script that all this is about; "": not known.
         others: by pattern, the same of the other scripts.
@@ -73,6 +78,7 @@ class ResumeState:
     command: str = ""
     sizes: tuple[int, ...] = ()
     node: str = ""
+    needed_micro_batches: int = 0
     has_ended: bool = False
     pattern: str = ""
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -109,7 +115,10 @@ class ResumeState:
         values["learned"] = learned_saves(values.get("learned"))
         values["sizes"] = tuple(values.get("sizes", ()))
         state = cls(**{**values, "kept": KeptCheckpoint.of(values.get("kept"))})
-        counts = (state.count, state.start_world, state.kept_saves, state.saves, *state.sizes)
+        counts = (
+            *(state.count, state.start_world, state.kept_saves, state.saves, *state.sizes),
+            state.needed_micro_batches,
+        )
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a count is no whole number")
         texts = (state.copying, state.jump, state.command, state.node, state.pattern)

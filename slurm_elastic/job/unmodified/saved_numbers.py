@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 from slurm_elastic.job.unmodified.pickle_outline import TensorOfOne, outline
 
 #: Files of a checkpoint with the state of a scheduler: of accelerate, and of transformers.

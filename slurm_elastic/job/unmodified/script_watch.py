@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from slurm_elastic.job.unmodified.checkpoints.empty_checkpoints import remove_em
 from slurm_elastic.job.unmodified.checkpoints.settle_time import SettleTime, least_settle_s
 from slurm_elastic.job.unmodified.command_history import CommandHistory
 from slurm_elastic.job.unmodified.first_growth import FirstGrowth
+from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation, fixed_line
 from slurm_elastic.job.unmodified.given_notice import GivenNotice
 from slurm_elastic.job.unmodified.node_disks import refusal_line, this_node
 from slurm_elastic.job.unmodified.rank_freeze import FROZEN_S, RankFreeze, TerminationHandler
@@ -40,7 +41,10 @@ from slurm_elastic.job.unmodified.rehearsal import Rehearsal
 from slurm_elastic.job.unmodified.rehearsal_copy import RehearsalCopy
 from slurm_elastic.job.unmodified.resume_detection import ResumeDetection
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
-from slurm_elastic.job.unmodified.training_state_check import TrainingStateCheck
+from slurm_elastic.job.unmodified.training_state_check import (
+    TrainingPoint,
+    TrainingStateCheck,
+)
 
 #: Seconds between scans without events: by default, while a checkpoint is incomplete, and while the
 #: controller waits for one.
@@ -71,6 +75,8 @@ class ScriptWatch:
         complete: pattern of the marker of a complete checkpoint; None: the script writes none.
         command: its command in this run of the job (`program_command`).
         micro_batches: of `esrun --micro-batches`; None: not given.
+        accumulation: shows whether it resumes wrongly on another number of ranks; None: it never
+            does.
         are_alone: returns whether each rank trains alone, from the size of a checkpoint that they
             have written; None: perhaps.
         end_ranks: ends them then.
@@ -78,6 +84,7 @@ class ScriptWatch:
 
     Attributes:
         command: of this run, beside those of earlier runs.
+        wrong_size_line: why it must not resume on the number of ranks of the attempt; "": it may.
         has_lost_checkpoints: whether a script that resumes has not ended, and all its checkpoints
             are missing at the start of the attempt.
     """
@@ -96,6 +103,7 @@ class ScriptWatch:
         complete: str | None = None,
         command: str = "",
         micro_batches: int | None = None,
+        accumulation: FixedAccumulation | None = None,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         end_ranks: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -113,6 +121,7 @@ class ScriptWatch:
             batch_may_change=batch_may_change(os.environ),
             micro_batches=micro_batches,
         )
+        self._accumulation = accumulation
         self._program_step: int | None = None
         self._send_signal = send_signal
         self._guard = guard
@@ -144,6 +153,7 @@ class ScriptWatch:
         self._last_complete: float | None = None
         self._last_save = 0
         self._is_stopped = self.has_lost_checkpoints = False
+        self.wrong_size_line = ""
 
     def set_world(self, world: int, hosts: int) -> None:
         """Set the ranks and hosts of the next attempt, in the same run of the job."""
@@ -177,6 +187,9 @@ class ScriptWatch:
             self._last_complete = None
             self._reads.close()
             existing = self._scanner.complete
+            self.wrong_size_line = self._wrong_size_line(existing) if restarted else ""
+            if self._resume.needed_micro_batches and existing:
+                self._check_accumulation(existing[0])
             self._growth.begin_attempt([c.path for c in existing[:_NEWEST]], self._world)
             is_gone = not self._scanner.has_found_any
             if restarted and self._resume.count and (existing or (originals and is_gone)):
@@ -351,8 +364,9 @@ class ScriptWatch:
 
     @property
     def _is_proven(self) -> bool:
-        """Whether the script is shown to resume, and its checkpoints are its own."""
-        return self._resume.proven and not self._siblings.running
+        """Whether the script is shown to resume on any size, from checkpoints of its own."""
+        is_fixed = self._resume.needed_micro_batches > 0
+        return self._resume.proven and not is_fixed and not self._siblings.running
 
     def _look_for_siblings(self, *, at_once: bool = False) -> None:
         """Report when another task of the array begins or ends to share the pattern."""
@@ -414,6 +428,7 @@ class ScriptWatch:
         if self._resume.proven or not self._resume.refuted:
             self._training.add(checkpoint.path)
         self._record_learned()
+        self._check_accumulation(checkpoint)
         self._file.save(self._resume)
         fields = {
             "phase": "training",
@@ -431,6 +446,23 @@ class ScriptWatch:
         self._last_complete = checkpoint.written
         fields |= self._rehearsal.report([checkpoint.path])
         self._state.update(fields | self._notice_fields(checkpoint))
+
+    def _wrong_size_line(self, existing: Sequence[ScriptCheckpoint]) -> str:
+        """Return why the program must not resume from the newest checkpoint; "": it may."""
+        point = TrainingPoint.from_json(self._resume.training)
+        if not existing or self._accumulation is None or point is None or not point.world:
+            return ""
+        return self._accumulation.wrong_size_line(existing[0].path, point.world, self._world)
+
+    def _check_accumulation(self, checkpoint: ScriptCheckpoint) -> None:
+        """Record whether the script would resume wrongly on another number of ranks."""
+        last = self._resume.needed_micro_batches
+        needed = 0
+        if self._accumulation and self._program_step is None:  # else it uses the integrations
+            needed = self._accumulation.needed_micro_batches(checkpoint.path, self._world)
+        self._resume.needed_micro_batches = needed
+        if needed and not last:
+            log_line(fixed_line(checkpoint.path, needed, self._world))
 
     def _record_learned(self) -> None:
         """Record what is known of the saves now, for later attempts."""

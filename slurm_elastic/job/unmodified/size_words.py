@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 
 _TIMEOUT_S = 20.0
 _WORDS = re.compile(

@@ -48,7 +48,8 @@ _RATE_WORDS = "the learning rate"
 #: In directories of accelerate's `save_state`.
 _ACCELERATE_SCHEDULER = "scheduler.bin"
 
-_STEP_NAME = re.compile(r"(?<![a-z])(?:global_?step|step|checkpoint|iter)[=_-]?(\d{1,15})(?!\d)")
+#: Names of checkpoints that contain the steps of the optimizer.
+STEP_NAME = re.compile(r"(?<![a-z])(?:global_?step|step|checkpoint|iter)[=_-]?(\d{1,15})(?!\d)")
 _EPOCH_NAME = re.compile(r"(?<![a-z])epoch[=_-]?(\d{1,9})(?!\d)")
 
 
@@ -121,7 +122,7 @@ def read_point(path: str) -> TrainingPoint | None:
         if point:
             return point
     name = own.name.lower()
-    matches = (_STEP_NAME.search(name), _EPOCH_NAME.search(name))
+    matches = (STEP_NAME.search(name), _EPOCH_NAME.search(name))
     step, epoch = (int(match[1]) if match else None for match in matches)
     from slurm_elastic.job.unmodified import saved_numbers  # noqa: PLC0415 - slow to load
 

@@ -146,6 +146,21 @@ def test_a_script_that_starts_anew_completes_and_nothing_is_overwritten(
     assert text(cluster, "anew").count("it does not resume, and will not be resized") == 1
 
 
+def test_a_script_that_would_resume_at_a_wrong_epoch_keeps_its_size(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
+    option = "--gradient_accumulation_steps 4"
+    save = "os.mkdir(f'step_{n}'), open(f'step_{n}/random_states_0.pkl', 'w').write('x')"
+    code = f"import os, time; [({save}, time.sleep(2)) for n in range(60)]"
+    esrun = f"esrun --checkpoint 'step_*' python3 -c \"{code}\" {option}"
+    job = submit(cluster, "fixed", f"echo on $SLURM_JOB_NODELIST\n{esrun}")
+    until(
+        lambda: "esrun --micro-batches 4" in daemon.selastic("explain", str(job), check=False),
+        what=lambda: daemon.selastic("explain", str(job), check=False),
+    )
+    assert "step_0 is named by steps" in text(cluster, "fixed")
+
+
 def test_a_script_that_fails_when_restarted_keeps_its_checkpoint_and_is_held(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:

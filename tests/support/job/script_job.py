@@ -9,6 +9,7 @@ from typing import ClassVar
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.unmodified.checkpoints.settle_time import FIRST_S
+from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation
 from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
 from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 
@@ -70,6 +71,7 @@ class ScriptJob:
         complete: str | None = None,
         command: str = "",
         directories: Sequence[str] | None = None,
+        accumulation: FixedAccumulation | None = None,
         are_alone: Callable[[int], bool | None] = lambda _: False,
         job_id: int = 7,
     ) -> None:
@@ -94,6 +96,7 @@ class ScriptJob:
             hosts=hosts,
             complete=complete,
             command=command,
+            accumulation=accumulation,
             are_alone=are_alone,
             end_ranks=self._end_ranks,
             clock=lambda: self.now,

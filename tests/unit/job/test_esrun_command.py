@@ -703,3 +703,47 @@ def test_the_accumulation_that_a_script_is_given_follows_its_ranks(
         process = run(env, "--checkpoint", "*.pt", *program)
         assert process.stdout == "--gradient_accumulation_steps 8\n"
         assert "to keep it, give esrun --micro-batches 16 (" in process.stderr
+        process = run(env, "--checkpoint", "*.pt", "--micro-batches", "script", *program)
+        assert "to keep it" not in process.stderr
+
+
+def test_a_script_is_not_started_on_ranks_that_cannot_share_its_micro_batches(
+    job: dict[str, str], tmp_path: Path
+) -> None:
+    checkpoint, state = tmp_path / "step_60", tmp_path / ".slurm-elastic" / "slurm-7.json"
+    checkpoint.mkdir()
+    (checkpoint / "random_states_0.pkl").write_text("x")
+    state.parent.mkdir()
+    pattern = str(tmp_path / "step_*")
+    training = {"step": 60, "world": 2}
+    state.write_text(json.dumps({"count": 1, "pattern": pattern, "training": training}))
+    later = job | {"SLURM_RESTART_COUNT": "1", "SLURM_GPUS_ON_NODE": "3"}
+    options = ("--checkpoint", pattern, "--micro-batches", "4")
+    program = ("sh", "-c", "echo started", "x", "--gradient_accumulation_steps", "4")
+    process = run(later, *options, *program)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "4 of them on 2 ranks and 3 on 3 ranks" in process.stderr
+    assert "allow only sizes that divide 4: --elastic=…,sizes=1:2:4\n" in process.stderr
+    process = run(later | {"SLURM_GPUS_ON_NODE": "1"}, *options, *program)
+    assert (process.returncode, process.stdout) == (0, "started\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--local", "2"]])
+def test_the_loss_of_a_script_that_accumulates_itself_is_not_scaled_by_accelerate(
+    job: dict[str, str], tmp_path: Path, options: list[str]
+) -> None:
+    show = "import os; print(os.environ.get('ACCELERATE_GRADIENT_ACCUMULATION_STEPS'))"
+    script = tmp_path / "run_glue_no_trainer.py"
+    command = (*options, "--micro-batches", "8", sys.executable, str(script))
+    script.write_text(f"{show}\n# accelerator.accumulate(model): accelerator.backward(loss)")
+    process = run(job, *command)
+    assert set(process.stdout.split()) == {"4"}
+    assert "accelerator" not in process.stderr
+    script.write_text(f"{show}\n# accelerator.backward(loss / args.gradient_accumulation_steps)")
+    process = run(job, *command)
+    assert set(process.stdout.split()) == {"None"}
+    assert "which would only scale its loss, is not set; it has to accumulate" in process.stderr
+    process = run(job, *command, "--gradient_accumulation_steps", "8")
+    assert "which would only scale its loss, is not set\n" in process.stderr
+    script.write_text(f"# from fastai.distributed import *\n{show}")
+    assert set(run(job, *command).stdout.split()) == {"None"}

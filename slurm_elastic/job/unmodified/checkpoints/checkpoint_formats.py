@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 
 #: Beginnings or ends of names of files that are still being written.
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")

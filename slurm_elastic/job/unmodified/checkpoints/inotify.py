@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 
 _IN_ACCESS, _IN_MODIFY, _IN_CLOSE_WRITE, _IN_CLOSE_NOWRITE = 0x1, 0x2, 0x8, 0x10
 _IN_OPEN, _IN_MOVED_TO, _IN_CREATE = 0x20, 0x80, 0x100

@@ -12,7 +12,7 @@ import os
 import re
 import struct
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 
 _HEAD = 128
 #: The end record of a zip file with the longest possible comment.

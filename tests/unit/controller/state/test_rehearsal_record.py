@@ -45,6 +45,15 @@ def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
         ({"rehearsal": "no-room"}, "free room in the directory"),
         ({"rehearsal": "not-writable", "kept_in": "/data"}, "make /data writable"),
         ({"rehearsal": "changes"}, "save less often"),
+        (
+            {"rehearsal": "accumulation", "needed_micro_batches": 4},
+            "wrong epoch: give esrun --micro-batches 4, or --micro-batches script to have it",
+        ),
+        (
+            {"rehearsal": "accumulation", "needed_micro_batches": 1},
+            "--gradient_accumulation_steps N with an Nth of its batch size",
+        ),
+        ({"rehearsal": "accumulation"}, "give esrun --micro-batches N"),
         ({"rehearsal": "no-watch"}, "max_user_instances"),
         (
             {"rehearsal": "node-local", "kept_in": "/tmp"},

@@ -127,6 +127,17 @@ def test_the_rank_below_a_shell_gets_the_signal(tmp_path: Path, script: str) -> 
         received(tmp_path / "rank", "SIGUSR2 SIGTERM")
 
 
+@pytest.mark.parametrize("shell", ["tcsh", "csh", "zsh", "fish", "mksh"])
+def test_a_shell_of_any_kind_is_passed_by(tmp_path: Path, shell: str) -> None:
+    # By their names: the shells themselves may not be installed.
+    shutil.copy(shutil.which("dash") or "/bin/sh", tmp_path / shell)
+    (tmp_path / "rank.py").write_text(RANK)
+    with task(tmp_path, str(tmp_path / shell), "-c", f"{sys.executable} rank.py rank; true") as job:
+        assert send("USR2") == 0
+        received(tmp_path / "rank", "SIGUSR2")
+        assert job.poll() is None
+
+
 def test_a_shell_with_a_trap_gets_the_signal_itself(tmp_path: Path) -> None:
     script = "trap 'echo shell >got' USR2; touch up; while :; do sleep 0.1; done"
     with task(tmp_path, "bash", "-c", script, files=("up",)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.unmodified.checkpoints.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import regular_file
 
 
 def test_what_is_in_a_fifo_stays_there(tmp_path: Path) -> None:
