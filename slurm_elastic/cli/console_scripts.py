@@ -27,9 +27,10 @@ def selastic() -> None:
 def selasticd() -> None:
     """Run selasticd."""
     _end_if_unusable("selasticd")
+    from slurm_elastic.cli.reason_text import logged  # noqa: PLC0415
     from slurm_elastic.controller.daemon import main  # noqa: PLC0415
 
-    main()
+    main(obj=logged)
 
 
 def problem(name: str) -> str:

@@ -53,6 +53,11 @@ def text(row: ReasonRow | str | None) -> str:
         return clean(" ".join((row["code"], *values)))
 
 
+def logged(reason: Reason) -> str:
+    """Return the sentence of a reason for the log of a job; code and parameters without one."""
+    return clean(sentence(reason)) if reason.code in SENTENCES else str(reason)
+
+
 def sentence(reason: Reason) -> str:
     """Return the sentence of a reason, a clause without a full stop."""
     values = {name: _value(value) for name, value in reason.parameters.items()}

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,6 +49,7 @@ from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.slurm.limits import AccountingLimits
@@ -82,10 +84,12 @@ class Daemon:
 
     Args:
         path: of the configuration.
+        log: structlog logger.
+        sentence: returns a reason as the log of a job shows it.
     """
 
-    def __init__(self, path: Path, log: Any) -> None:
-        self._path, self._log = path, log
+    def __init__(self, path: Path, log: Any, sentence: Callable[[Reason], str] = str) -> None:
+        self._path, self._log, self._sentence = path, log, sentence
         self._config = schema.load(path, policies=policy_protocol.known())
         policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
@@ -224,7 +228,14 @@ class Daemon:
         controller.rival = lambda: self._rival(reader)
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one
-        server.serve(RequestHandler(controller, check=self._check, reconfigure=reconfigure))
+        server.serve(
+            RequestHandler(
+                controller,
+                check=self._check,
+                reconfigure=reconfigure,
+                sentence=self._sentence,
+            )
+        )
         if election is None:
             self._open(server)
         self._acting = controller
@@ -448,14 +459,22 @@ def _line(_: Any, __: str, event: Any) -> str:
 )
 @click.option("--print-config", is_flag=True, help="Print a commented configuration and exit.")
 @click.version_option(__version__, prog_name="selasticd")
-def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> None:  # noqa: ARG001
+@click.pass_obj
+def main(
+    sentence: Callable[[Reason], str] | None,
+    *,
+    foreground: bool,  # noqa: ARG001
+    verbose: int,
+    path: Path,
+    print_config: bool,
+) -> None:
     """Run the controller of slurm-elastic, which decides on elastic jobs and resizes them."""
     if print_config:
         click.echo(documentation.example(), nl=False)
         return
     log = _logger(verbose)
     try:
-        Daemon(path, log).run()
+        Daemon(path, log, sentence or str).run()
     except (SlurmElasticError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from slurm_elastic.cli import reason_text
 from slurm_elastic.config import schema
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.server import socket_server
@@ -122,6 +123,7 @@ class ControllerUnderTest:
             self.controller,
             check=lambda view: {"version": "0"},
             reconfigure=lambda: "read again",
+            sentence=reason_text.logged,
         )
         self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.handler, log)
         here: Any = _Here()

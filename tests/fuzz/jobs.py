@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from slurm_elastic.cli import status, usage
+from slurm_elastic.cli import reason_text, status, usage
 from slurm_elastic.cli.decisions import change_history, explain, planned_changes
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.cli.topology import topology_command
@@ -277,7 +277,9 @@ def one(rng: random.Random) -> str:
 
 def _shown(controller: Controller) -> None:
     """Print every answer, to an operator and to alice."""
-    handler = RequestHandler(controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler = RequestHandler(
+        controller, check=lambda _: {}, reconfigure=lambda: "", sentence=reason_text.logged
+    )
     history = handler._history({})
     segments = handler._segments({})
     for viewer in (Viewer(uid=0), Viewer(uid=ALICE, operator=False, private=True)):

@@ -43,7 +43,10 @@ def imports():
     """Imports of the modules for jobs, at any depth, and of all that they reach."""
     graph = grimp.build_graph("slurm_elastic", include_external_packages=True, cache_dir=None)
     # The commands reach the controller after they have seen that it is installed.
-    for target in ("slurm_elastic.cli.main", "slurm_elastic.controller.daemon"):
+    for target in (
+        *("slurm_elastic.cli.main", "slurm_elastic.cli.reason_text"),
+        "slurm_elastic.controller.daemon",
+    ):
         assert graph.direct_import_exists(
             importer="slurm_elastic.cli.console_scripts", imported=target
         )

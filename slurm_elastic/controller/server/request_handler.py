@@ -47,6 +47,7 @@ class RequestHandler:
         controller: the one that answers.
         check: returns the answer to `check`.
         reconfigure: reads the configuration again and returns the answer's text.
+        sentence: returns a reason as the log of a job shows it.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class RequestHandler:
         *,
         check: Callable[[View], dict[str, Any]],
         reconfigure: Callable[[], str],
+        sentence: Callable[[Reason], str] = str,
     ) -> None:
-        self._controller = controller
+        self._controller, self._sentence = controller, sentence
         self._check, self._reconfigure = check, reconfigure
         self._names: dict[int, tuple[str, float]] = {}
 
@@ -120,7 +122,7 @@ class RequestHandler:
             return orders
         shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
-        text = "".join(c if c.isprintable() else "?" for c in str(shown))[:_MOST_TEXT]
+        text = "".join(c if c.isprintable() else "?" for c in self._sentence(shown))[:_MOST_TEXT]
         return dataclasses.replace(orders, reason=text)
 
     def _viewer(self, uid: int) -> Viewer:
