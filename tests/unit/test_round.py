@@ -17,6 +17,7 @@ from slurm_elastic.config.schema import (
     SpeedupSettings,
 )
 from slurm_elastic.core.cluster import Allocation, JobState, Partition
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.fair import FairShare
@@ -282,6 +283,17 @@ def test_the_minimum_interval_does_not_protect_from_a_neighbour_but_a_transition
     c.records[1] = dataclasses.replace(
         c.records[1], in_transition=True, target=c.jobs[0].allocation
     )
+    assert not changes(c)
+
+
+@pytest.mark.parametrize("record", [{"last_change": NOW - 1}, {"on_trial": NOW - 1}])
+def test_a_job_gives_up_at_once_what_its_owner_has_ruled_out(record):
+    c = Cluster(nodes(1))
+    c.add(1, elastic="1-4", on={"g1": 3}, record=record)
+    assert not changes(c)
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=Directive.parse("1-1"))
+    assert changes(c) == {1: (Action.SHRINK, {"g1": 1})}
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=Directive.parse("1-3"))
     assert not changes(c)
 
 

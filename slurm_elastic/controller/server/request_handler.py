@@ -30,6 +30,7 @@ from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
@@ -212,6 +213,9 @@ class RequestHandler:
                 if args.get("elastic") is not None:
                     store.entry(job).trials.clear()
                 store.order(job, override=ordered.override, layout=ordered.layout)
+                if ordered.override:
+                    directive = Directive.parse(ordered.override)
+                    self._controller.engine.review_target(job_id, directive)
                 self._controller.report_handler.send_settings(job)
             return text
         held = op == "hold"

@@ -34,6 +34,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
 from slurm_elastic.core.cluster import STARTED, Job, UnusableNodes
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
@@ -326,6 +327,22 @@ class TransitionEngine:
             ):
                 transition.entered.setdefault("declined", time.time())
                 transition.problem = transition.problem or reason
+
+    def review_target(self, job_id: int, directive: Directive) -> None:
+        """Give up a change whose target a job's new directive does not allow, with the next step.
+
+        Only while the job still has what it had before the change: a later one goes on.
+
+        Args:
+            job_id: of the job.
+            directive: that its owner has just given it.
+        """
+        with self._lock:
+            t = self._live.get(job_id)
+            if t is None or t.failed or t.target is None or t.action is Action.REHEARSE:
+                return
+            if not directive.allows(t.target.gpus, t.target.gpu_type):
+                t.entered.setdefault("revised", time.time())
 
     # --- beginning and ending ---
 

@@ -195,7 +195,14 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
 
 
 def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
-    """Also where a tool of the site writes AdminComment, and selasticd is restarted then."""
+    """Also where a tool of the site writes AdminComment, and selasticd is restarted then.
+
+    A change under way that the new directive rules out is given up.
+    """
+    late = submit(cluster, "g02", "-Jlate")
+    daemon.wait_for(f"JobId={late} Transition=.* State=NOTIFY Action=grow")
+    daemon.selastic("update", str(late), "--elastic=1-1")
+    assert "Problem=directive-changed" in ended(daemon, late)
     job, noted = submit(cluster, "g04"), submit(cluster, "g05")
     record = shown(cluster, noted)["admin_comment"]
     cluster.exec(["scontrol", "update", f"jobid={noted}", f"AdminComment={record},JS1:x"])
@@ -218,6 +225,7 @@ def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
     assert "held" in daemon.selastic("status")
     daemon.selastic("release", str(job))
     until(lambda: gpus(cluster, job) == 4)
+    assert (gpus(cluster, late), shown(cluster, late)["restart_cnt"]) == (1, 0)
 
 
 def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: SlurmCluster) -> None:

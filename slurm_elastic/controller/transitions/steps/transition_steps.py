@@ -66,6 +66,8 @@ class TransitionSteps(StateSteps):
         }
 
     def _interrupted(self, t: Transition, job: Job) -> TransitionState | None:
+        if "revised" in t.entered and t.state in (TransitionState.RESERVE, TransitionState.NOTIFY):
+            return self._left(t, Reason("directive-changed"))
         if t.state not in _DRAINED or job.state is JobState.PENDING:
             return None
         if not is_requeued_attempt(t, job):

@@ -105,6 +105,15 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
     assert not again.entry(job({"n1": 4}, job_id=8)).held
 
 
+def test_after_a_change_that_its_owner_has_ruled_out_a_job_may_be_changed_at_once(store):
+    running = job({"n1": 4})
+    ruled_out = transition(
+        {"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem=Reason("directive-changed")
+    )
+    store.record_end_of_change(ruled_out, running, 100.0)
+    assert store.entry(running).last_change is None
+
+
 def test_only_changes_that_touched_the_job_count(store):
     running = job({"n1": 4}, run=1)
     asked = transition(
