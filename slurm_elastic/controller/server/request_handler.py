@@ -252,12 +252,17 @@ class RequestHandler:
         return self._controller.store.ended.of(ids[0], job)
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
+        """Return the changes of these jobs; of earlier jobs with their ids none."""
         ids = args.get("job_ids") or (None,)
         rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
+        asked = (self._controller.job(i) for i in ids if i is not None)
+        keys = {j.job_id: j.key for j in asked if j is not None}
         history = []
         for row in rows:
             with contextlib.suppress(ValueError):  # rows that cannot be read are left out
-                history.append(self._history_row(Transition.from_body(row), bool(row["live"])))
+                transition = Transition.from_body(row)
+                if keys.get(transition.job_id, transition.key) == transition.key:
+                    history.append(self._history_row(transition, bool(row["live"])))
         return history
 
     def _history_row(self, transition: Transition, live: bool) -> HistoryRow:

@@ -217,11 +217,11 @@ class TransitionEngine:
             self._recover([t for t in live if t.job_id in self._recovering], jobs)
             live = list(self.live.values())
         begin = admitted(live, jobs, sizes)
-        starts = any(t.state in _STARTING or t.id in begin for t in live)
+        needs_nodes = any(t.id in begin or _depends_on_nodes(t) for t in live)
         site = StepInputs(
             jobs=jobs,
             sizes=sizes,
-            unusable=unusable() if starts else UnusableNodes(),
+            unusable=unusable() if needs_nodes else UnusableNodes(),
             admitted=begin,
             hopeless=hopeless(live, jobs, sizes),
             live=tuple(live),
@@ -460,3 +460,8 @@ class TransitionEngine:
     def close(self) -> None:
         """Wait for writes under way."""
         self._pool.shutdown(wait=True)
+
+
+def _depends_on_nodes(t: Transition) -> bool:
+    """Return whether the next step looks at the nodes of the target: a requeue, or a start."""
+    return t.state in _STARTING or (t.state is TransitionState.NOTIFY and "saved" in t.entered)

@@ -107,6 +107,8 @@ class TransitionSteps(StateSteps):
         if "saved" in t.entered:
             if not exchange_partners.all_saved(t, site.live):
                 return None
+            if obstacle := site.obstacle(job, t.target):  # since it was asked to save
+                return self._left(t, obstacle)
             self._count_running(t, job)
             return TransitionState.REQUEUE
         if t.waited(time.time()) > t.notice_s:
