@@ -17,17 +17,23 @@ class LogStream:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._line = ""
         self._missing = 0
         self._why = ""
         #: Whether the last line that was written is cut short.
         self._is_cut = False
 
     def write(self, text: str) -> None:
-        """Write a line, or drop it."""
+        """Add a part of a line."""
+        self._line += text
+
+    def flush(self) -> None:
+        """Write the line, or drop it."""
         note = "\n" if self._is_cut else ""
         if self._missing:
             note += f"warning: lines of this log are missing: {self._missing} ({self._why})\n"
-        data = (note + text).encode("utf-8", "backslashreplace")
+        data = (note + self._line).encode("utf-8", "backslashreplace")
+        self._line = ""
         try:
             while data:
                 written = os.write(self._descriptor, data)
@@ -38,6 +44,3 @@ class LogStream:
             self._why = error.strerror or str(error)
         else:
             self._missing = 0
-
-    def flush(self) -> None:
-        """Do nothing: nothing is buffered."""

@@ -11,13 +11,13 @@ def test_lines_that_cannot_be_written_are_counted_and_the_next_one_says_so(tmp_p
     kept = os.dup(log)
     try:
         stream = LogStream(log)
-        stream.write("one\n")
+        print("one", file=stream, flush=True)
         os.dup2(full, log)
-        stream.write("two\n")
-        stream.write("three\n")
+        print("two", file=stream, flush=True)
+        print("three", file=stream, flush=True)
         os.dup2(kept, log)
-        stream.write("four\n")
-        stream.write("five\n")
+        print("four", file=stream, flush=True)
+        print("five", file=stream, flush=True)
     finally:
         for descriptor in (log, full, kept):
             os.close(descriptor)
@@ -36,7 +36,7 @@ def test_a_line_that_was_cut_short_is_ended_before_the_next_one(monkeypatch):
 
     monkeypatch.setattr("slurm_elastic.controller.log_stream.os.write", write)
     stream = LogStream(2)
-    stream.write("a long line\n")
-    stream.write("next\n")
+    print("a long line", file=stream, flush=True)
+    print("next", file=stream, flush=True)
     assert b"".join(written).decode().splitlines()[0] == "a long"
     assert b"".join(written).endswith(b"missing: 1 (No space left on device)\nnext\n")

@@ -1,5 +1,7 @@
 """A training grows and shrinks in place: a whole controller on a simulated Slurm."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.controller.server.request_handler import RequestHandler
@@ -181,6 +183,14 @@ def outcomes(site):
     """Return kind, action and outcome of each change, as `selastic history` shows them."""
     handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
     return [(r["kind"], r["action"], r["outcome"]) for r in handler._history({"job_ids": (7,)})]
+
+
+def test_another_job_that_has_got_the_id_has_no_history(site):
+    training = grown(site)
+    assert outcomes(site)
+    site.slurm.listed[7] = dataclasses.replace(site.slurm.listed[7], submission=None)
+    play(site, [training], 5)
+    assert not outcomes(site)
 
 
 def barred(site):
