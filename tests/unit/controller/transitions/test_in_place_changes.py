@@ -179,6 +179,20 @@ def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
     assert len(running_companions(site)) == 1
 
 
+def test_a_directive_that_rules_a_change_out_ends_it(site):
+    training = started(site)
+    until(site, [training], lambda: site.controller.engine.live)
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler.command(2001, "update", {"job_ids": (7,), "elastic": "2-2"})
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert [row[2] for row in kinds(site)] == ["UNDONE"]
+    assert site.ledger.transitions()[0]["problem"]["code"] == "directive-changed"
+    handler.command(2001, "update", {"job_ids": (7,), "elastic": "2-4"})
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert kinds(site)[-1] == ("in-place", "grow", "DONE"), "that did not count as a failure"
+
+
 def outcomes(site):
     """Return kind, action and outcome of each change, as `selastic history` shows them."""
     handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
