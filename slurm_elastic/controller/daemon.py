@@ -20,7 +20,6 @@ import os
 import pwd
 import signal
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -63,6 +62,7 @@ from slurm_elastic.slurm.scontrol import (
     always,
 )
 
+_STDERR = 2
 _RETRY_S = 5.0
 #: A standby copies the active controller's ledger at every so many looks at the lease.
 _COPIES = 4
@@ -408,7 +408,7 @@ def _notify(text: str) -> None:
 
 def _logger(verbose: int) -> Any:
     """Return a logger of one line per event, `level message`; on a terminal with the time."""
-    stream: Any = LogStream(sys.stderr.fileno())
+    stream: Any = LogStream(_STDERR)
     to_journal = bool(os.environ.get("JOURNAL_STREAM"))
     processors: list[Any] = [structlog.stdlib.add_log_level]
     if not to_journal:

@@ -286,6 +286,19 @@ def test_the_minimum_interval_does_not_protect_from_a_neighbour_but_a_transition
     assert not changes(c)
 
 
+def test_several_jobs_on_a_node_give_a_part_each():
+    c = Cluster([node("g1", 8)])
+    for job_id, held in ((1, 2), (2, 2), (3, 4)):
+        c.add(job_id, elastic="1-4", on={"g1": held})
+    c.add(4, gpus=4)
+    given = changes(c)
+    assert {job_id: sum(shares.values()) for job_id, (_, shares) in given.items()} == {1: 1, 3: 1}
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpus=3)
+    assert set(changes(c)) == {3}, "one that can give all of it does"
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpus=6)
+    assert not decide(c)[0].claims, "not below MIN"
+
+
 @pytest.mark.parametrize("record", [{"last_change": NOW - 1}, {"on_trial": NOW - 1}])
 def test_a_job_gives_up_at_once_what_its_owner_has_ruled_out(record):
     c = Cluster(nodes(1))
