@@ -55,7 +55,8 @@ class ChangeStarter:
     ) -> set[int]:
         """Begin as many changes of a plan as may be under way; return their jobs."""
         room = self.config.resize.max_in_flight - len(self._engine.live)
-        decisions = plan.changes[: max(0, room)]
+        current = [d for d in plan.changes if not self._is_outdated(snapshot.job[d.job_id])]
+        decisions = current[: max(0, room)]
         chosen = {d.job_id for d in decisions}
         changes = []
         for decision in decisions:
@@ -68,6 +69,10 @@ class ChangeStarter:
                 kind = record.kind_of(job, decision.target)
             changes.append(self._of_kind(kind, decision, job, snapshot, records))
         return self._begin(changes, snapshot, records) if changes else set()
+
+    def _is_outdated(self, job: Job) -> bool:
+        """Return whether a job's directive has changed since the plan was made."""
+        return self._store.directive(job) != job.directive
 
     def begin_rehearsals(
         self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]

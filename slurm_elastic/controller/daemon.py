@@ -20,7 +20,6 @@ import os
 import pwd
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.controller.leader.controller_addresses import own_address
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
 from slurm_elastic.controller.leader.standby_sync import StandbySync, take_over
+from slurm_elastic.controller.log_stream import LogStream
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.metrics.metrics_service import serving
 from slurm_elastic.controller.metrics.metrics_source import MetricsSource
@@ -64,6 +64,7 @@ from slurm_elastic.slurm.scontrol import (
     always,
 )
 
+_STDERR = 2
 _RETRY_S = 5.0
 #: A standby copies the active controller's ledger at every so many looks at the lease.
 _COPIES = 4
@@ -418,6 +419,7 @@ def _notify(text: str) -> None:
 
 def _logger(verbose: int) -> Any:
     """Return a logger of one line per event, `level message`; on a terminal with the time."""
+    stream: Any = LogStream(_STDERR)
     to_journal = bool(os.environ.get("JOURNAL_STREAM"))
     processors: list[Any] = [structlog.stdlib.add_log_level]
     if not to_journal:
@@ -427,7 +429,7 @@ def _logger(verbose: int) -> Any:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(stream),
     )
     return structlog.get_logger("selasticd")
 

@@ -324,6 +324,9 @@ def _running(
             return Eligibility.FIXED, Reason("resizes-forbidden")
         until = sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S
         return Eligibility.FIXED, Reason("job-resizes-used", most=resize.per_hour, until=until)
+    held = job.allocation
+    if held and job.override and not job.override.allows(held.gpus, held.gpu_type):
+        return Eligibility.FREE, None  # its owner has ruled out what it holds
     last = record.last_change if record.last_change is not None else job.start_time
     if record.on_trial is not None:  # a notice makes it write the checkpoint that is missing
         return Eligibility.YIELDS, Reason("change-on-trial", since=record.on_trial)

@@ -171,7 +171,8 @@ class _Trial:
     def _cheapest(self, node: int, share: int) -> Concession | None:
         """Return the change that frees GPUs on a node at the least cost per GPU freed.
 
-        Preemption comes last, of the job with the lowest priority.
+        A change that frees all that is missing comes first, then preemption, of the job with the
+        lowest priority. Only without these, jobs free a part each.
         """
         options: list[tuple[int, float, int, Concession]] = []
         for round_job, held in self.search.on_node.get(node, ()):
@@ -192,6 +193,21 @@ class _Trial:
                 )
             if concession is not None:
                 options.append((rank, concession.cost_s / freed, round_job.job.job_id, concession))
+        return min(options, key=lambda f: f[:3])[3] if options else self._part(node, share)
+
+    def _part(self, node: int, share: int) -> Concession | None:
+        """Return the change that frees the most of what is missing on a node, the cheapest one."""
+        options: list[tuple[int, float, int, Concession]] = []
+        for round_job, held in self.search.on_node.get(node, ()):
+            if round_job.job.job_id in self.concessions:
+                continue
+            missing = min(held, self._missing(node, share, round_job.need))
+            for freed in range(missing - 1, 0, -1):
+                concession = self._concession(round_job, node, freed)
+                if concession is not None:
+                    job_id = round_job.job.job_id
+                    options.append((-freed, concession.cost_s, job_id, concession))
+                    break
         return min(options, key=lambda f: f[:3])[3] if options else None
 
     def _missing(self, node: int, share: int, giver: ResourceNeed) -> int:

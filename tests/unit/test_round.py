@@ -17,6 +17,7 @@ from slurm_elastic.config.schema import (
     SpeedupSettings,
 )
 from slurm_elastic.core.cluster import Allocation, JobState, Partition
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.fair import FairShare
@@ -282,6 +283,30 @@ def test_the_minimum_interval_does_not_protect_from_a_neighbour_but_a_transition
     c.records[1] = dataclasses.replace(
         c.records[1], in_transition=True, target=c.jobs[0].allocation
     )
+    assert not changes(c)
+
+
+def test_several_jobs_on_a_node_give_a_part_each():
+    c = Cluster([node("g1", 8)])
+    for job_id, held in ((1, 2), (2, 2), (3, 4)):
+        c.add(job_id, elastic="1-4", on={"g1": held})
+    c.add(4, gpus=4)
+    given = changes(c)
+    assert {job_id: sum(shares.values()) for job_id, (_, shares) in given.items()} == {1: 1, 3: 1}
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpus=3)
+    assert set(changes(c)) == {3}, "one that can give all of it does"
+    c.jobs[-1] = dataclasses.replace(c.jobs[-1], gpus=6)
+    assert not decide(c)[0].claims, "not below MIN"
+
+
+@pytest.mark.parametrize("record", [{"last_change": NOW - 1}, {"on_trial": NOW - 1}])
+def test_a_job_gives_up_at_once_what_its_owner_has_ruled_out(record):
+    c = Cluster(nodes(1))
+    c.add(1, elastic="1-4", on={"g1": 3}, record=record)
+    assert not changes(c)
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=Directive.parse("1-1"))
+    assert changes(c) == {1: (Action.SHRINK, {"g1": 1})}
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=Directive.parse("1-3"))
     assert not changes(c)
 
 

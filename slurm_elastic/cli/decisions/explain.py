@@ -284,7 +284,7 @@ def _state(answer: ExplainAnswer) -> str:
         return text
     placement = formatting.spelled(job["where"])
     held = formatting.gpus(job["gpus"], job["gpu_type"], half=job.get("half", False))
-    text = f"{name} holds {held} on {placement}{since}."
+    text = f"{name} holds {held} on {placement}{since}." if placement else f"{name} holds no GPU."
     if job["unmanaged_reason"]:
         return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."

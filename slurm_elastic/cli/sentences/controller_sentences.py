@@ -88,6 +88,7 @@ def _accumulation(p: Parameters) -> str:
 SENTENCES: Mapping[str, Sentence] = {
     "job-ended": "the job ended meanwhile",
     "job-changed": "the job changed by itself",
+    "directive-changed": "its new directive rules the change out",
     "job-left-gpus": "the job left its GPUs by itself",
     "gpus-taken": "its GPUs were taken meanwhile",
     "gpu-free-meanwhile": "a whole GPU has become free on its node meanwhile",

@@ -30,6 +30,7 @@ from slurm_elastic.controller.state.job_ending import EndedJob
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
@@ -216,6 +217,9 @@ class RequestHandler:
                 if args.get("elastic") is not None:
                     store.entry(job).trials.clear()
                 store.order(job, override=ordered.override, layout=ordered.layout)
+                if ordered.override:
+                    directive = Directive.parse(ordered.override)
+                    self._controller.engine.review_target(job_id, directive)
                 self._controller.report_handler.send_settings(job)
             return text
         held = op == "hold"
@@ -252,12 +256,17 @@ class RequestHandler:
         return self._controller.store.ended.of(ids[0], job)
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
+        """Return the changes of these jobs; of earlier jobs with their ids none."""
         ids = args.get("job_ids") or (None,)
         rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
+        asked = (self._controller.job(i) for i in ids if i is not None)
+        keys = {j.job_id: j.key for j in asked if j is not None}
         history = []
         for row in rows:
             with contextlib.suppress(ValueError):  # rows that cannot be read are left out
-                history.append(self._history_row(Transition.from_body(row), bool(row["live"])))
+                transition = Transition.from_body(row)
+                if keys.get(transition.job_id, transition.key) == transition.key:
+                    history.append(self._history_row(transition, bool(row["live"])))
         return history
 
     def _history_row(self, transition: Transition, live: bool) -> HistoryRow:

@@ -118,7 +118,9 @@ class JobStore:
         with self._lock:
             last = self._reports.get(report.job_id)
             if last and last[1].run > report.run:
-                return False  # of an attempt that is over
+                if report.run != job.run:
+                    return False  # of an attempt that is over
+                last = None  # of another job with this id, or slurmctld has forgotten attempts
             self._reports[report.job_id] = (now, report)
             return self._recording.record(
                 self.entry(job),

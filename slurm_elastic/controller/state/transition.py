@@ -131,7 +131,8 @@ class Transition:
             came in time), `declined` (the job cannot be rehearsed), `running`, `first_step`,
             `cleared`, `switched` (members have joined or left), `over` (new companions have
             ended), `given` (others have left the GPUs of new companions), `no_gpus` (Slurm has
-            started the job without GPUs) as well.
+            started the job without GPUs), `revised` (its owner has given the job a directive that
+            does not allow the target) as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up; None: it was not.

@@ -26,7 +26,7 @@ _BY_OTHERS = frozenset(
     (
         *("job-ended", "job-changed", "job-left-gpus", "gpus-taken", "not-written"),
         *("controller-restarted", "controller-stopped", "node-down", "node-excluded"),
-        *("no-checkpoint", "held-in-slurm"),
+        *("no-checkpoint", "held-in-slurm", "directive-changed"),
     )
 )
 
@@ -48,6 +48,9 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
         moved = _record_in_place(entry, transition, now)
         if not moved and not is_unanswered:
             return False
+    problem = transition.problem
+    if problem is not None and problem.code == "directive-changed" and not transition.moved:
+        return False  # what its owner wants instead need not wait
     entry.watch.excused |= transition.run == entry.watch.run
     entry.last_change = now
     entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
@@ -58,7 +61,7 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     entry.dirty = True
     if not transition.moved:
         return False
-    planned, problem = transition.planned, transition.problem
+    planned = transition.planned
     by_requeue = not transition.by_companions
     if by_requeue and planned and problem and _refuses_shape(planned, problem):
         entry.trials.refuse(

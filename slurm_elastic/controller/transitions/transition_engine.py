@@ -34,6 +34,7 @@ from slurm_elastic.controller.transitions.steps.step_inputs import (
 from slurm_elastic.controller.transitions.steps.transition_steps import TransitionSteps
 from slurm_elastic.controller.transitions.transition_records import TransitionRecords
 from slurm_elastic.core.cluster import STARTED, Job, UnusableNodes
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
@@ -216,11 +217,11 @@ class TransitionEngine:
             self._recover([t for t in live if t.job_id in self._recovering], jobs)
             live = list(self.live.values())
         begin = admitted(live, jobs, sizes)
-        starts = any(t.state in _STARTING or t.id in begin for t in live)
+        needs_nodes = any(t.id in begin or _depends_on_nodes(t) for t in live)
         site = StepInputs(
             jobs=jobs,
             sizes=sizes,
-            unusable=unusable() if starts else UnusableNodes(),
+            unusable=unusable() if needs_nodes else UnusableNodes(),
             admitted=begin,
             hopeless=hopeless(live, jobs, sizes),
             live=tuple(live),
@@ -326,6 +327,22 @@ class TransitionEngine:
             ):
                 transition.entered.setdefault("declined", time.time())
                 transition.problem = transition.problem or reason
+
+    def review_target(self, job_id: int, directive: Directive) -> None:
+        """Give up a change whose target a job's new directive does not allow, with the next step.
+
+        Only while the job still has what it had before the change: a later one goes on.
+
+        Args:
+            job_id: of the job.
+            directive: that its owner has just given it.
+        """
+        with self._lock:
+            t = self._live.get(job_id)
+            if t is None or t.failed or t.target is None or t.action is Action.REHEARSE:
+                return
+            if not directive.allows(t.target.gpus, t.target.gpu_type):
+                t.entered.setdefault("revised", time.time())
 
     # --- beginning and ending ---
 
@@ -443,3 +460,8 @@ class TransitionEngine:
     def close(self) -> None:
         """Wait for writes under way."""
         self._pool.shutdown(wait=True)
+
+
+def _depends_on_nodes(t: Transition) -> bool:
+    """Return whether the next step looks at the nodes of the target: a requeue, or a start."""
+    return t.state in _STARTING or (t.state is TransitionState.NOTIFY and "saved" in t.entered)

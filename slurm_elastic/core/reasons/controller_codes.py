@@ -32,6 +32,7 @@ _ERROR = text("error", "the error")
 TRANSITIONS = (
     define("job-ended", "The job ended meanwhile."),
     define("job-changed", "The job changed by itself."),
+    define("directive-changed", "The owner gave the job a directive that rules the change out."),
     define("job-left-gpus", "The job left its GPUs by itself."),
     define("gpus-taken", "The GPUs were taken meanwhile."),
     define("gpu-free-meanwhile", "A whole GPU of the node has become free meanwhile."),

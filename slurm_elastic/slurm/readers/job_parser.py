@@ -283,6 +283,7 @@ class JobParser:
                 name = pyslurm_records.display_id(raw)
                 self._log.warning(f"JobId={name} AdminComment=replaced Directive=kept")
             return _Parsed(kept.submission, replaced=True)
+        self.kept.pop(job_id, None)  # of an earlier job with this id
         if parsed.problem is not None:
             return parsed
         try:

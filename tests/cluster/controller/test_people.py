@@ -195,7 +195,14 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
 
 
 def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
-    """Also where a tool of the site writes AdminComment, and selasticd is restarted then."""
+    """Also where a tool of the site writes AdminComment, and selasticd is restarted then.
+
+    A change under way that the new directive rules out is given up.
+    """
+    late = submit(cluster, "g02", "-Jlate")
+    daemon.wait_for(f"JobId={late} Transition=.* State=NOTIFY Action=grow")
+    daemon.selastic("update", str(late), "--elastic=1-1")
+    assert "Problem=directive-changed" in ended(daemon, late)
     job, noted = submit(cluster, "g04"), submit(cluster, "g05")
     record = shown(cluster, noted)["admin_comment"]
     cluster.exec(["scontrol", "update", f"jobid={noted}", f"AdminComment={record},JS1:x"])
@@ -218,6 +225,22 @@ def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
     assert "held" in daemon.selastic("status")
     daemon.selastic("release", str(job))
     until(lambda: gpus(cluster, job) == 4)
+    assert (gpus(cluster, late), shown(cluster, late)["restart_cnt"]) == (1, 0)
+
+
+def test_tasks_of_one_array_grow_and_give_way(daemon: Daemon, cluster: SlurmCluster) -> None:
+    """Neither could give both of the GPUs that the other job needs: the user has named a node."""
+    array = submit(cluster, "g03", "--array=0-1", directive="1-2")
+    tasks = [f"{array}_{n}" for n in (0, 1)]
+
+    def on_node() -> list[int | None]:
+        return [held(cluster, task).get("g03") for task in tasks]
+
+    until(lambda: on_node() == [2, 2], what=daemon.log)
+    rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:2", "-wg03", user="bob")
+    cluster.wait(rigid, "RUNNING")
+    until(lambda: on_node() == [1, 1], what=daemon.log)
+    assert [shown(cluster, task)["restart_cnt"] for task in tasks] == [2, 2]
 
 
 def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: SlurmCluster) -> None:

@@ -196,6 +196,7 @@ def test_explain_does_not_deny_restarts_without_a_requeue():
 
 def test_explain_a_change_of_a_job_that_holds_nothing():
     answer = ask("explain", job_ids=(4711,))
+    answer["job"] = {**answer["job"], "where": "", "gpus": 0}
     held = {"code": "held-in-slurm", "parameters": {}}
     answer["last"] = {
         **answer["last"],
@@ -207,6 +208,7 @@ def test_explain_a_change_of_a_job_that_holds_nothing():
     }
     shown = text(explain.explained(answer))
     assert "- → -" not in shown
+    assert shown.startswith("4711 gpt-small holds no GPU.\n")
     assert "  Last change:    preempt at " in shown
     assert ", undone: its owner or an administrator holds the job" in shown
 

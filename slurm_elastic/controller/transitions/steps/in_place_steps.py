@@ -58,6 +58,11 @@ _REPORT_S = 10.0
 #: Seconds in which another reason of Slurm may pass.
 _PASSES_S = 3.0
 _OVER = (None, JobState.ENDED)
+#: States in which esrun has not been told yet to change the members.
+_BEFORE_MEMBERS = (
+    *(TransitionState.RESERVE, TransitionState.ASK, TransitionState.PIN),
+    *(TransitionState.START, TransitionState.NOTIFY),
+)
 
 
 class InPlaceSteps(StateSteps):
@@ -92,6 +97,8 @@ class InPlaceSteps(StateSteps):
         over = job.run != t.run or job.state is JobState.PENDING
         if over and t.state is not TransitionState.CANCEL:
             return self._given_up(t, Reason("job-left-gpus"))
+        if "revised" in t.entered and t.state in _BEFORE_MEMBERS:
+            return self._given_up(t, Reason("directive-changed"))
         return None
 
     def end(self, t: Transition) -> None:

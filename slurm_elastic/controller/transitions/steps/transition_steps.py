@@ -67,6 +67,8 @@ class TransitionSteps(StateSteps):
         }
 
     def _interrupted(self, t: Transition, job: Job) -> TransitionState | None:
+        if "revised" in t.entered and t.state in (TransitionState.RESERVE, TransitionState.NOTIFY):
+            return self._left(t, Reason("directive-changed"))
         if t.state not in _DRAINED or job.state is JobState.PENDING:
             return None
         if not is_requeued_attempt(t, job):
@@ -106,6 +108,8 @@ class TransitionSteps(StateSteps):
         if "saved" in t.entered:
             if not exchange_partners.all_saved(t, site.live):
                 return None
+            if obstacle := site.obstacle(job, t.target):  # since it was asked to save
+                return self._left(t, obstacle)
             self._count_running(t, job)
             return TransitionState.REQUEUE
         if t.waited(time.time()) > t.notice_s:

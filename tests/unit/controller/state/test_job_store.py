@@ -93,6 +93,15 @@ def test_a_silent_job_is_left_alone_after_three_minutes(store):
         assert record.reporting is speaks
 
 
+def test_reports_of_an_attempt_that_slurmctld_has_gone_back_to_count(store):
+    """As when its StateSaveLocation was restored, or another job has got the id."""
+    store.record_report(report(run=4), job({"n1": 4}, run=4), 1000.0)
+    store.record_report(report(run=1), job({"n1": 4}, run=4), 1001.0)
+    assert store.last_report(7).run == 4
+    store.record_report(report(run=1), job({"n1": 4}, run=1), 1002.0)
+    assert store.last_report(7).run == 1
+
+
 def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
     running = job({"n1": 4})
     store.record_report(report(proven=True), running, 0.0)
@@ -103,6 +112,15 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
     assert again.entry(requeued).held
     assert again.entry(requeued).proven
     assert not again.entry(job({"n1": 4}, job_id=8)).held
+
+
+def test_after_a_change_that_its_owner_has_ruled_out_a_job_may_be_changed_at_once(store):
+    running = job({"n1": 4})
+    ruled_out = transition(
+        {"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem=Reason("directive-changed")
+    )
+    store.record_end_of_change(ruled_out, running, 100.0)
+    assert store.entry(running).last_change is None
 
 
 def test_only_changes_that_touched_the_job_count(store):

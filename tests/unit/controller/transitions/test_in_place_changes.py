@@ -1,5 +1,7 @@
 """A training grows and shrinks in place: a whole controller on a simulated Slurm."""
 
+import dataclasses
+
 import pytest
 
 from slurm_elastic.controller.server.request_handler import RequestHandler
@@ -177,10 +179,32 @@ def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
     assert len(running_companions(site)) == 1
 
 
+def test_a_directive_that_rules_a_change_out_ends_it(site):
+    training = started(site)
+    until(site, [training], lambda: site.controller.engine.live)
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler.command(2001, "update", {"job_ids": (7,), "elastic": "2-2"})
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert [row[2] for row in kinds(site)] == ["UNDONE"]
+    assert site.ledger.transitions()[0]["problem"]["code"] == "directive-changed"
+    handler.command(2001, "update", {"job_ids": (7,), "elastic": "2-4"})
+    until(site, [training], lambda: training.gpus == 4)
+    until(site, [training], lambda: not site.controller.engine.live)
+    assert kinds(site)[-1] == ("in-place", "grow", "DONE"), "that did not count as a failure"
+
+
 def outcomes(site):
     """Return kind, action and outcome of each change, as `selastic history` shows them."""
     handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
     return [(r["kind"], r["action"], r["outcome"]) for r in handler._history({"job_ids": (7,)})]
+
+
+def test_another_job_that_has_got_the_id_has_no_history(site):
+    training = grown(site)
+    assert outcomes(site)
+    site.slurm.listed[7] = dataclasses.replace(site.slurm.listed[7], submission=None)
+    play(site, [training], 5)
+    assert not outcomes(site)
 
 
 def barred(site):

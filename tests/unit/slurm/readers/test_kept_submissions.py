@@ -57,6 +57,8 @@ def test_a_job_that_has_got_the_id_of_another_is_not_made_elastic(
 ) -> None:
     job = read(parser, admin_comment="JS1:H4sI", **other)
     assert (job.submission, job.record_replaced) == (None, False)
+    later = {**other, "requeue_count": 5, "submit_time": 200, "admin_comment": ""}
+    assert read(parser, **later).submission is None, "nor by a requeue of its own"
 
 
 def test_a_submission_is_forgotten_with_its_job(parser: JobParser) -> None:

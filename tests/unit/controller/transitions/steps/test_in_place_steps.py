@@ -58,6 +58,16 @@ class Growth:
         t.state = state
 
 
+def test_a_new_directive_ends_a_change_before_its_companions_join(monkeypatch):
+    growth = Growth(released=True, elapsed_s=4.0, monkeypatch=monkeypatch)
+    growth.t.entered["revised"] = 1000.0
+    assert growth.advance() is TransitionState.CANCEL
+    assert growth.t.problem.code == "directive-changed"
+    growth.t.state = TransitionState.JOIN
+    growth.t.entered["JOIN"] = 1000.0
+    assert growth.advance(companion_state=JobState.RUNNING) is TransitionState.JOIN
+
+
 @pytest.mark.parametrize(("released", "elapsed_s"), [(False, 0.0), (True, 4.0)])
 def test_no_companion_is_promised_gpus_that_another_job_has_got(monkeypatch, released, elapsed_s):
     """As when Slurm starts a job on two nodes with more GPUs on one of them than planned."""

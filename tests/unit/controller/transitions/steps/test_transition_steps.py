@@ -57,6 +57,30 @@ def moving(state, **fields):
     return Stage(transition({"n2": 4}, {"n1": 1}, state, limit_s=600, **fields))
 
 
+@pytest.mark.parametrize("state", [TransitionState.RESERVE, TransitionState.NOTIFY])
+def test_a_new_directive_ends_a_change_that_has_not_touched_its_job(state):
+    stage = moving(state)
+    stage.t.entered |= {"revised": 0.0, "saved": 0.0}
+    assert stage.advance(job({"n1": 1})) is TransitionState.UNDONE
+    assert words(stage.t.problem) == "its new directive rules the change out"
+    assert stage.scontrol.calls == []
+
+
+def test_a_job_is_not_requeued_onto_a_node_that_was_drained_while_it_saved():
+    stage = moving(TransitionState.NOTIFY)
+    stage.t.entered["saved"] = 0.0
+    stage.unusable = UnusableNodes(frozenset({"n2"}))
+    assert stage.advance(job({"n1": 1})) is TransitionState.UNDONE
+    assert stage.t.problem.code == "node-down"
+    assert stage.scontrol.calls == []
+
+
+def test_a_new_directive_lets_a_job_that_was_requeued_start_first():
+    stage = moving(TransitionState.RESHAPE)
+    stage.t.entered["revised"] = 0.0
+    assert stage.advance(job(**PENDING)) is TransitionState.COOL
+
+
 def test_a_move_goes_through_all_states():
     stage = moving(TransitionState.RESERVE)
     running = job({"n1": 1})
