@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 
 class ProgramConfiguration(TypedDict):
@@ -52,4 +52,4 @@ class ProgramAnswer(TypedDict):
     jobs: list[ProgramJob]
     limits: list[ProgramLimit]
     partial: bool
-    parts_per_gpu: NotRequired[int]  # controllers of earlier versions count whole GPUs
+    parts_per_gpu: int
