@@ -111,13 +111,13 @@ def _opener(event: tuple[int, int]) -> Callable[[int], int] | None:
     number = _SYSTEM_CALLS.get(os.uname().machine)
     if number is None:
         return None
-    import ctypes  # noqa: PLC0415 - esrun starts without it
-
-    system_call = ctypes.CDLL(None, use_errno=True).syscall
     kind, config = event
     attributes = struct.pack("=IIQ16xQQ", kind, _SIZE, config, _TIMES, _BITS).ljust(_SIZE, b"\0")
 
     def open_event(thread: int) -> int:
+        import ctypes  # noqa: PLC0415 - esrun starts without it
+
+        system_call = ctypes.CDLL(None, use_errno=True).syscall
         numbers = map(ctypes.c_long, (thread, -1, -1, _CLOEXEC))
         file: int = system_call(ctypes.c_long(number), attributes, *numbers)
         if file < 0:

@@ -197,8 +197,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     ends = {key: ended(cluster, job) for key, job in jobs.items()}
     first = min(ends.values())
     print({key: value - first for key, value in ends.items()})
-    assert ends["A", "v100"] < ends["A", "a100"], ends
-    # The time that the change costs B depends on the load: the average of the pair counts.
+    # How long a change of A, or of B, takes depends on the load: the average of the pair counts.
     assert sum(ends[n, "v100"] for n in "AB") < sum(ends[n, "a100"] for n in "AB"), ends
 
     # Of the control's descent at most `max-penalty` is missing.
