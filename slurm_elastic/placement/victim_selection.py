@@ -136,6 +136,20 @@ def find_concessions(
     return None
 
 
+def _parts(round_job: RoundJob, held: int) -> list[int]:
+    """Return the GPUs that a job can free on a node by shrinking, the most first.
+
+    Args:
+        round_job: it runs.
+        held: its GPUs on the node.
+    """
+    current = round_job.current
+    assert current is not None
+    sizes = round_job.directive.sizes(current.gpu_type)
+    freed = {min(held, current.gpus - size) for size in sizes if size < current.gpus}
+    return sorted(freed, reverse=True)
+
+
 @dataclass(slots=True)
 class _Trial:
     """One attempt on a copy of the resources."""
@@ -196,14 +210,22 @@ class _Trial:
         return min(options, key=lambda f: f[:3])[3] if options else self._part(node, share)
 
     def _part(self, node: int, share: int) -> Concession | None:
-        """Return the change that frees the most of what is missing on a node, the cheapest one."""
+        """Return the change that frees the most of what is missing on a node, the cheapest one.
+
+        None: all jobs there together could not free it by shrinking.
+        """
+        givers = [
+            (round_job, parts)
+            for round_job, held in self.search.on_node.get(node, ())
+            if round_job.job.job_id not in self.concessions and (parts := _parts(round_job, held))
+        ]
+        if sum(parts[0] for _, parts in givers) < share - int(self.views.later.gpus[node]):
+            return None
         options: list[tuple[int, float, int, Concession]] = []
-        for round_job, held in self.search.on_node.get(node, ()):
-            if round_job.job.job_id in self.concessions:
-                continue
-            missing = min(held, self._missing(node, share, round_job.need))
-            for freed in range(missing - 1, 0, -1):
-                concession = self._concession(round_job, node, freed)
+        for round_job, parts in givers:
+            missing = self._missing(node, share, round_job.need)
+            for freed in parts:
+                concession = self._concession(round_job, node, freed) if freed < missing else None
                 if concession is not None:
                     job_id = round_job.job.job_id
                     options.append((-freed, concession.cost_s, job_id, concession))
