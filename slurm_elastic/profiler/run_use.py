@@ -73,7 +73,7 @@ class LocalUse:
 
 
 class StepUse:
-    """Measurement on another node, by a step of its own.
+    """Measurement on a node of the allocation, by a step of its own.
 
     Args:
         command: srun that starts `main` there.

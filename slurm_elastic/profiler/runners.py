@@ -32,7 +32,7 @@ class FinishedRun:
 
     Attributes:
         code: exit code; None: it took too long.
-        samples: resources that it used on this node.
+        samples: resources that it used on the first of its nodes.
     """
 
     code: int | None
@@ -65,7 +65,6 @@ class Runner(Protocol):
             environment: variables besides the present ones.
             log: path of its output.
             timeout_s: after which it is ended.
-
         """
         ...
 

@@ -28,6 +28,7 @@ from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, Progr
 from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.milp.round_program import RoundProgram
 from slurm_elastic.policies.sia.round_arrays import Bools, Floats, Ints, RoundArrays
+from slurm_elastic.policies.sia.sia import stated_program
 
 #: Most programs with halves that are solved before the round goes on without them.
 _MOST_ATTEMPTS = 3
@@ -75,20 +76,18 @@ class HalfColumns:
             solution = solve(in_halves)
             choice, alone = self._in_whole_gpus(solution.choice)
             if not alone:
-                self.stated = self._stated(in_halves, solution)
+                self.stated = self._in_parts(stated_program(self.arrays, in_halves, solution))
                 return dataclasses.replace(solution, choice=choice)
             valid[alone] = False
         self.partner, self.divided, self.stated = {}, set(), None
         return solve(program)
 
-    def _stated(self, program: AssignmentProgram, solution: ProgramSolution) -> RoundProgram:
-        columns = self.arrays.configurations
-        return RoundProgram(
-            program=program,
-            job_ids=tuple(j.job.job_id for j in self.arrays.candidates),
-            types=(*columns.types, *(f"{name}, half free" for name in columns.types)),
-            nodes=np.r_[columns.nodes, np.ones_like(self.kind)],
-            choice=solution.choice,
+    def _in_parts(self, whole: RoundProgram) -> RoundProgram:
+        """Return a program in halves, with the names of its halves as well."""
+        return dataclasses.replace(
+            whole,
+            types=(*whole.types, *(f"{name}, half free" for name in whole.types)),
+            nodes=np.r_[whole.nodes, np.ones_like(self.kind)],
             parts=2,
         )
 
