@@ -16,7 +16,12 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.core.report import REPORT_BOUNDS
 from slurm_elastic.models.colocation.shared_speeds import MeasuredUse
-from slurm_elastic.profiler.profile_file import ProfiledConfiguration, ProfileFileError, from_body
+from slurm_elastic.profiler.profile_file import (
+    ProfiledConfiguration,
+    ProfileFileError,
+    StepProfile,
+    from_body,
+)
 
 #: Seconds of one step; others are ignored.
 _LEAST_S, _MOST_S = 1e-9, 1e6
@@ -37,10 +42,7 @@ def observations_of(body: object, types: Collection[str]) -> tuple[Observations,
     Raises:
         RequestRefusedError: the profile is invalid or holds no usable configuration.
     """
-    try:
-        profile = from_body(body)
-    except ProfileFileError as error:
-        raise RequestRefusedError(f"profile: {error}") from None
+    profile = _checked(body)
     usable = [c for c in profile.configurations if c.gpu_type in types and _possible(c)]
     if not usable:
         raise RequestRefusedError(
@@ -77,11 +79,7 @@ def use_of(body: object) -> MeasuredUse:
     Raises:
         RequestRefusedError: the profile is invalid.
     """
-    try:
-        configurations = from_body(body).configurations
-    except ProfileFileError as error:
-        raise RequestRefusedError(f"profile: {error}") from None
-    on_one_node = [c for c in configurations if c.nodes == 1]
+    on_one_node = [c for c in _checked(body).configurations if c.nodes == 1]
     if not on_one_node:
         return MeasuredUse()
     use = max(on_one_node, key=lambda c: (c.gpus, c.batch)).use
@@ -92,6 +90,18 @@ def use_of(body: object) -> MeasuredUse:
         gpu=_at_most(use.gpu_busy, 1.0),
         gpu_memory=_at_most(use.gpu_memory_busy, 1.0),
     )
+
+
+def _checked(body: object) -> StepProfile:
+    """Return the profile of JSON values.
+
+    Raises:
+        RequestRefusedError: it is invalid.
+    """
+    try:
+        return from_body(body)
+    except ProfileFileError as error:
+        raise RequestRefusedError(f"profile: {error}") from None
 
 
 def _at_most(value: float | None, bound: float) -> float | None:
