@@ -4,18 +4,22 @@
 |---|---|
 | Helios (SC'21), also as reduced by Lucid; Acme (NSDI'24) | cluster_log.csv; trace_*.csv |
 | Philly (ATC'19) | cluster_job_log: JSON, a list of jobs with their attempts |
+| Alibaba: tasks and jobs of 2020 (NSDI'22) | pai_task_table.csv; pai_job_*_estimate_100K.csv |
 | Alibaba: pods of 2023 (ATC'23), jobs of 2026 (ASPLOS'26) | openb_pod_list_*.csv; job_info_df.csv |
+| MIT Supercloud (HPEC'21) | slurm-log.csv |
 | Tiresias (NSDI'19) | *_job.csv |
 | Parallel Workloads Archive | *.swf, the Standard Workload Format |
 
 Every row becomes an `AccountingRow`, as those of Slurm's accounting. Where times are seconds from
 the beginning of a trace they stay so. A processor of the Standard Workload Format is taken for a
-GPU, and a part of a GPU for a whole one; the rows' notes say so.
+GPU, a part of a GPU for a whole one, and each task of Alibaba's of 2020 for a job; the rows' notes
+say so.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,12 +38,23 @@ from slurm_elastic.simulator.workloads.accounting_row import (
 PART_OF_GPU = "on a part of a GPU (counted as a whole one)"
 PROCESSORS = "of processors (each counts as a GPU)"
 NO_START = "without a time of start (waits count as none)"
+TASKS = "tasks of jobs (each counts as a job, waits count as none)"
 
 #: States of the traces that are not Slurm's.
 _STATES = {
     "Pass": ENDED_WELL, "Succeeded": ENDED_WELL, "Killed": "CANCELLED", "Failed": "FAILED",
+    "Terminated": ENDED_WELL, "Waiting": "PENDING",
     "Running": "CANCELLED",  # a pod that was deleted while it ran
 }  # fmt: skip
+#: Slurm's states by their numbers, as its database has them.
+_SLURM_STATES = (
+    "PENDING", "RUNNING", "SUSPENDED", ENDED_WELL, "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL",
+    "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+)  # fmt: skip
+#: GPUs among the numbered resources of MIT's cluster. Sites number theirs differently.
+_TRES_GPUS = {"1001": "tesla", "1002": "volta"}
+#: From here on a time limit in Slurm's database is none.
+_NO_LIMIT = 2**32 - 2
 _TIME_REMEDY = "expected seconds, or YYYY-MM-DD HH:MM:SS with or without a zone"
 
 
@@ -55,6 +70,12 @@ class TraceTable:
         gpus: numbers whose product is the number of GPUs.
         name, partition: the first of these that a row has.
         milli: thousandths of a GPU, where a job has one GPU.
+        percent: hundredths of a GPU, as another factor of `gpus`.
+        task: name of a part of the job, which counts as a job.
+        tres: resources by number, `1=20,2=170000,1002=2`, in place of `gpus`. The table is one of
+            Slurm's database: states are numbers, and a time of 0 is unknown.
+        limit_min: time limit in minutes.
+        without_header: all columns, in order, of a file whose first line may be a row.
     """
 
     title: str
@@ -71,12 +92,30 @@ class TraceTable:
     nodes: str = ""
     gpu_type: str = ""
     milli: str = ""
+    percent: str = ""
+    task: str = ""
+    tres: str = ""
+    limit_min: str = ""
+    without_header: tuple[str, ...] = ()
 
     @property
     def required(self) -> frozenset[str]:
         """Columns by which a file is recognised."""
-        one = (self.job, self.submit, self.seconds, self.start, self.end, self.milli, self.gpu_type)
-        return frozenset(c for c in (*one, *self.gpus) if c)
+        return frozenset(
+            column
+            for column in (
+                *(self.job, self.submit, self.seconds, self.start, self.end, self.gpu_type),
+                *(self.milli, self.percent, self.task, self.tres, *self.gpus),
+            )
+            if column
+        )
+
+    def is_row(self, cells: Sequence[str]) -> bool:
+        """Return whether cells, without a header before them, are a row of this table."""
+        if not self.without_header or len(cells) != len(self.without_header):
+            return False
+        row = dict(zip(self.without_header, cells, strict=True))
+        return row[self.state] in _STATES and row[self.submit].replace(".", "", 1).isdecimal()
 
 
 TABLES = (
@@ -96,38 +135,62 @@ TABLES = (
         partition=("job_type",), nodes="worker_num", gpu_type="gpu_model",
     ),
     TraceTable(
+        title="Alibaba's tasks of 2020", job="job_name", task="task_name", gpus=("inst_num",),
+        percent="plan_gpu", submit="start_time", start="start_time", end="end_time",
+        state="status", nodes="inst_num", gpu_type="gpu_type",
+        without_header=(
+            "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
+            "plan_mem", "plan_gpu", "gpu_type",
+        ),
+    ),
+    TraceTable(
+        title="Alibaba's jobs of 2020", job="job_id", gpus=("num_gpu", "num_inst"),
+        submit="submit_time", seconds="duration", user="user", name=("group",), nodes="num_inst",
+        gpu_type="gpu_type",
+    ),
+    TraceTable(
+        title="MIT Supercloud", job="id_job", gpus=(), submit="time_submit", start="time_start",
+        end="time_end", state="state", user="id_user", partition=("partition",),
+        nodes="nodes_alloc", tres="tres_alloc", limit_min="timelimit",
+    ),
+    TraceTable(
         title="Tiresias", job="job_id", gpus=("num_gpu",), submit="submit_time",
         seconds="duration", name=("model_name",),
     ),
 )  # fmt: skip
 
 
-def table(header: str) -> TraceTable | None:
-    """Return the table whose columns the first line of a file names; None: none."""
-    columns = set(_columns(header))
-    return next((t for t in TABLES if t.required <= columns), None)
+def table(first: str) -> TraceTable | None:
+    """Return the table of which the first line of a file is the header, or a row; None: none."""
+    cells = _columns(first)
+    named = (t for t in TABLES if t.required <= set(cells))
+    return next(named, None) or next((t for t in TABLES if t.is_row(cells)), None)
 
 
 def table_rows(
-    kind: TraceTable, header: str, lines: Iterator[str], name: str
+    kind: TraceTable, first: str, lines: Iterator[str], name: str
 ) -> Iterator[AccountingRow]:
     """Yield the jobs of a CSV trace.
 
     Args:
         kind: its columns.
-        header: its first line.
+        first: its first line.
         lines: the others.
         name: name of the file, for errors.
 
     Raises:
         SacctError: a row is invalid.
     """
-    columns = _columns(header)
+    columns: Sequence[str] = _columns(first)
+    header = 1
+    if kind.is_row(columns):
+        columns, header = kind.without_header, 0
+        lines = itertools.chain([first], lines)
     reader = csv.reader(lines)
-    begin = 2
+    begin = header + 1
     try:
         for cells in reader:
-            location, begin = f"{name}:{begin}", reader.line_num + 2
+            location, begin = f"{name}:{begin}", reader.line_num + header + 1
             if not any(cells):
                 continue
             if len(cells) != len(columns):
@@ -150,18 +213,19 @@ def _table_row(kind: TraceTable, row: Mapping[str, str], location: str) -> Accou
     if not job_id or not job_id.isprintable() or len(job_id) > 200:
         raise SacctError(f'{location}: {kind.job} "{job_id[:40]}" is invalid: expected an id')
     submit, start, end = (
-        epoch_s(_whole(row.get(c, "")), f"{location}: {c}", _TIME_REMEDY)
+        epoch_s(_time_text(kind, row.get(c, "")), f"{location}: {c}", _TIME_REMEDY)
         for c in (kind.submit, kind.start, kind.end)
     )
     seconds = _number(row.get(kind.seconds, ""), kind.seconds, location)
     if seconds is None and start is not None and end is not None:
         seconds = max(0.0, end - start)
-    factors = [_number(row[c], c, location) or 0.0 for c in kind.gpus]
-    milli = _number(row.get(kind.milli, ""), kind.milli, location)
-    wanted = math.prod(factors) * (milli / 1000 if factors == [1.0] and milli is not None else 1.0)
-    gpus = math.ceil(wanted)
-    note = PART_OF_GPU if gpus != wanted else "" if kind.start else NO_START
-    state = one_word(row.get(kind.state, ""))
+    gpu_type, wanted = _gpus(kind, row, location)
+    limit_min = _number(row.get(kind.limit_min, ""), kind.limit_min, location)
+    note = "" if kind.start else NO_START
+    if kind.task:
+        job_id, note = f"{job_id}/{row[kind.task][:200]}", TASKS
+    if math.ceil(wanted) != wanted:
+        note = f"{TASKS} {PART_OF_GPU}" if kind.task else PART_OF_GPU
     return AccountingRow(
         job_id=job_id,
         name=sys.intern(next((row[c] for c in kind.name if row.get(c)), "")),
@@ -170,13 +234,46 @@ def _table_row(kind: TraceTable, row: Mapping[str, str], location: str) -> Accou
         start=start if kind.start else submit,
         end=end,
         seconds=seconds if start is not None or not kind.start else None,
-        state=sys.intern(_STATES.get(state, state)),
-        gpu_type=sys.intern(_type_name(row.get(kind.gpu_type, ""))),
-        gpus=gpus,
+        state=sys.intern(_state(kind, row.get(kind.state, ""))),
+        gpu_type=sys.intern(_type_name(gpu_type)),
+        gpus=math.ceil(wanted),
         nodes=max(1, int(_number(row.get(kind.nodes, ""), kind.nodes, location) or 1)),
         partition=sys.intern(next((row[c] for c in kind.partition if row.get(c)), "")),
+        limit_s=60 * limit_min if limit_min and limit_min < _NO_LIMIT else None,
         note=note,
     )
+
+
+def _gpus(kind: TraceTable, row: Mapping[str, str], location: str) -> tuple[str, float]:
+    """Return type and number of GPUs of a row."""
+    if kind.tres:
+        pairs = [part.partition("=") for part in row[kind.tres].split(",")]
+        counts = {
+            _TRES_GPUS[key.strip()]: _number(value, kind.tres, location) or 0.0
+            for key, _, value in pairs
+            if key.strip() in _TRES_GPUS
+        }
+        return max(counts, key=lambda name: counts[name], default=""), sum(counts.values())
+    factors = [_number(row[c], c, location) or 0.0 for c in kind.gpus]
+    if kind.percent:
+        factors.append((_number(row[kind.percent], kind.percent, location) or 0.0) / 100)
+    milli = _number(row.get(kind.milli, ""), kind.milli, location)
+    part = milli / 1000 if factors == [1.0] and milli is not None else 1.0
+    return row.get(kind.gpu_type, ""), math.prod(factors) * part
+
+
+def _state(kind: TraceTable, text: str) -> str:
+    """Return a state as one word of Slurm's."""
+    state = one_word(text)
+    if kind.tres and state.isdecimal():
+        number = int(state[:10]) & 0xFF  # above: flags
+        return _SLURM_STATES[number] if number < len(_SLURM_STATES) else "FAILED"
+    return _STATES.get(state, state)
+
+
+def _time_text(kind: TraceTable, text: str) -> str:
+    """Return a time as `epoch_s` reads it; "": it is unknown."""
+    return "" if kind.tres and text == "0" else _whole(text)
 
 
 def _whole(text: str) -> str:

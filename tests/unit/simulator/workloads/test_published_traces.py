@@ -31,6 +31,29 @@ JOBS = """\
 job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
 437260,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
 """
+TASKS = """\
+4f057009a5d481acec67b088,tensorflow,1.0,Terminated,1739162.0,1739262.0,600.0,29.296875,50.0,MISC
+4f057009a5d481acec67b088,ps,2.0,Terminated,1739162.0,1739262.0,600.0,29.296875,,
+b,worker,4.0,Failed,1739200.0,1739900.0,600.0,29.296875,200.0,V100
+c,worker,4.0,Waiting,,,600.0,29.296875,100.0,V100
+"""
+TASKS_HEADER = (
+    "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+)
+TASKS_AS_JOBS = """\
+job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user
+7,2,500,6.0,0.5,T4,3600.0,u1
+8,3,600,6.0,2.0,V100,3600.0,u2
+9,1,600,6.0,0.0,CPU,3600.0,u2
+"""
+SUPERCLOUD = """\
+id_job,id_user,nodes_alloc,timelimit,time_submit,time_eligible,time_start,time_end,state,partition,tres_alloc
+88,5,2,1440,1610000000,1610000000,1610000060,1610003660,3,g,"1=40,2=170000,4=2,5=40,1002=4"
+89,5,1,4294967295,1610000000,1610000000,1610000060,1610000960,6,g,"1=20,4=1,1001=1"
+90,6,1,60,1610000000,1610000000,1610000060,1610003660,3,c,"1=40,2=170000,4=2,5=40"
+91,6,0,60,1610000000,1610000000,0,1610003660,4,g,
+92,6,1,60,1610000000,1610000000,1610000060,0,1,g,"1=20,4=1,1002=1"
+"""
 TIRESIAS = (
     "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,0,606,vgg19,164,30\n"
 )
@@ -99,6 +122,46 @@ def test_jobs_of_alibaba(tmp_path):
     assert (job.main.gpus, job.main.nodes, job.main.gpu_type) == (16, 16, "A100-SXM4-80GB")
     assert (job.submit, job.end) == (9589663, 9589663 + 41060)
     assert past.notes == {"without a time of start (waits count as none)": 1}
+
+
+@pytest.mark.parametrize("header", ["", TASKS_HEADER], ids=["as published", "with its header"])
+def test_tasks_of_alibaba_in_2020(tmp_path, header):
+    past = read(tmp_path, header + TASKS)
+    half, eight = past.jobs
+    assert (half.job_id, half.seconds, half.main.gpus, half.main.gpu_type) == (
+        "4f057009a5d481acec67b088/tensorflow", 100, 1, "MISC",
+    )  # fmt: skip
+    assert (eight.job_id, eight.main.gpus, eight.main.nodes, eight.state) == (
+        "b/worker", 8, 4, "FAILED",
+    )  # fmt: skip
+    assert past.left_out == {"without GPUs": 1, "never started": 1}
+    tasks = "tasks of jobs (each counts as a job, waits count as none)"
+    assert past.notes[tasks] == 1
+    assert past.notes[f"{tasks} on a part of a GPU (counted as a whole one)"] == 1
+
+
+def test_a_task_of_alibaba_that_is_cut_is_named_with_its_line(tmp_path):
+    with pytest.raises(SacctError, match=r"trace.csv:4: 3 cells under 10 columns"):
+        read(tmp_path, "\n".join([*TASKS.splitlines()[:3], "d,worker,4.0"]))
+
+
+def test_sampled_jobs_of_alibaba_in_2020(tmp_path):
+    past = read(tmp_path, TASKS_AS_JOBS)
+    assert [(j.job_id, j.user, j.main.gpus, j.main.nodes, j.seconds) for j in past.jobs] == [
+        ("7", "u1", 1, 2, 3600),
+        ("8", "u2", 6, 3, 3600),
+    ]
+
+
+def test_mit_supercloud(tmp_path):
+    past = read(tmp_path, SUPERCLOUD)
+    four, one = past.jobs
+    assert (four.job_id, four.user, four.main.gpus, four.main.gpu_type, four.main.nodes) == (
+        "88", "5", 4, "volta", 2,
+    )  # fmt: skip
+    assert (four.limit_s, four.seconds, four.main.start - four.submit) == (86400, 3600, 60)
+    assert (one.main.gpu_type, one.state, one.limit_s) == ("tesla", "TIMEOUT", None)
+    assert past.left_out == {"without GPUs": 1, "never started": 1, "without a run time": 1}
 
 
 def test_tiresias(tmp_path):
