@@ -75,6 +75,8 @@ _TRACES = (
     b"a,worker,2.0,Terminated,1739162.0,1739262.0,600.0,29.3,50.0,MISC\nb,ps,1.0,Waiting,,,600.0,,,\n",
     b"id_job,id_user,nodes_alloc,timelimit,time_submit,time_start,time_end,state,tres_alloc\n"
     b'88,5,2,1440,1610000000,1610000060,1610003660,3,"1=40,2=170000,1002=4"\n',
+    b"LM\tpython3 main.py\tlm\t--steps\t1\t134583\t1\tgns\t1\t-1.0\t1418\t0\n"
+    b"ResNet-18\tpython3 main.py\tr\t-n\t1\t143450\t4\tstatic\t1\t-1.0\t3338\t55\n",
     b"job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,0,606,vgg19,164,30\n",
     b"; UnixStartTime: 1000000\n1 5094 -1 12072 16 -1 -1 -1 -1 -1 1 7 -1 3 0 -1 -1 -1\n"
     b"2 5170 30 200 1 -1 -1 1 60 -1 5 -1 -1 -1 0 2 -1 -1\n",

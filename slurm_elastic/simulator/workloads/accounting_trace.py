@@ -189,6 +189,7 @@ def is_recognised(path: Path) -> bool:
         or sacct_text.separator(first) is not None
         or published_traces.table(first) is not None
         or published_traces.is_swf(first)
+        or published_traces.is_gavel(first)
     )
 
 
@@ -219,6 +220,8 @@ def _rows(lines: input_lines.InputLines, name: str) -> Iterator[AccountingRow]:
             return published_traces.table_rows(table, first, lines, name)
         if published_traces.is_swf(first):
             return published_traces.swf_rows(first, lines, name)
+        if published_traces.is_gavel(first):
+            return published_traces.shockwave_rows(first, lines, name)
     return sacct_text.rows(first, lines, name)
 
 

@@ -8,6 +8,7 @@
 | Alibaba: pods of 2023 (ATC'23), jobs of 2026 (ASPLOS'26) | openb_pod_list_*.csv; job_info_df.csv |
 | MIT Supercloud (HPEC'21) | slurm-log.csv |
 | Tiresias (NSDI'19) | *_job.csv |
+| Shockwave (NSDI'23) | *.trace |
 | Parallel Workloads Archive | *.swf, the Standard Workload Format |
 
 Every row becomes an `AccountingRow`, as those of Slurm's accounting. Where times are seconds from
@@ -53,6 +54,8 @@ _SLURM_STATES = (
 )  # fmt: skip
 #: GPUs among the numbered resources of MIT's cluster. Sites number theirs differently.
 _TRES_GPUS = {"1001": "tesla", "1002": "volta"}
+#: Cells of a job in Gavel's traces, of two ages, and in Shockwave's, which state a duration, too.
+_GAVEL_CELLS, _SHOCKWAVE_CELLS = (7, 8, 9, 10, 11), 12
 #: From here on a time limit in Slurm's database is none.
 _NO_LIMIT = 2**32 - 2
 _TIME_REMEDY = "expected seconds, or YYYY-MM-DD HH:MM:SS with or without a zone"
@@ -366,6 +369,51 @@ def _swf_row(fields: Sequence[float], offset: float, location: str) -> Accountin
         limit_s=limit if limit > 0 else None,
         note=PROCESSORS if wait >= 0 else f"{PROCESSORS}, {NO_START}",
     )
+
+
+def is_gavel(line: str) -> bool:
+    """Return whether a first line is a job of Gavel's traces, of which Shockwave's are a form."""
+    cells = line.split("\t")
+    # Whether it needs a data folder, and its steps.
+    flags = itertools.pairwise(c.strip() for c in cells[3:6])
+    of_job = any(flag in ("0", "1") and steps.isdecimal() for flag, steps in flags)
+    return of_job and len(cells) in (*_GAVEL_CELLS, _SHOCKWAVE_CELLS)
+
+
+def shockwave_rows(first: str, lines: Iterator[str], name: str) -> Iterator[AccountingRow]:
+    """Yield the jobs of one of Shockwave's traces; see `table_rows`.
+
+    Raises:
+        SacctError: a line is invalid, or of Gavel's own form, which states no run times.
+    """
+    for number, line in enumerate(_first_and(first, lines), start=1):
+        location, cells = f"{name}:{number}", [c.strip() for c in line.split("\t")]
+        if cells == [""]:
+            continue
+        if len(cells) in _GAVEL_CELLS:
+            raise SacctError(
+                f"{location}: a job of Gavel's has steps and no run time: expected"
+                f" {_SHOCKWAVE_CELLS} cells, as Shockwave's have, with its duration in s before"
+                " its arrival"
+            )
+        if len(cells) != _SHOCKWAVE_CELLS:
+            raise SacctError(
+                f"{location}: {len(cells)} cells in place of {_SHOCKWAVE_CELLS}; was the file cut?"
+            )
+        gpus = _number(cells[6], "scale factor", location)
+        seconds = _number(cells[10], "duration", location)
+        submit = _number(cells[11], "arrival", location)
+        yield AccountingRow(
+            job_id=str(number - 1),
+            name=sys.intern(cells[0][:200]),
+            user="",
+            submit=submit,
+            start=submit,
+            end=None,
+            seconds=seconds,
+            gpus=math.ceil(gpus or 0.0),
+            note=NO_START,
+        )
 
 
 def is_philly(data: Any) -> bool:

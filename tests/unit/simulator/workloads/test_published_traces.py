@@ -65,6 +65,11 @@ SWF = """\
 3    5170 30     200   1 -1 -1  1 60 -1 2 -1 -1 -1 0 2 -1 -1
 4    5170 -1      -1   1 -1 -1  1 60 -1 5 -1 -1 -1 0 2 -1 -1
 """
+SHOCKWAVE = """\
+LM (batch size 10)\tpython3 main.py\tlm\t--steps\t1\t134583\t1\tgns\t1\t-1.0\t1418\t0
+ResNet-18 (batch size 32)\tpython3 main.py\tcifar\t-n\t1\t143450\t4\tstatic\t1\t-1.0\t3338\t55
+"""
+GAVEL = "CycleGAN\tcd %s && python3 cyclegan.py\t--n_steps\t1\t71711\t17.000000\t1\n"
 PHILLY = [
     {"status": "Killed", "vc": "ee9e8c", "jobid": "application_1506638472019_14199",
      "user": "ce2f4c",     "submitted_time": "2017-10-07 01:11:39", "attempts": [
@@ -167,6 +172,19 @@ def test_mit_supercloud(tmp_path):
 def test_tiresias(tmp_path):
     (job,) = read(tmp_path, TIRESIAS).jobs
     assert (job.job_id, job.submit, job.main.gpus, job.name) == ("0", 0, 8, "vgg19")
+
+
+def test_shockwave(tmp_path):
+    past = read(tmp_path, SHOCKWAVE, "a.trace")
+    assert [(j.name, j.submit, j.seconds, j.main.gpus) for j in past.jobs] == [
+        ("LM (batch size 10)", 0, 1418, 1),
+        ("ResNet-18 (batch size 32)", 55, 3338, 4),
+    ]
+
+
+def test_gavels_trace_has_no_run_times(tmp_path):
+    with pytest.raises(SacctError, match=r"a.trace:1: a job of Gavel's has steps and no run time"):
+        read(tmp_path, GAVEL, "a.trace")
 
 
 def test_standard_workload_format(tmp_path):
