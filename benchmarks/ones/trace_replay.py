@@ -29,7 +29,7 @@ from slurm_elastic.policies.ones.evolution import (
     next_generation,
     sizes_of,
 )
-from slurm_elastic.policies.ones.size_limits import EPOCHS, SizeLimit, shrunk_largest
+from slurm_elastic.policies.ones.size_limits import EPOCHS, SizeLimit, room_of_largest
 
 SCALING, START_S, CHANGE_S = 0.9, 10.0, 1.0
 #: Most GPUs of a job where sizes are free, in multiples of those requested.
@@ -174,7 +174,7 @@ class _Running:
     started: bool = False
     ran_s: float = 0.0
     changes: int = 0
-    changed_at: float = 0.0
+    scheduled_at: int = 0
     limit: SizeLimit = field(default_factory=lambda: SizeLimit(requested=1))
     measured: dict[int, list[float]] = field(default_factory=dict)
 
@@ -189,7 +189,7 @@ class _Running:
         self.trains_from = now + (CHANGE_S if self.held and gpus else START_S)
         self.started |= gpus > 0
         self.changes += 1
-        self.held, self.changed_at = gpus, self.epochs
+        self.held = gpus
 
     def advance(self, begin: float, end: float) -> None:
         """Train from one time to another, or until the end of the work."""
@@ -252,7 +252,7 @@ def published(
         ended = [i for i, s in enumerate(states) if s.ended is not None]
         present[np.isin(present, ended)] = EMPTY
         if active:
-            _grant(states, active, gpus)
+            _raise_limits(states, active, gpus)
             evolving = _evolving(states, active, gpus, predictor, rng)
             local = {job: at for at, job in enumerate(active)}
             to_local = np.array([*(local.get(j, EMPTY) for j in range(len(states))), EMPTY])
@@ -263,27 +263,40 @@ def published(
                 rows = to_local[np.array([*kept, EMPTY])[rows]]
             rows = next_generation(rows, evolving, shown, rng)
             kept = active
-            present = _put_into_effect(states, active, rows[0], present, now)
+            effect = _put_into_effect(states, active, rows[0], present, now)
+            if not np.array_equal(effect, present):
+                for i in active:
+                    if states[i].held:
+                        states[i].scheduled_at = states[i].epochs
+            present = effect
         for state in states:
             state.advance(now, now + interval_s)
         now += interval_s
     return _outcome(states)
 
 
-def _grant(states: Sequence[_Running], active: Sequence[int], gpus: int) -> None:
+def _raise_limits(states: Sequence[_Running], active: Sequence[int], gpus: int) -> None:
+    """Raise the limits of jobs by the epochs that they have done."""
     for i in active:
         state = states[i]
         if state.held:
             # As published, the epochs since the last change are counted from the first one.
             state.limit = state.limit.after_epochs(state.held, state.epochs, gpus)
-    lowered = shrunk_largest(
-        {i: states[i].limit for i in active},
-        {i: states[i].held for i in active},
-        {i: states[i].ran_s for i in active},
+
+
+def _room(states: Sequence[_Running], active: Sequence[int], gpus: int) -> Ints:
+    """Return the room of each active job, that of the largest one lowered if it has run long."""
+    counted = [i for i in active if states[i].held and states[i].epochs >= EPOCHS]
+    lowered = room_of_largest(
+        {i: states[i].held for i in counted},
+        {i: states[i].ran_s for i in counted},
+        [s.ran_s for i, s in enumerate(states) if i not in counted and s.started],
         gpus,
     )
-    for i, limit in lowered.items():
-        states[i].limit = limit
+    room = {i: states[i].limit.room(states[i].held, states[i].epochs) for i in active}
+    if lowered:
+        room[lowered[0]] = lowered[1]
+    return np.array([room[i] for i in active], dtype=np.int64)
 
 
 def _evolving(
@@ -304,14 +317,11 @@ def _evolving(
         speeds = np.maximum(state.throughput(counts), 1e-9)
         single[at] = remaining / speeds[0]
         service[at, 1:] = counts * remaining / speeds
-    limits = [states[i].limit for i in active]
     return EvolvingJobs(
         known=known,
         least=np.ones(len(active), dtype=np.int64),
-        room=np.array(
-            [x.room(states[i].held) for x, i in zip(limits, active, strict=True)], dtype=np.int64
-        ),
-        limit=np.array([x.limit for x in limits], dtype=np.int64),
+        room=_room(states, active, gpus),
+        limit=np.array([states[i].limit.limit for i in active], dtype=np.int64),
         single_s=single,
         service=service,
     )
@@ -320,18 +330,20 @@ def _evolving(
 def _put_into_effect(
     states: Sequence[_Running], active: Sequence[int], best: Ints, present: Ints, now: float
 ) -> Ints:
-    """Start jobs on free GPUs; change the others if all of them have ended an epoch."""
+    """Start jobs on free GPUs; change the others if all of them have ended an epoch.
+
+    As published, an epoch since the schedule was last changed, for whatever job.
+    """
     target = np.array([*active, EMPTY])[best]
     sizes = dict(zip(active, sizes_of(best[None, :], len(active))[0].tolist(), strict=True))
     changed = [
         i for i in active if states[i].held and not np.array_equal(target == i, present == i)
     ]
-    if all(states[i].epochs - states[i].changed_at >= 1 for i in changed):
+    if all(states[i].epochs - states[i].scheduled_at >= 1 for i in changed):
         for i in active:
-            was = states[i].held
-            states[i].resize(sizes[i], now, moved=i in changed)
-            if was and not sizes[i]:
+            if states[i].started and not states[i].held and not sizes[i]:
                 states[i].limit = states[i].limit.stopped()
+            states[i].resize(sizes[i], now, moved=i in changed)
         return target
     present = present.copy()
     for i in active:

@@ -133,13 +133,15 @@ class Pollux:
             by_type[kind] = by_type.get(kind, 0) + gpus
         smallest = max(1, min((g for g in by_type.values() if g), default=1))
         most = np.array([_most(j, smallest) for j in jobs], dtype=np.int64)
-        width = max(int(most.max(initial=1)), int(nodes.capacity.max(initial=0)))
+        present = _present(jobs, nodes)
+        widths = most, nodes.capacity, present.sum(axis=1)
+        width = max(1, *(int(w.max(initial=0)) for w in widths))
         share = max(1, int(nodes.capacity.sum()) // max(1, len(jobs)))
         fair = np.minimum(np.maximum(share, [_least(j) for j in jobs]), most)
         speedup = np.zeros((len(jobs), 2, width + 1))
         curves: dict[int, tuple[object, Floats]] = {}
         for row, job in enumerate(jobs):
-            curve = self._curve(job, smallest, nodes.size)
+            curve = self._curve(job, max(smallest, int(most[row])), nodes.size)
             curves[job.job.job_id] = (job.record.learned or job.model, curve)
             top = int(most[row])
             least = min(_least(job), top)
@@ -164,7 +166,7 @@ class Pollux:
             speedup=speedup,
             least=np.minimum([_least(j) for j in jobs], most).astype(np.int64),
             most=most,
-            present=_present(jobs, nodes),
+            present=present,
             factor=factor,
             near=near,
             near_factor=near_factor,
@@ -245,14 +247,18 @@ def _least(job: _PolluxJob) -> int:
 
 
 def _most(job: _PolluxJob, smallest: int) -> int:
-    """Return the most GPUs: twice those measured, and no more than the smallest type has."""
+    """Return the most GPUs: twice those measured, and no more than the smallest type has.
+
+    A job may keep what it holds, within its directive.
+    """
     learned = job.record.learned
     shapes = learned.observations if learned else job.record.measurements
     measured = max((s.gpus for s in shapes), default=0)
     most = max(_least(job), _GROWTH * measured)
     if learned is not None and learned.application.job_class is JobClass.RIGID:
         most = job.directive.max_gpus
-    return max(1, min(most, job.directive.max_gpus, smallest))
+    held = job.job.allocation.gpus if job.job.allocation else 0
+    return max(1, min(job.directive.max_gpus, max(held, min(most, smallest))))
 
 
 def _virtual_nodes(question: Question, jobs: Sequence[_PolluxJob]) -> _VirtualNodes:

@@ -29,7 +29,7 @@ class EvolvingJobs:
     Attributes:
         known: [J] whether the job has run for long enough to be predicted.
         least: [J] GPUs that a new job gets; published: 1.
-        room: [J] GPUs that the job is granted.
+        room: [J] GPUs that the job is granted; 0: it never ran.
         limit: [J] its limit, up to which it takes what others leave.
         single_s: [J] predicted remaining seconds on one GPU.
         service: [J, G + 1] predicted remaining GPU seconds by number of GPUs; 0 for unknown jobs.
@@ -69,38 +69,58 @@ def next_generation(
     """
     gpus = rows.shape[1]
     parents = refreshed(rows, jobs)
-    children = refreshed(crossed(parents, rng), jobs)
-    kept = sizes_of(np.concatenate([parents, children]), len(jobs))
-    mutants = mutated(sizes_of(parents, len(jobs)), jobs, rng)
-    sizes = filled(np.concatenate([kept, mutants]), jobs, gpus)
-    best = sizes[np.argsort(scores(sizes, jobs), kind="stable")][:POPULATION]
-    return reordered(best, present)
+    children = within_room(crossed(parents, rng), jobs.room)
+    mutants = mutated(parents, jobs, rng)
+    rows = np.concatenate([parents, children, mutants])
+    sizes = filled(sizes_of(rows, len(jobs)), jobs, gpus)
+    best = np.argsort(scores(sizes, jobs), kind="stable")[:POPULATION]
+    return reordered(sizes[best], present, orders_of(rows[best], jobs))
 
 
 def refreshed(rows: Ints, jobs: EvolvingJobs) -> Ints:
-    """Return schedules without the entries of a job beyond its room; the first ones stay."""
+    """Return schedules without the entries of a job beyond its room; the first one stays."""
+    return within_room(rows, np.maximum(jobs.room, 1))
+
+
+def within_room(rows: Ints, room: Ints) -> Ints:
+    """Return schedules with the first entries of each job only, as many as its room."""
     count = np.zeros(rows.shape, dtype=np.int64)
-    for job in range(len(jobs)):
+    for job in range(len(room)):
         own = rows == job
         count[own] = np.cumsum(own, axis=1)[own]
-    room = np.append(jobs.room, 0)[rows]
-    return np.where(count <= room, rows, EMPTY)
+    return np.where(count <= np.append(room, 0)[rows], rows, EMPTY)
 
 
 def crossed(rows: Ints, rng: np.random.Generator) -> Ints:
     """Return two children of each of K/2 random pairs: at each GPU the entries may change sides."""
-    pairs = rng.integers(0, len(rows), size=(2, len(rows) // 2))
-    first, second = rows[pairs[0]], rows[pairs[1]]
+    pairs = np.argsort(rng.random((len(rows) // 2, len(rows))), axis=1)[:, :2]
+    first, second = rows[pairs[:, 0]], rows[pairs[:, 1]]
     swapped = rng.random(first.shape) < _CROSSED
     return np.concatenate(
         [np.where(swapped, second, first), np.where(swapped, first, second)], axis=0
     )
 
 
-def mutated(sizes: Ints, jobs: EvolvingJobs, rng: np.random.Generator) -> Ints:
+def mutated(rows: Ints, jobs: EvolvingJobs, rng: np.random.Generator) -> Ints:
     """Return schedules of which jobs that can be predicted are taken off at random."""
-    off = (rng.random(sizes.shape) < _TAKEN_OFF) & jobs.known
-    return np.where(off, 0, sizes)
+    off = np.zeros((len(rows), len(jobs) + 1), dtype=np.bool_)  # the last: EMPTY
+    off[:, :-1] = (rng.random((len(rows), len(jobs))) < _TAKEN_OFF) & jobs.known
+    return np.where(np.take_along_axis(off, rows, axis=1), EMPTY, rows)
+
+
+def orders_of(rows: Ints, jobs: EvolvingJobs) -> Ints:
+    """Return all jobs in the order of each schedule, [K, J].
+
+    Those of the schedule come by their first GPU, then those that filling adds, in its order.
+    """
+    count, gpus = rows.shape
+    added = np.empty(len(jobs), dtype=np.int64)
+    added[np.lexsort((jobs.single_s, jobs.known))] = gpus + np.arange(len(jobs))
+    added[~jobs.known] = gpus + np.arange((~jobs.known).sum())
+    place = np.tile(added, (count, 1))
+    at, gpu = np.nonzero(rows != EMPTY)
+    np.minimum.at(place, (at, rows[at, gpu]), gpu)
+    return np.argsort(place, axis=1, kind="stable")
 
 
 def filled(sizes: Ints, jobs: EvolvingJobs, gpus: int) -> Ints:

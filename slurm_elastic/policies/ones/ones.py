@@ -3,7 +3,8 @@
 ONES (Bian et al., SC'21). A population of schedules evolves (evolution.py); each job starts on its
 least size, and its limit doubles with the epochs that it does (size_limits.py). Jobs of which the
 best schedule fits into free GPUs start at once. The rest of it is put into effect once every
-running job that it changes has ended an epoch since its last change.
+running job that it changes has ended an epoch since the schedule was last changed, for whatever
+job.
 
 The score of a schedule is the GPU seconds that its jobs still need. They follow here from the
 progress that jobs report, else from their predicted run time, else a job takes as long again as it
@@ -35,7 +36,7 @@ from slurm_elastic.policies.ones.evolution import (
     next_generation,
     sizes_of,
 )
-from slurm_elastic.policies.ones.size_limits import EPOCHS, SizeLimit, shrunk_largest
+from slurm_elastic.policies.ones.size_limits import EPOCHS, SizeLimit, room_of_largest
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 #: Epochs of a training, as in the median of the 20 published types, and seconds of one without
@@ -49,14 +50,18 @@ _LEAST_PROGRESS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class _OnesJob:
-    """One job on its GPU type, with what it has done."""
+    """One job on its GPU type, with what it has done.
+
+    Attributes:
+        scheduled_at: epochs that it had done when the schedule that it is in was last changed.
+    """
 
     request: RigidRequest
     gpu_type: str
     sizes: tuple[int, ...]
     limit: SizeLimit
     epochs: float
-    changed_at: float
+    scheduled_at: float
     ran_s: float
     worked_s: float
 
@@ -134,9 +139,9 @@ class Ones:
         """Add the proposals of one type's jobs; return what is to be kept of them."""
         targets = [j.largest(int(n)) for j, n in zip(jobs, sizes, strict=True)]
         changed = [j for j, n in zip(jobs, targets, strict=True) if j.held and n != j.held]
-        ready = all(j.epochs - j.changed_at >= 1 for j in changed)
+        ready = all(j.epochs - j.scheduled_at >= 1 for j in changed)
         free = gpus - sum(j.held for j in jobs)
-        entries = {}
+        given = []
         for job, target in zip(jobs, targets, strict=True):
             chosen, reason = target, Reason("evolved-schedule", gpus=target, gpu_type=job.gpu_type)
             if not ready and job.held:
@@ -144,25 +149,24 @@ class Ones:
             elif not ready:
                 chosen = target if target <= free else 0
                 free -= chosen
-            if not chosen and ready:
-                reason = Reason("others-scheduled")
-            elif not chosen:
-                reason = Reason("schedule-waits-for-epoch")
-            limit = job.limit
-            changed_at = job.changed_at
-            if chosen != job.held:
-                changed_at = job.epochs
-                limit = dataclasses.replace(limit, scaled_at=job.epochs)
-                if job.held and not chosen:
-                    limit = limit.stopped()
+            if not chosen:
+                reason = Reason("others-scheduled" if ready else "schedule-waits-for-epoch")
             shape = (job.gpu_type, chosen) if chosen else None
             proposals.append(proposal(job.request, shape, reason, float(chosen)))
+            given.append(chosen)
+        is_new = any(n != j.held for j, n in zip(jobs, given, strict=True))
+        entries = {}
+        for job, chosen in zip(jobs, given, strict=True):
+            limit = job.limit
+            if chosen != job.held:
+                limit = dataclasses.replace(limit, scaled_at=job.epochs)
+            elif not chosen and ready and job.ran_s:
+                limit = limit.stopped()
             entries[job.key] = {
                 "type": job.gpu_type,
                 "limit": limit.limit,
-                "granted": limit.granted,
                 "scaled_at": limit.scaled_at,
-                "changed_at": changed_at,
+                "scheduled_at": job.epochs if is_new and chosen else job.scheduled_at,
                 "ran_s": job.ran_s,
                 "worked_s": job.worked_s,
             }
@@ -194,7 +198,6 @@ class Ones:
             limit = SizeLimit(
                 requested=requested,
                 limit=entry.get("limit", max(sizes[0], held)),
-                granted=entry.get("granted"),
                 scaled_at=entry.get("scaled_at", 0.0),
             )
             if held:
@@ -206,26 +209,12 @@ class Ones:
                     tuple(sizes),
                     limit,
                     epochs,
-                    entry.get("changed_at", 0.0),
+                    entry.get("scheduled_at", 0.0),
                     ran_s,
                     entry.get("worked_s", 0.0) + worked,
                 )
             )
-        return _without_largest(jobs, question)
-
-
-def _without_largest(jobs: list[_OnesJob], question: Question) -> list[_OnesJob]:
-    """Return the jobs with the room of the largest one lowered where it has run for long."""
-    lowered: dict[int, SizeLimit] = {}
-    for gpu_type, gpus in question.capacity.items():
-        of_type = {j.request.job.job_id: j for j in jobs if j.gpu_type == gpu_type}
-        lowered |= shrunk_largest(
-            {i: j.limit for i, j in of_type.items()},
-            {i: j.held for i, j in of_type.items()},
-            {i: j.ran_s for i, j in of_type.items()},
-            gpus,
-        )
-    return [dataclasses.replace(j, limit=lowered[j.request.job.job_id]) for j in jobs]
+        return jobs
 
 
 def _evolving(jobs: Sequence[_OnesJob], question: Question, gpus: int) -> EvolvingJobs:
@@ -240,13 +229,27 @@ def _evolving(jobs: Sequence[_OnesJob], question: Question, gpus: int) -> Evolvi
             speeds = question.models[job.request.job.job_id].speeds(job.gpu_type, counts, nodes)
             service[row, 1:] = counts * single[row] * speeds[0] / np.maximum(speeds, 1e-12)
     most = [j.sizes[-1] for j in jobs]
+    room = [j.limit.room(j.held, j.epochs) for j in jobs]
+    if lowered := _lowered(jobs, gpus):
+        room[lowered[0]] = lowered[1]
     return EvolvingJobs(
         known=known,
         least=np.array([j.sizes[0] for j in jobs], dtype=np.int64),
-        room=np.minimum([j.limit.room(j.held) for j in jobs], most).astype(np.int64),
+        room=np.minimum(room, most).astype(np.int64),
         limit=np.minimum([j.limit.limit for j in jobs], most).astype(np.int64),
         single_s=single,
         service=service,
+    )
+
+
+def _lowered(jobs: Sequence[_OnesJob], gpus: int) -> tuple[int, int] | None:
+    """Return the index and the lowered room of the job that is the largest for long."""
+    counted = {i: j for i, j in enumerate(jobs) if j.held and j.epochs >= EPOCHS}
+    return room_of_largest(
+        {i: j.held for i, j in counted.items()},
+        {i: j.ran_s for i, j in counted.items()},
+        [j.ran_s for i, j in enumerate(jobs) if i not in counted and j.ran_s],
+        gpus,
     )
 
 

@@ -9,7 +9,7 @@ stopped and not resumed is halved.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -26,47 +26,51 @@ class SizeLimit:
     Attributes:
         requested: GPUs that it asked for.
         limit: L.
-        granted: room that it was given; None: what it holds, at least one GPU.
         scaled_at: epochs that it had done when it last scaled.
     """
 
     requested: int
     limit: int = 1
-    granted: int | None = None
     scaled_at: float = 0.0
 
-    def room(self, held: int) -> int:
-        """Return the GPUs that the job may have in a schedule."""
-        return max(1, held) if self.granted is None else max(1, self.granted)
+    def room(self, held: int, epochs: float) -> int:
+        """Return the GPUs that it may have before others get theirs; 0: it never ran.
+
+        Args:
+            held: GPUs that it holds.
+            epochs: that it has done.
+        """
+        if held and epochs - self.scaled_at < EPOCHS:
+            return held
+        return min(self.limit, _MOST * self.requested) if held or epochs else 0
 
     def after_epochs(self, held: int, epochs: float, gpus: int) -> SizeLimit:
         """Return the limit of a running job that has done so many epochs."""
         if held < self.limit or epochs - self.scaled_at < EPOCHS:
             return self
-        limit = min(gpus, 2 * self.limit)
-        return replace(self, limit=limit, granted=min(limit, _MOST * self.requested))
+        return replace(self, limit=min(gpus, 2 * self.limit))
 
     def stopped(self) -> SizeLimit:
-        """Return the limit of a job that was stopped and is not resumed."""
+        """Return the limit of a stopped job that a schedule does not resume."""
         return replace(self, limit=max(1, self.limit // 2))
 
 
-def shrunk_largest(
-    limits: Mapping[int, SizeLimit],
-    held: Mapping[int, int],
-    ran_s: Mapping[int, float],
-    gpus: int,
-) -> dict[int, SizeLimit]:
-    """Return the limits with that of the largest running job lowered, if it has run for long."""
-    result = dict(limits)
-    running: Iterable[int] = [job for job, count in held.items() if count]
-    if not running:
-        return result
-    job = max(running, key=lambda j: (held[j], -j))
-    middle = median(ran_s[j] for j in running)
-    if 2 * held[job] < gpus or ran_s[job] <= middle or middle <= 0:
-        return result
-    limit = max(1, math.floor(2 * held[job] / (1 + ran_s[job] / middle)))
-    limit += limit % 2
-    result[job] = replace(result[job], limit=limit, granted=limit)
-    return result
+def room_of_largest(
+    held: Mapping[int, int], ran_s: Mapping[int, float], others_ran_s: Sequence[float], gpus: int
+) -> tuple[int, int] | None:
+    """Return the largest job and its lowered room, if it has half of the cluster for long.
+
+    Args:
+        held: GPUs of the running jobs that have done `EPOCHS` epochs.
+        ran_s: run times of these.
+        others_ran_s: run times of all other jobs that have run, also of those that have ended.
+        gpus: of the cluster.
+    """
+    if not held:
+        return None
+    job = max(held, key=lambda j: (held[j], -j))
+    middle = median([*(ran_s[j] for j in held), *others_ran_s])
+    if held[job] < gpus // 2 or ran_s[job] <= middle or middle <= 0:
+        return None
+    room = max(1, math.floor(2 * held[job] / (1 + ran_s[job] / middle)))
+    return job, room + room % 2

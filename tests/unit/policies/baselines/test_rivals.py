@@ -18,6 +18,7 @@ from slurm_elastic.core.application import (
     TypeProfile,
 )
 from slurm_elastic.core.cluster import Allocation, Companion
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.baselines import shockwave
 from slurm_elastic.policies.baselines.finish_time import account
@@ -165,6 +166,18 @@ def test_pollux_knows_no_types_and_keeps_one_of_a_mixed_allocation():
         ("any", 1), ("any", 2), ("any", 4),
     ]  # fmt: skip
     assert [t.gpu_type for t in blind.application.types] == ["any"]
+
+
+def test_pollux_leaves_a_job_more_gpus_than_the_smallest_type_has():
+    c = Cluster([node("a0", 8, "a100"), node("v0", 2, "v100")])
+    record = adaptive(("a100", 1), ("a100", 4), ("a100", 8)) | {"resizes": 3, "restart_s": 60.0}
+    c.add(1, elastic="1-8", on={"a0": 6}, submit_time=NOW - 200, record=record)
+    firsts, _ = ask(Pollux(Config()), c)
+    assert firsts[1].gpus == 6
+    # But no more than its directive allows by now.
+    submission = dataclasses.replace(c.jobs[0].submission, directive=Directive.parse("1-3"))
+    c.jobs[0] = dataclasses.replace(c.jobs[0], submission=submission)
+    assert ask(Pollux(Config()), c)[0][1].gpus <= 3
 
 
 def test_pollux_leaves_gpus_alone_that_others_hold():

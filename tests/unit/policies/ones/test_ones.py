@@ -57,12 +57,24 @@ def test_a_schedule_waits_for_the_epoch_of_a_job_that_it_changes():
     _, state = ask(c, progress={1: 0.5})
     key = next(iter(state["jobs"]))
     # It has just changed: its next epoch is not over.
-    state["jobs"][key] |= {"changed_at": 15.0, "limit": 2, "granted": 2}
+    state["jobs"][key] |= {"scheduled_at": 15.0, "limit": 2, "scaled_at": 0.0}
     firsts, _ = ask(c, state, progress={1: 0.5})
     assert (firsts[1].gpus, words(firsts[1].reason)) == (
         1,
         "a better schedule waits until all that it changes end an epoch",
     )
+
+
+def test_the_start_of_another_job_begins_the_wait_for_an_epoch_anew():
+    c = Cluster([node("a1", 4, "a100")])
+    c.add(1, elastic="1-1", on={"a1": 1}, start_time=NOW - 600)
+    _, state = ask(c, progress={1: 0.5})
+    first = state["jobs"][next(iter(state["jobs"]))]
+    c.add(2, elastic="1-1", gpus=1)
+    firsts, state = ask(c, state, later_s=60.0, progress={1: 0.6})
+    assert firsts[2].gpus == 1
+    again = state["jobs"][next(iter(state["jobs"]))]
+    assert (first["scheduled_at"], again["scheduled_at"]) == (0.0, 18.0)
 
 
 def test_a_job_that_fits_nowhere_waits():
