@@ -32,8 +32,7 @@ def reordered(sizes: Ints, present: Ints, orders: Ints) -> Ints:
     """
     # Schedules of a population are often alike, after some generations mostly all of them.
     keys = np.concatenate([sizes, np.where(np.take_along_axis(sizes, orders, 1), orders, EMPTY)], 1)
-    different, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    del different
+    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     sizes, orders = sizes[first], orders[first]
     blocks = _by_states(sizes, present, orders)
     now = tuple(present.tolist())

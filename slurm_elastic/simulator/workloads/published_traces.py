@@ -118,7 +118,7 @@ class TraceTable:
         if not self.without_header or len(cells) != len(self.without_header):
             return False
         row = dict(zip(self.without_header, cells, strict=True))
-        return row[self.state] in _STATES and row[self.submit].replace(".", "", 1).isdecimal()
+        return row[self.state] in _STATES and row[self.gpus[0]].replace(".", "", 1).isdecimal()
 
 
 TABLES = (
