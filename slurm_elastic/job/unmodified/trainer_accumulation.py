@@ -76,9 +76,10 @@ def trainer_accumulation(
     """
     arguments = read_object(f"{checkpoint}/{_ARGUMENTS}")
     steps, max_steps = arguments.get(_STEPS), arguments.get(_MAX_STEPS)
-    is_count = type(steps) is int and 0 < steps <= _MOST_STEPS
+    if type(steps) is not int or type(max_steps) is not int:
+        return TrainerAccumulation(0)
     # With `max_steps` the length of the training does not depend on that of an epoch.
-    if not is_count or type(max_steps) is not int or max_steps > 0:
+    if not 0 < steps <= _MOST_STEPS or max_steps > 0:
         return TrainerAccumulation(0)
     texts = [*(text for _, text in sources), *local_imports(sources)]
     configurations = list(_configurations(program))
