@@ -13,6 +13,8 @@ from slurm_elastic.job.environment.regular_file import regular_file
 
 #: Larger files are no scripts.
 _MAX_BYTES = 1 << 20
+#: Packages whose modules start other programs.
+_LAUNCHERS = ("torch", "accelerate", "deepspeed")
 #: With the first and without the second, accelerate only divides the loss by its accumulation.
 _BACKWARD, _ACCUMULATE = "accelerator.backward(", ".accumulate("
 #: Its learner is such a program.
@@ -49,6 +51,8 @@ def _module_files(name: str, python: str) -> list[str]:
         name: of the module.
         python: name of the program that runs it, beside which packages are installed.
     """
+    if name.partition(".")[0] in _LAUNCHERS:
+        return []
     import glob  # noqa: PLC0415 - slow to load, as the next one
     import shutil  # noqa: PLC0415
 

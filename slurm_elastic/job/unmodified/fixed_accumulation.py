@@ -23,7 +23,7 @@ from slurm_elastic.job.launchers.accumulation_option import accumulation_words
 from slurm_elastic.job.launchers.local_imports import local_imports
 from slurm_elastic.job.launchers.script_sources import accumulates_itself, script_sources
 from slurm_elastic.job.unmodified.size_words import called_scripts, read_batch_script, size_word
-from slurm_elastic.job.unmodified.trainer_accumulation import trainer_accumulation
+from slurm_elastic.job.unmodified.trainer_accumulation import counts_epochs, trainer_accumulation
 from slurm_elastic.job.unmodified.training_state_check import STEP_NAME
 
 #: Files that accelerate and the Trainer write into each checkpoint.
@@ -36,6 +36,8 @@ _DIVISION = re.compile(
 #: Larger sizes are not named.
 _MOST_SIZES = 257
 _OPTION = "--gradient_accumulation_steps"
+#: Variables of esrun; a script that knows the second one decides itself.
+_VARIABLE, _EXACT = "SLURM_ELASTIC_ACCUMULATION", "SLURM_ELASTIC_ACCUMULATION_EXACT"
 _OWN_NAME = re.compile(r"slurm_elastic", re.IGNORECASE)
 
 
@@ -79,11 +81,10 @@ class FixedAccumulation:
             world: number of ranks that would resume from it.
         """
         micro_batches = self._options.micro_batches
-        words = accumulation_words(self._options.program)
-        if micro_batches is None or not words or not all(word.is_replaced for word in words):
+        if micro_batches is None or not _is_named_by_steps(checkpoint):
             return ""
         old_batch, batch = (accumulation(micro_batches, n)[0] * n for n in (old_world, world))
-        if old_batch == batch or not _is_named_by_steps(checkpoint):
+        if old_batch == batch or not self._adapts(checkpoint):
             return ""
         sizes = ":".join(str(n) for n in range(1, _MOST_SIZES) if micro_batches % n == 0)
         name = Path(checkpoint).name
@@ -93,6 +94,17 @@ class FixedAccumulation:
             " resume at a wrong epoch. It is not started on this size, and the job goes back; allow"
             f" only sizes that divide {micro_batches}: --elastic=…,sizes={sizes}"
         )
+
+    def _adapts(self, checkpoint: str) -> bool:
+        """Return whether the script takes the accumulation for the present ranks from esrun."""
+        words = accumulation_words(self._options.program)
+        if words:
+            return all(word.is_replaced for word in words)
+        if _has(checkpoint, _ACCELERATE) or not counts_epochs(checkpoint):
+            return False
+        files = list(script_sources(self._options.program))
+        texts = [*(text for _, text in files), *local_imports(files)]
+        return any(_VARIABLE in text for text in texts) and not any(_EXACT in t for t in texts)
 
     def _fixed_steps(self, checkpoint: str, *, is_accelerate: bool) -> int:
         """Return the accumulation that is the same on any number of ranks; 0: none is known."""

@@ -74,12 +74,8 @@ def trainer_accumulation(
         sources: path and text of the Python files that it names.
         read_scripts: returns the texts of the batch script and of those that it calls.
     """
-    arguments = read_object(f"{checkpoint}/{_ARGUMENTS}")
-    steps, max_steps = arguments.get(_STEPS), arguments.get(_MAX_STEPS)
-    if type(steps) is not int or type(max_steps) is not int:
-        return TrainerAccumulation(0)
-    # With `max_steps` the length of the training does not depend on that of an epoch.
-    if not 0 < steps <= _MOST_STEPS or max_steps > 0:
+    steps = read_object(f"{checkpoint}/{_ARGUMENTS}").get(_STEPS)
+    if type(steps) is not int or not 0 < steps <= _MOST_STEPS or not counts_epochs(checkpoint):
         return TrainerAccumulation(0)
     texts = [*(text for _, text in sources), *local_imports(sources)]
     configurations = list(_configurations(program))
@@ -90,13 +86,38 @@ def trainer_accumulation(
     texts += configurations
     if (
         not is_known
-        or any(_SIZE.search(_EVALUATION.sub("", text)) for text in (*texts, *program))
+        or any(_SIZE.search(_EVALUATION.sub("", text)) for text in texts)
+        or _SIZE.search(" ".join(_without_launcher_options(program)))
         or _may_be_computed(program, texts, read_scripts())
     ):
         return TrainerAccumulation(0)
     is_set = any(map(_SET_IN_CODE.search, texts))
     is_option = any(map(_PARSES_OPTIONS.search, texts)) and not is_set
     return TrainerAccumulation(steps, is_option)
+
+
+def counts_epochs(checkpoint: str) -> bool:
+    """Return whether the training ends after a number of epochs, not of `max_steps`.
+
+    Args:
+        checkpoint: directory that the Trainer has written.
+    """
+    most = read_object(f"{checkpoint}/{_ARGUMENTS}").get(_MAX_STEPS)
+    return type(most) is int and most <= 0
+
+
+def _without_launcher_options(program: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a program without options before its script: they are of a launcher.
+
+    >>> list(_without_launcher_options(["torchrun", "--nproc_per_node=gpu", "a.py", "--seed", "1"]))
+    ['torchrun', 'a.py', '--seed', '1']
+    """
+    words = " ".join(program).split()
+    scripts = [at for at, word in enumerate(words) if word.endswith(".py")]
+    first = scripts[0] if scripts else words.index("-m") if "-m" in words else 0
+    for at, word in enumerate(words):
+        if at >= first or not word.startswith("-"):
+            yield word
 
 
 def _may_be_computed(program: Sequence[str], texts: Sequence[str], scripts: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """A script with transformers' Trainer keeps its size where its accumulation is set in its code."""
 
 import argparse
+import doctest
 import pickle
 import zipfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.job.esrun_options import parse
+from slurm_elastic.job.unmodified import trainer_accumulation
 from slurm_elastic.job.unmodified.fixed_accumulation import FixedAccumulation
 from tests.support.job.script_job import ScriptJob
 
@@ -18,6 +20,10 @@ PARSED = (
     "data.map(f, num_proc=8)\nlogger.warning(f'n_gpu: {training_args.n_gpu}')\n"
     "total = self.args.eval_batch_size * self.args.world_size"
 )
+
+
+def test_examples() -> None:
+    assert doctest.testmod(trainer_accumulation).failed == 0
 
 
 def save(home: Path, steps: object = 4, max_steps: object = -1) -> Path:
@@ -67,6 +73,25 @@ def test_an_accumulation_in_the_code_or_by_default_keeps_the_size(home: Path) ->
 )
 def test_a_script_that_may_adapt_its_batch_is_resized(home: Path, source: str) -> None:
     assert needed(home, source) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        ("torchrun --standalone --nproc_per_node=gpu train.py", True),
+        ("accelerate launch --num_processes 4 train.py --seed 1", True),
+        ("python -m torch.distributed.run --nnodes=1 --nproc_per_node=2 train.py", True),
+        ("python train.py --world_size 2", False),
+        ("bash -c A=$((8/WORLD_SIZE)) python train.py", False),
+    ],
+)
+def test_options_of_a_launcher_do_not_count(home: Path, words: str, *, is_held: bool) -> None:
+    package = home / "bin" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (package / "run.py").write_text("WORLD_SIZE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(home / "bin"))
+        assert needed(home, IN_CODE, words) == 4 * is_held
 
 
 def test_modules_beside_the_script_are_read_too(home: Path) -> None:
@@ -167,3 +192,19 @@ def test_the_log_says_what_to_do(home: Path, capfd: pytest.CaptureFixture[str]) 
         "; give the script --gradient_accumulation_steps N with an Nth of its batch size, and"
         f" esrun --micro-batches N{end}"
     )
+
+
+def test_a_script_that_takes_the_variable_is_not_started_where_it_is_not_exact(home: Path) -> None:
+    def line(source: str, world: int, max_steps: int = -1, words: str = "--micro-batches 4") -> str:
+        (home / "train.py").write_text(source)
+        options = parse(["--checkpoint", "c", *words.split(), "python", "train.py"])
+        path = str(save(home, max_steps=max_steps))
+        return FixedAccumulation(options).wrong_size_line(path, 1, world)
+
+    takes = "steps = int(os.environ['SLURM_ELASTIC_ACCUMULATION'])"
+    assert line(takes, 3).startswith("--micro-batches 4: a step has 4 of them on 1 rank and 3 on 3")
+    assert [line(takes, world) for world in (1, 2, 4)] == [""] * 3
+    assert not line(takes, 3, max_steps=100)
+    assert not line(takes, 3, words="")
+    assert not line(f"{takes}\nassert os.environ['SLURM_ELASTIC_ACCUMULATION_EXACT']", 3)
+    assert not line("steps = 8 // world_size", 3)
