@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 
-from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.launchers.nested_launch import ranks_only, step_processes
 
 #: Seconds until the directories are looked at, and between two looks: the later the rarer.
@@ -27,10 +26,19 @@ class MovedDirectoryWatch:
         mark: of the step.
         pattern: of the checkpoints.
         has_begun_save: returns whether the pattern has matched in this start: then the watch ends.
+        log: gets the line for the job's log, once.
     """
 
-    def __init__(self, mark: str, pattern: str, has_begun_save: Callable[[], bool]) -> None:
-        self._mark, self._pattern, self._has_begun_save = mark, pattern, has_begun_save
+    def __init__(
+        self,
+        mark: str,
+        pattern: str,
+        *,
+        has_begun_save: Callable[[], bool],
+        log: Callable[[str], object],
+    ) -> None:
+        self._mark, self._pattern = mark, pattern
+        self._has_begun_save, self._log = has_begun_save, log
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -48,7 +56,7 @@ class MovedDirectoryWatch:
             pids = ranks_only(step_processes(self._mark), os.getpid())
             line = moved_line(self._pattern, working_directories(pids))
             if line:
-                log_line(line)
+                self._log(line)
                 return
 
 

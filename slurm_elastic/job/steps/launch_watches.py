@@ -6,7 +6,6 @@ trains alone. Or it may write its checkpoints where the pattern does not match.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 
 from slurm_elastic.job.launch import RankLaunch, log_line
@@ -47,10 +46,8 @@ class LaunchWatches:
         launch, here = self._launch, self._launch.allocation.here
         if launch.ranks == 1 and launch.options.checkpoint is None:
             return
-        pattern = launch.options.checkpoint
-        if pattern and self._has_begun_save and here in launch.nodes and not os.path.isabs(pattern):  # noqa: PTH117 - a pattern
-            self._directory = MovedDirectoryWatch(mark, pattern, self._has_begun_save)
-            self._directory.start()
+        if here in launch.nodes:
+            self._directory = self._directory_watch(mark)
         if recognise(launch.options.program) is not None:
             return  # esrun has started the launcher itself
         if here in launch.nodes:
@@ -59,6 +56,14 @@ class LaunchWatches:
         if launch.ranks > 1 and here == launch.nodes[0]:
             self._rendezvous = self._rendezvous_watch()
             self._rendezvous.start()
+
+    def _directory_watch(self, mark: str) -> MovedDirectoryWatch | None:
+        pattern, has_begun_save = self._launch.options.checkpoint, self._has_begun_save
+        if not pattern or pattern.startswith("/") or has_begun_save is None:
+            return None
+        watch = MovedDirectoryWatch(mark, pattern, has_begun_save=has_begun_save, log=log_line)
+        watch.start()
+        return watch
 
     def _rendezvous_watch(self) -> RendezvousWatch:
         port = int(self._launch.environment["MASTER_PORT"])

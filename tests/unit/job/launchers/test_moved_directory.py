@@ -32,25 +32,24 @@ def mark(run: Path) -> Iterator[str]:
     process.wait()
 
 
-def test_the_log_names_the_directory(
-    run: Path, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_names_the_directory(run: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved_directory, "_PAUSES_S", ())
     monkeypatch.setattr(moved_directory, "_LATER_PAUSE_S", 0.1)
-    watch = MovedDirectoryWatch(mark, "ckpt/*.pt", lambda: False)
+    lines: list[str] = []
+    watch = MovedDirectoryWatch(mark, "ckpt/*.pt", has_begun_save=lambda: False, log=lines.append)
     watch.start()
     (run / "ckpt" / "last.pt").touch()
-    text, end = "", time.monotonic() + PATIENCE_S
-    while not text and time.monotonic() < end:
+    end = time.monotonic() + PATIENCE_S
+    while not lines and time.monotonic() < end:
         time.sleep(0.02)
-        text = capfd.readouterr().err
     watch.end()
-    assert text == (
-        f"esrun: --checkpoint ckpt/*.pt matches nothing in {Path.cwd()}, where esrun runs, but"
+    expected = (
+        f"--checkpoint ckpt/*.pt matches nothing in {Path.cwd()}, where esrun runs, but"
         f" matches in {run}, which the program has made its working directory: give a pattern that"
         " matches there, and have the program use the same directory at each start (hydra:"
-        " hydra.run.dir=out, --checkpoint 'out/…'). Until then the job is not resized\n"
+        " hydra.run.dir=out, --checkpoint 'out/…'). Until then the job is not resized"
     )
+    assert lines == [expected]
 
 
 def test_nothing_is_said_without_checkpoints_there_or_with_some_here(run: Path) -> None:
