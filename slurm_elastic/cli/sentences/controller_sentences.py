@@ -78,7 +78,7 @@ def _accumulation(p: Parameters) -> str:
         " --micro-batches N"
     )
     return (
-        "its checkpoints are named by steps, and its --gradient_accumulation_steps is the same on"
+        "its checkpoints are named by steps, and its gradient accumulation is the same on"
         f" any number of GPUs, so on another one it would resume at a wrong epoch: {remedy}, or"
         " --micro-batches script to have it resized all the same, and submit it again"
         " (docs/esrun-global-batch.md)"

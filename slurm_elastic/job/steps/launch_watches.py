@@ -1,7 +1,7 @@
 """Watches for programs that esrun should not have started on several ranks as they are.
 
 A program may start a launcher in each rank, or have been written for one GPU, so that each rank
-trains alone.
+trains alone. Or it may write its checkpoints where the pattern does not match.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from slurm_elastic.job.launch import RankLaunch, log_line
 from slurm_elastic.job.launchers.launcher_site import recognise
 from slurm_elastic.job.launchers.lone_ranks import trains_alone
+from slurm_elastic.job.launchers.moved_directory import MovedDirectoryWatch
 from slurm_elastic.job.launchers.nested_launch import NestedLaunchWatch, RankProcess
 from slurm_elastic.job.launchers.rendezvous_watch import UNSEEN_S, RendezvousWatch
 
@@ -38,12 +39,15 @@ class LaunchWatches:
         self._uses_library, self._has_begun_save = uses_library, has_begun_save
         self._nested: NestedLaunchWatch | None = None
         self._rendezvous: RendezvousWatch | None = None
+        self._directory: MovedDirectoryWatch | None = None
 
     def begin(self, mark: str) -> None:
         """Begin to watch the ranks with this mark in their environment."""
         launch, here = self._launch, self._launch.allocation.here
         if launch.ranks == 1 and launch.options.checkpoint is None:
             return
+        if here in launch.nodes:
+            self._directory = self._directory_watch(mark)
         if recognise(launch.options.program) is not None:
             return  # esrun has started the launcher itself
         if here in launch.nodes:
@@ -53,6 +57,14 @@ class LaunchWatches:
             self._rendezvous = self._rendezvous_watch()
             self._rendezvous.start()
 
+    def _directory_watch(self, mark: str) -> MovedDirectoryWatch | None:
+        pattern, has_begun_save = self._launch.options.checkpoint, self._has_begun_save
+        if not pattern or pattern.startswith("/") or has_begun_save is None:
+            return None
+        watch = MovedDirectoryWatch(mark, pattern, has_begun_save=has_begun_save, log=log_line)
+        watch.start()
+        return watch
+
     def _rendezvous_watch(self) -> RendezvousWatch:
         port = int(self._launch.environment["MASTER_PORT"])
         if self._has_begun_save is None:
@@ -61,10 +73,10 @@ class LaunchWatches:
 
     def end(self) -> None:
         """End the watches: the ranks have ended."""
-        for watch in (self._nested, self._rendezvous):
+        for watch in (self._nested, self._rendezvous, self._directory):
             if watch is not None:
                 watch.end()
-        self._nested = self._rendezvous = None
+        self._nested = self._rendezvous = self._directory = None
 
     def train_alone(self, processes: Mapping[int, RankProcess], saved_bytes: int) -> bool | None:
         """Return whether each rank on this host trains alone, by `lone_ranks.trains_alone`."""

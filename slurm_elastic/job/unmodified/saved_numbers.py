@@ -132,6 +132,20 @@ def read_numbers(path: str) -> SavedNumbers:
         return SavedNumbers()
 
 
+def read_object(path: str) -> dict[Any, Any]:
+    """Return the plain attributes of an object that `torch.save` has written; {} if unreadable.
+
+    Args:
+        path: of a small file, such as the `training_args.bin` of transformers.
+    """
+    try:
+        with _archive(path, most=_MAX_PICKLE, largest=_MAX_PICKLE) as archive:
+            value = outline(archive.pickle())
+    except _ERRORS:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class _Archive(NamedTuple):
     """Open file of `torch.save`."""
 

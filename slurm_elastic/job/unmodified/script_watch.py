@@ -461,8 +461,9 @@ class ScriptWatch:
         if self._accumulation and self._program_step is None:  # else it uses the integrations
             needed = self._accumulation.needed_micro_batches(checkpoint.path, self._world)
         self._resume.needed_micro_batches = needed
-        if needed and not last:
-            log_line(fixed_line(checkpoint.path, needed, self._world))
+        if self._accumulation and needed and not last:
+            in_code = self._accumulation.is_set_in_code
+            log_line(fixed_line(checkpoint.path, needed, self._world, is_set_in_code=in_code))
 
     def _record_learned(self) -> None:
         """Record what is known of the saves now, for later attempts."""

@@ -4,7 +4,8 @@ A program that is started again in the same run of its job gets the arguments of
 batch script has computed them from the number of GPUs (`--accumulation $((64 / SLURM_NTASKS))`),
 they are wrong then. So a program whose batch script mentions that number is started again only if
 its command was the same on two sizes. The same holds for scripts between the batch script and esrun
-(`bash run.sh`, with esrun in it), and for files that one of these reads (`source settings.sh`).
+(`bash run.sh`, with esrun in it), for files that one of these reads (`source settings.sh`), and for
+the rules of make and Snakemake, with esrun in one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +30,17 @@ _SOURCED = re.compile(
     r"(?:^|[;&|({]|\b(?:then|do|else))[ \t]*(?:source|\.)[ \t]+(\"[^\"\n]+\"|'[^'\n]+'|[^\s;&|)]+)",
     re.MULTILINE,
 )
+#: Lines by which the rules of make, Snakemake and just include others.
+_INCLUDED = re.compile(r"^(?:-?s?include|include:|import)[ \t]+(.+)$", re.MULTILINE)
 #: Larger files are no scripts that a user has written; processes and files that are looked at.
 _MAX_BYTES, _MOST_CALLERS, _MOST_FILES = 256 * 1024, 16, 50
 _SLURM_DAEMON = "slurmstepd"
+#: Files that a program reads without being given their names.
+_DEFAULT_FILES = {
+    "make": ("GNUmakefile", "makefile", "Makefile"),
+    "snakemake": ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile"),
+    "just": ("justfile", "Justfile", ".justfile"),
+}
 
 
 class ScriptFile(NamedTuple):
@@ -98,20 +107,38 @@ def _callers(pid: int, proc: Path) -> Iterator[ScriptFile]:
             return  # of another user, or ended
         if _SLURM_DAEMON in words[0].decode(errors="replace"):
             return
-        for word in words:
-            path = os.path.normpath(os.path.join(directory, os.fsdecode(word)))  # noqa: PTH118 - a text
-            text = _read(path) if word else None
+        names = [os.fsdecode(word) for word in words if word]
+        names += _DEFAULT_FILES.get(_program_name(names), ())
+        for name in names:
+            path = os.path.normpath(os.path.join(directory, name))  # noqa: PTH118 - a text
+            text = _read(path)
             if text is not None:
                 yield ScriptFile(path, text)
 
 
+def _program_name(words: Sequence[str]) -> str:
+    """Return the name of a program: that of a Python script, if Python runs it.
+
+    >>> _program_name(["/usr/bin/python3", "-u", "/opt/bin/snakemake", "-c1"])
+    'snakemake'
+    >>> _program_name(["gmake", "train"])
+    'make'
+    """
+    names = [word.rpartition("/")[2] for word in words if not word.startswith("-")]
+    if len(names) > 1 and names[0].startswith("python"):
+        del names[0]
+    return names[0].removeprefix("g") if names else ""
+
+
 def _sourced(text: str, directory: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths of files that shell text reads."""
-    for match in _SOURCED.finditer(text):
+    """Yield the paths of files that shell text, or a file of rules, reads."""
+    words = [match[1] for match in _SOURCED.finditer(text)]
+    words += (word for match in _INCLUDED.finditer(text) for word in match[1].split())
+    for quoted in words:
         word = re.sub(
             r"\$(?:(\w+)|\{(\w+)\})",
             lambda name: environ.get(name[1] or name[2], "$"),
-            match[1].strip("\"'"),
+            quoted.strip("\"'"),
         )
         if "$" not in word and "`" not in word:
             path = os.path.join(directory, os.path.expanduser(word))  # noqa: PTH111, PTH118 - a text

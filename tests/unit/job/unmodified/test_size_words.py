@@ -75,3 +75,33 @@ def test_files_that_choose_the_command_beside_the_batch_script(
     assert called_scripts("source settings.sh", 1, proc=tmp_path / "none") == []
     (found,) = called_scripts("x=1; . '~/settings.sh'", 1, proc=tmp_path / "none")[:1]
     assert found.path == str(home / "settings.sh")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("make", "train"), "Makefile"),
+        (("/usr/bin/gmake", "-j"), "GNUmakefile"),
+        (("/usr/bin/python3", "-u", "/opt/bin/snakemake", "-c1"), "workflow/Snakefile"),
+        (("make", "-f", "rules.mk"), "rules.mk"),
+        (("python", "train.py", "make"), ""),
+    ],
+)
+def test_rules_that_choose_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rule = "train:\n\tesrun python train.py --accum $$((8 / $$SLURM_GPUS_ON_NODE))\n"
+    path = tmp_path / (name or "Makefile")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(rule)
+    process(tmp_path / "proc", 9, 8, tmp_path, "python", "esrun")
+    process(tmp_path / "proc", 8, 7, tmp_path, *words)
+    process(tmp_path / "proc", 7, 6, tmp_path, "slurmstepd: [12.batch]")
+    files = called_scripts("make train", 9, proc=tmp_path / "proc")
+    assert [size_word(file.text) for file in files] == ["SLURM_GPUS_ON_NODE"] * bool(name)
+    for line in ("-include none.mk rules.inc", 'include: "rules.inc"', "import 'rules.inc'"):
+        path.write_text(f"{line}\n")
+        (tmp_path / "rules.inc").write_text(rule)
+        texts = [file.text for file in called_scripts("make train", 9, proc=tmp_path / "proc")]
+        assert (rule in texts) is bool(name)
