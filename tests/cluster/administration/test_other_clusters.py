@@ -42,7 +42,8 @@ sacctmgr -iQ add cluster remote
 sacctmgr -iQ add account research cluster=remote
 sacctmgr -iQ add user alice account=research cluster=remote
 {REMOTE} slurmctld -i
-sacctmgr -iQ add federation everywhere clusters=$(sacctmgr -nP show cluster format=cluster | paste -sd,)
+clusters=$(sacctmgr -nP show cluster format=cluster | paste -sd,)
+sacctmgr -iQ add federation everywhere clusters=$clusters
 for _ in $(seq 100); do scontrol show federation | grep -q Synced:Yes && exit; sleep 0.2; done
 exit 1
 """
