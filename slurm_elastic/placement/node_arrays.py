@@ -289,7 +289,7 @@ class NodeArrays:
         return frozenset[str]().union(*(nodes for start, nodes in self._coming if start < ends))
 
     def bound_by(self, job: Job) -> str:
-        """Return what keeps a job on its nodes: "reservation", "constraint", or ""."""
+        """Return why a job gets no further GPUs: "reservation", "constraint", or ""."""
         *_, features, reservation = self.own_constraints(job)
         if reservation:
             return "reservation"

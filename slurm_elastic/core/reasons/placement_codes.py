@@ -48,10 +48,10 @@ PLACEMENT = (
         Parameter("nodes", ParameterKind.NODES, "the nodes that were chosen", "", True),
     ),
     define(
-        "own-nodes-only",
-        "The job keeps to its nodes, as it is in a reservation of its user, or its constraint is"
+        "growth-not-supported",
+        "The job gets no further GPUs, as it is in a reservation of its user, or its constraint is"
         " more than names, `&`, `|`, parentheses and one pair of brackets.",
-        GPUS, GPU_TYPE, word("option", "what keeps it there", "constraint", "reservation"),
+        GPUS, GPU_TYPE, word("option", "what prevents it", "constraint", "reservation"),
     ),
     define(
         "group-not-linked",
