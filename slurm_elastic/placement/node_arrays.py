@@ -138,8 +138,9 @@ class NodeArrays:
         """Return (required, excluded, features, reservation) as the job's user wrote them.
 
         For an elastic job those of its submission: node list and reservation in force may be the
-        controller's. Without a record of it (only Comment carries the directive) the node list
-        is the user's as long as the job has not been requeued.
+        controller's. Its features are those in force, which the site's job_submit.lua, or its owner
+        while it waited, may have set later. Without a record of it (only Comment carries the
+        directive) the node list is the user's as long as the job has not been requeued.
         """
         shape = job.submission.shape if job.submission else {}
         if not shape:
@@ -150,7 +151,7 @@ class NodeArrays:
         return (
             _expanded(str(shape.get("req_nodes", ""))),
             _expanded(str(shape.get("exc_nodes", ""))),
-            str(shape.get("features", "")),
+            job.features or str(shape.get("features", "")),
             str(shape.get("reservation", "")),
         )
 
@@ -302,16 +303,7 @@ class NodeArrays:
         texts = alternatives(features)
         if len(texts) == 1:
             return (job,)
-        if job.submission is None or not job.submission.shape:
-            return tuple(dataclasses.replace(job, features=text) for text in texts)
-        submission, shape = job.submission, job.submission.shape
-        return tuple(
-            dataclasses.replace(
-                job,
-                submission=dataclasses.replace(submission, shape={**shape, "features": text}),
-            )
-            for text in texts
-        )
+        return tuple(dataclasses.replace(job, features=text) for text in texts)
 
     def _alternative(self, job: Job, features: str) -> str:
         """Return the first alternative of a job's features that all its nodes have.

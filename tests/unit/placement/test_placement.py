@@ -126,6 +126,14 @@ def test_the_constraints_of_its_user(shape, expected):
     assert place(c, 1, 4) == expected
 
 
+def test_features_that_were_set_after_the_submission_was_recorded_count():
+    nodes = [node(f"g{i}", features=frozenset({f})) for i, f in enumerate(["", "fast"], start=1)]
+    c = Cluster(nodes)
+    c.add(1, elastic="1-8", shape={"time_limit": 5, "features": ""}, features="fast")
+    assert place(c, 1, 4) == {"g2": 4}
+    assert place(c, 1, 5) is None
+
+
 def test_a_job_with_complex_features_keeps_to_its_nodes():
     c = cluster(2)
     c.add(1, elastic="1-8", shape={"features": "[a*2&c]"}, on={"g2": 2})
