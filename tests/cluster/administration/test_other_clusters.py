@@ -42,8 +42,16 @@ sacctmgr -iQ add cluster remote
 sacctmgr -iQ add account research cluster=remote
 sacctmgr -iQ add user alice account=research cluster=remote
 {REMOTE} slurmctld -i
+# Its registration and a federation at once: slurmdbd refuses the latter.
+for _ in $(seq 100); do
+    sacctmgr -nP show cluster remote format=controlport | grep -q 6827 && break
+    sleep 0.2
+done
 clusters=$(sacctmgr -nP show cluster format=cluster | paste -sd,)
-sacctmgr -iQ add federation everywhere clusters=$clusters
+for _ in $(seq 20); do
+    sacctmgr -iQ add federation everywhere clusters=$clusters && break
+    sleep 0.5
+done
 for _ in $(seq 100); do scontrol show federation | grep -q Synced:Yes && exit; sleep 0.2; done
 exit 1
 """
