@@ -57,6 +57,7 @@ local function load_settings()
 		assert(type(settings) == "table", path .. " must return a table")
 	end
 	settings.nodes = settings.gpus_per_node and {} or cluster.read(here)
+	settings.cluster_name = cluster.cluster_name(here)
 	settings.controller_uid =
 		uid_of(settings.controller or "selastic", cluster.read_file("/etc/passwd"))
 	return settings
@@ -231,7 +232,8 @@ end
 local function plan(job, part_list)
 	local text, comment = requested(job)
 	if not text then
-		return { admin_comment = companion_record(job) }, nil
+		local record = companion_record(job)
+		return { admin_comment = record, clusters = record and M.settings.cluster_name }, nil
 	end
 	local d, fault = directive.parse(text)
 	if not d then
@@ -269,6 +271,8 @@ local function plan(job, part_list)
 		check_bytes(#changes.admin_comment)
 		changes.comment = comment
 		changes.requeue = 1
+		-- In a federation the job stays on this cluster: no other one has its shape and controller.
+		changes.clusters = M.settings.cluster_name
 	end
 	return changes, summary(d, gpus, gpu_type, note, managed)
 end

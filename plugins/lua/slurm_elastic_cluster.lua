@@ -15,6 +15,7 @@ local function keyword(word)
 end
 local NODE_LINE = "^%s*" .. keyword("nodename") .. "=(%S+)(.*)$"
 local GRES = "%s" .. keyword("gres") .. "=(%S+)"
+local CLUSTER_NAME = "^%s*" .. keyword("clustername") .. "=([%w_.-]+)%s*$"
 local INCLUDE = "^%s*" .. keyword("include") .. "%s+(%S+)"
 
 local function read_file(path)
@@ -75,28 +76,47 @@ local function gpus_of(gres)
 	return gpus
 end
 
--- Return the GPUs of each node from slurm.conf in the directory and the files that it includes.
-function M.read(directory)
-	local nodes, default, files, at = {}, "", { "slurm.conf" }, 1
+-- Return the lines of slurm.conf in the directory and of the files that it includes, without comments.
+local function configuration(directory)
+	local lines, files, at = {}, { "slurm.conf" }, 1
 	while files[at] and at <= MAX_INCLUDES do
 		local path = files[at]:match("^/") and files[at] or directory .. files[at]
 		local text = (read_file(path) or ""):gsub("\\\r?\n", " ")
 		for line in text:gmatch("[^\r\n]+") do
 			line = line:gsub("#.*", "")
+			lines[#lines + 1] = line
 			files[#files + 1] = line:match(INCLUDE)
-			local name, rest = line:match(NODE_LINE)
-			local gres = name and (" " .. rest):match(GRES) or default
-			if name and name:upper() == "DEFAULT" then
-				default = gres
-			elseif name then
-				for _, node in ipairs(M.expand(name)) do
-					nodes[node] = gpus_of(gres)
-				end
-			end
 		end
 		at = at + 1
 	end
+	return lines
+end
+
+-- Return the GPUs of each node from slurm.conf in the directory and the files that it includes.
+function M.read(directory)
+	local nodes, default = {}, ""
+	for _, line in ipairs(configuration(directory)) do
+		local name, rest = line:match(NODE_LINE)
+		local gres = name and (" " .. rest):match(GRES) or default
+		if name and name:upper() == "DEFAULT" then
+			default = gres
+		elseif name then
+			for _, node in ipairs(M.expand(name)) do
+				nodes[node] = gpus_of(gres)
+			end
+		end
+	end
 	return nodes
+end
+
+-- Return the name of the cluster in slurm.conf, in lower case as Slurm has it; nil if it has none.
+function M.cluster_name(directory)
+	for _, line in ipairs(configuration(directory)) do
+		local name = line:match(CLUSTER_NAME)
+		if name then
+			return name:lower()
+		end
+	end
 end
 
 -- Return the GPUs per node by type, on the smallest of the listed nodes; "ALL" for all nodes.

@@ -229,6 +229,8 @@ class Assignment:
         gpu_type, gpus, place = alternative.gpu_type, alternative.gpus, alternative.place
         not_linked = None if place else self.not_linked(round_job, gpu_type, gpus)
         nodes = place.nodes if place else None
+        if bound := self.frame.bound_by(round_job.job):
+            return Reason("growth-not-supported", gpus=gpus, gpu_type=gpu_type, option=bound)
         return not_linked or Reason("no-place", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
 
     def not_linked(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Reason | None:

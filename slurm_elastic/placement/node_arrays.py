@@ -6,8 +6,8 @@ snapshot, whose order is Slurm's own: the order in which Slurm fills nodes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Job, Partition, Snapshot
+from slurm_elastic.core.feature_expression import FeatureExpression, alternatives
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.link_domains import NodeLinks, node_links
@@ -23,9 +24,6 @@ from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-_ALL_OF = re.compile(r"[\w.:-]+([&,][\w.:-]+)*", re.ASCII)
-_ONE_OF = re.compile(r"[\w.:-]+(\|[\w.:-]+)*", re.ASCII)
 
 
 class NodeArrays:
@@ -140,8 +138,9 @@ class NodeArrays:
         """Return (required, excluded, features, reservation) as the job's user wrote them.
 
         For an elastic job those of its submission: node list and reservation in force may be the
-        controller's. Without a record of it (only Comment carries the directive) the node list
-        is the user's as long as the job has not been requeued.
+        controller's. Its features are those in force, which the site's job_submit.lua, or its owner
+        while it waited, may have set later. Without a record of it (only Comment carries the
+        directive) the node list is the user's as long as the job has not been requeued.
         """
         shape = job.submission.shape if job.submission else {}
         if not shape:
@@ -152,7 +151,7 @@ class NodeArrays:
         return (
             _expanded(str(shape.get("req_nodes", ""))),
             _expanded(str(shape.get("exc_nodes", ""))),
-            str(shape.get("features", "")),
+            job.features or str(shape.get("features", "")),
             str(shape.get("reservation", "")),
         )
 
@@ -160,10 +159,11 @@ class NodeArrays:
         """Return the mask of nodes on which a job may get further GPUs, of any type.
 
         Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
-        reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
-        reserved for others before its time limit ends: Slurm would not start it there. Not on
-        nodes that another user has alone; in a partition with such nodes on idle and own ones. If
-        it takes all memory, only where no job uses any.
+        reservation, or its features are no `FeatureExpression`. Of several alternatives (`[a|b]`)
+        that of its present nodes counts. Not on nodes that are reserved for others before its time
+        limit ends: Slurm would not start it there. Not on nodes that another user has alone; in a
+        partition with such nodes on idle and own ones. If it takes all memory, only where no job
+        uses any.
 
         Args:
             job: any job.
@@ -171,6 +171,7 @@ class NodeArrays:
             asleep: also nodes that have to boot first.
         """
         _, excluded, features, reservation = self.own_constraints(job)
+        features = self._alternative(job, features)
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
         all_memory = job.takes_all_memory
         own = job.allocation.nodes if all_memory and job.allocation else ()
@@ -288,14 +289,49 @@ class NodeArrays:
             ends = (job.start_time or self.snapshot.time) + job.time_limit_s
         return frozenset[str]().union(*(nodes for start, nodes in self._coming if start < ends))
 
+    def bound_by(self, job: Job) -> str:
+        """Return why a job gets no further GPUs: "reservation", "constraint", or ""."""
+        *_, features, reservation = self.own_constraints(job)
+        if reservation:
+            return "reservation"
+        known = FeatureExpression.parse(self._alternative(job, features)) is not None
+        return "" if known else "constraint"
+
+    def by_alternative(self, job: Job) -> tuple[Job, ...]:
+        """Return a pending job once for each alternative of its features, with only that one."""
+        *_, features, _ = self.own_constraints(job)
+        texts = alternatives(features)
+        if len(texts) == 1:
+            return (job,)
+        return tuple(dataclasses.replace(job, features=text) for text in texts)
+
+    def _alternative(self, job: Job, features: str) -> str:
+        """Return the first alternative of a job's features that all its nodes have.
+
+        Returns:
+            The features themselves if they have none, it holds no node, or its nodes have none.
+        """
+        texts = alternatives(features)
+        if len(texts) == 1:
+            return texts[0]
+        names = job.allocation.nodes if job.allocation else ()
+        nodes = [self.snapshot.node[n] for n in names if n in self.snapshot.node]
+        if not nodes:
+            return features
+        for text in texts:
+            expression = FeatureExpression.parse(text)
+            if expression and all(expression.matches(n.features) for n in nodes):
+                return text
+        return features
+
     def only_slurm_can_start(self, job: Job) -> bool:
         """Return whether a pending elastic job fits only where the controller counts no GPUs.
 
-        In a reservation of its user, with features that are more than `a&b` or `a|b`, or where
-        the nodes whose GPUs are managed do not have its MIN, whatever their state.
+        In a reservation of its user, with features that are no `FeatureExpression`, or where the
+        nodes whose GPUs are managed do not have its MIN, whatever their state.
         """
-        required, excluded, features, reservation = self.own_constraints(job)
-        if reservation or _features(features) is None:
+        required, excluded, features, _ = self.own_constraints(job)
+        if self.bound_by(job):
             return True
         if not self._unmanaged or job.directive is None:
             return False
@@ -330,20 +366,17 @@ class NodeArrays:
     ) -> Mask:
         """Return the mask of the nodes of partitions, not excluded and with the features.
 
-        Empty where these are more than `a&b` or `a|b`.
+        Empty where these are no `FeatureExpression`.
         """
         key = ("matching", partitions, excluded, features)
         if (known := self._masks.get(key)) is not None:
             return known
-        wants = _features(features)
-        if wants is None:
+        expression = FeatureExpression.parse(features)
+        if expression is None:
             return self._none
-        every, names = wants
-        match = all if every else any
         mask = np.array(
             [
-                not partitions.isdisjoint(n.partitions)
-                and (not names or match(f in n.features for f in names))
+                not partitions.isdisjoint(n.partitions) and expression.matches(n.features)
                 for n in self.snapshot.nodes
             ],
             dtype=bool,
@@ -370,18 +403,6 @@ def _free_in_one_domain(count: int, links: Mapping[int, NodeLinks]) -> Ints:
     for i, node in links.items():
         most[i] = node.most_together
     return most
-
-
-def _features(text: str) -> tuple[bool, tuple[str, ...]] | None:
-    """Return (whether all are required, names) of a feature expression; None if more complex."""
-    text = text.strip()
-    if not text:
-        return True, ()
-    if _ALL_OF.fullmatch(text):
-        return True, tuple(re.split("[&,]", text))
-    if _ONE_OF.fullmatch(text):
-        return False, tuple(text.split("|"))
-    return None
 
 
 @lru_cache(maxsize=4096)

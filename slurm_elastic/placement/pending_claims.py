@@ -191,12 +191,14 @@ def _start_shapes(
 
     A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed,
     of one type if possible. Slurm gives a request without a type nodes of several, too. Of several
-    partitions each has limits of its own.
+    partitions each has limits of its own. Of several alternatives of its features (`[a|b]`) all
+    nodes have the same one.
     """
     shapes: list[StartShape] = []
     for name in job.partition.split(","):
         alone = job if name == job.partition else dataclasses.replace(job, partition=name)
-        shapes += _shapes_in_partition(frame, alone, round_job, asleep=asleep)
+        for alternative in frame.by_alternative(alone):
+            shapes += _shapes_in_partition(frame, alternative, round_job, asleep=asleep)
     return shapes
 
 

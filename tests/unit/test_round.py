@@ -310,6 +310,29 @@ def test_a_job_gives_up_at_once_what_its_owner_has_ruled_out(record):
     assert not changes(c)
 
 
+@pytest.mark.parametrize(
+    ("features", "shrinks"),
+    [("[rack1|rack2]", {2, 4}), ("(rack1|rack2)&ib", {4}), ("rack1*2", set())],
+)
+def test_jobs_give_way_where_the_constraint_of_a_waiting_job_lets_it_start(features, shrinks):
+    """In rack 1 only one of two nodes can be made free, in rack 2 both."""
+    c = Cluster(
+        [
+            node("g1", features=frozenset({"rack1"})),
+            node("g2", features=frozenset({"rack1"})),
+            node("g3", features=frozenset({"rack2"})),
+            node("g4", features=frozenset({"rack2", "ib"})),
+        ]
+    )
+    c.add(1, elastic="1-4", on={"g1": 4})
+    c.add(3, on={"g2": 4})
+    c.add(2, elastic="1-4", on={"g3": 4})
+    c.add(4, elastic="1-4", on={"g4": 4})
+    alone = features == "(rack1|rack2)&ib"
+    c.add(5, gpus=2 if alone else 4, min_nodes=1 if alone else 2, features=features)
+    assert set(changes(c)) == shrinks
+
+
 def test_no_job_shrinks_below_min_nor_in_vain():
     c = Cluster(nodes(2))
     c.add(1, elastic="3-4", on={"g1": 4})

@@ -32,6 +32,15 @@ def _no_place(p: Parameters) -> str:
     return f"no place that it may use has {shape(p)} free{on_nodes}"
 
 
+def _growth_not_supported(p: Parameters) -> str:
+    if p["option"] == "reservation":
+        return "no job gets further GPUs while it is in a reservation of its user"
+    return (
+        "with its --constraint no job gets further GPUs: only names with &, | and (), and one"
+        " [a|b], are supported"
+    )
+
+
 def _not_linked(p: Parameters) -> str:
     where = {"domain": "one link domain", "node": "one node"}[p["reach"]]
     return (
@@ -128,6 +137,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "takes-promised-gpus": "takes the GPUs that were given up for it",
     "trade-not-worth": "giving GPUs to others would cost more than they gain",
     "no-place": _no_place,
+    "growth-not-supported": _growth_not_supported,
     "group-not-linked": _not_linked,
     "nodes-not-free": lambda p: f"{nodes(p)} are not free for it",
     "in-place-no-room": lambda p: (

@@ -384,19 +384,30 @@ class JobStore:
     def _record_submission(self, job: Job) -> None:
         """Keep the submission of each attempt, in case AdminComment is replaced."""
         entry = self.entry(job)
+        if entry.ending is not None:  # it was requeued, or was only not shown
+            entry.ending, entry.dirty = None, True
         last = entry.recorded
-        if last is None or (last.run, last.submit_time) != (job.run, job.submit_time):
+        now = (job.run, job.submit_time, job.name)
+        if last is None or (last.run, last.submit_time, last.name) != now:
             entry.recorded = KeptSubmission.of(job)
             entry.dirty |= entry.recorded != last
 
     def kept_submissions(self) -> dict[int, KeptSubmission]:
         """Return the submissions of the ledger by job id, the newest of each.
 
+        Not of jobs that had ended, or that Slurm had forgotten: another job may have the id now.
+
         Raises:
             LedgerError: the ledger cannot be read.
         """
-        rows = ((i, KeptSubmission.from_body(body)) for i, body in self._ledger.submissions())
-        return {job_id: kept for job_id, kept in rows if kept is not None}
+        submissions: dict[int, KeptSubmission] = {}
+        for job_id, body, ended_run in self._ledger.submissions():
+            kept = KeptSubmission.from_body(body)
+            if kept is not None and ended_run is not None and ended_run >= kept.run:
+                submissions.pop(job_id, None)
+            elif kept is not None:
+                submissions[job_id] = kept
+        return submissions
 
     def _note_partners(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         """Note which jobs share a GPU now, and which no longer do."""

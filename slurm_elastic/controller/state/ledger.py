@@ -156,18 +156,25 @@ class Ledger:
             ).fetchone()
         return str(row["key"]) if row else ""
 
-    def submissions(self) -> list[tuple[int, Body]]:
-        """Return (id, submission) of every job whose record has one, the newest last.
+    def submissions(self) -> list[tuple[int, Body, int | None]]:
+        """Return (id, submission, run) of every job whose record has one, the newest last.
+
+        The run is that in which the job was seen to end; None without one.
 
         SQLite takes them out of the records: reading 10,000 whole ones takes seconds.
         """
         with self._open() as db:
             rows = db.execute(
-                "SELECT job_id, json_extract(record, '$.recorded') AS submission FROM jobs"
+                "SELECT job_id, json_extract(record, '$.recorded') AS submission,"
+                " CASE WHEN json_type(record, '$.ending.run') = 'integer'"
+                " THEN json_extract(record, '$.ending.run') END AS ended_run FROM jobs"
                 " WHERE CASE WHEN json_valid(record)"
                 " THEN json_type(record, '$.recorded') END = 'object' ORDER BY seen"
             ).fetchall()
-        return [(r["job_id"], _body(r["submission"], f"job {r['job_id']}")) for r in rows]
+        return [
+            (r["job_id"], _body(r["submission"], f"job {r['job_id']}"), r["ended_run"])
+            for r in rows
+        ]
 
     def named_jobs(self) -> list[tuple[str, str, Body]]:
         """Return (user, name, record) of every job that ever held GPUs, the newest last."""

@@ -48,6 +48,12 @@ PLACEMENT = (
         Parameter("nodes", ParameterKind.NODES, "the nodes that were chosen", "", True),
     ),
     define(
+        "growth-not-supported",
+        "The job gets no further GPUs, as it is in a reservation of its user, or its constraint is"
+        " more than names, `&`, `|`, parentheses and one pair of brackets.",
+        GPUS, GPU_TYPE, word("option", "what prevents it", "constraint", "reservation"),
+    ),
+    define(
         "group-not-linked",
         "GPUs are free, but a spatial group of the job would leave its link domain or node.",
         GPUS, GPU_TYPE, count("group", "GPUs of a spatial group"),

@@ -276,12 +276,13 @@ class JobParser:
             )
             return parsed
         kept = self.kept.get(job_id)
-        if kept is not None and kept.belongs_to(uid=uid, run=run, submit_time=submit_time):
-            self.kept[job_id] = dataclasses.replace(kept, run=run, submit_time=submit_time)
+        name = pyslurm_records.text(raw, "name")
+        if kept and kept.belongs_to(uid=uid, run=run, submit_time=submit_time, name=name):
+            self.kept[job_id] = dataclasses.replace(kept, run=run, submit_time=submit_time, name="")
             if job_id not in self._replaced:
                 self._replaced.add(job_id)
-                name = pyslurm_records.display_id(raw)
-                self._log.warning(f"JobId={name} AdminComment=replaced Directive=kept")
+                shown = pyslurm_records.display_id(raw)
+                self._log.warning(f"JobId={shown} AdminComment=replaced Directive=kept")
             return _Parsed(kept.submission, replaced=True)
         self.kept.pop(job_id, None)  # of an earlier job with this id
         if parsed.problem is not None:

@@ -207,6 +207,17 @@ def test_node_lists_exclusions_features_and_dependencies_are_obeyed(
     assert shown(cluster, after)["restart_cnt"] == 1
 
 
+def test_alternative_and_grouped_features_are_obeyed(daemon: Daemon, cluster: SlurmCluster) -> None:
+    one_rack = elastic(cluster, "-C", "[rack1|rack2]", "-xg03,g04", directive="1-8")
+    grouped = elastic(cluster, "-C", "(rack1|rack2)&v100", "-xg05", directive="1-8")
+    kept = elastic(cluster, "-C", "rack2*1", "-xg01,g02,g03,g06", directive="1-8")
+    settled(cluster, {one_rack: 8, grouped: 8, kept: 1})
+    assert held(cluster, one_rack) == {"g01": 4, "g02": 4}
+    assert held(cluster, grouped) == {"g03": 4, "g06": 4}
+    why = "with its --constraint no job gets further GPUs"
+    until(lambda: why in daemon.selastic("explain", str(kept)), seconds=20, what=daemon.log)
+
+
 # --- arrays, and jobs that are none of ours ---
 
 

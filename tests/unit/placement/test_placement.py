@@ -112,6 +112,8 @@ def test_no_growth_into_closed_nodes_but_what_is_there_may_stay(state):
         ({"features": "fast"}, {"g4": 4}),
         ({"features": "fast&big"}, None),
         ({"features": "fast|big"}, {"g2": 4}),
+        ({"features": "(fast|big)&ib"}, None),
+        ({"features": "(fast|big)"}, {"g2": 4}),
         ({"features": "[fast*2&big]"}, None),
         ({"reservation": "alices"}, None),
     ],
@@ -124,11 +126,27 @@ def test_the_constraints_of_its_user(shape, expected):
     assert place(c, 1, 4) == expected
 
 
+def test_features_that_were_set_after_the_submission_was_recorded_count():
+    nodes = [node(f"g{i}", features=frozenset({f})) for i, f in enumerate(["", "fast"], start=1)]
+    c = Cluster(nodes)
+    c.add(1, elastic="1-8", shape={"time_limit": 5, "features": ""}, features="fast")
+    assert place(c, 1, 4) == {"g2": 4}
+    assert place(c, 1, 5) is None
+
+
 def test_a_job_with_complex_features_keeps_to_its_nodes():
     c = cluster(2)
-    c.add(1, elastic="1-8", shape={"features": "(a|b)&c"}, on={"g2": 2})
+    c.add(1, elastic="1-8", shape={"features": "[a*2&c]"}, on={"g2": 2})
     assert place(c, 1, 1) == {"g2": 1}
     assert place(c, 1, 3) is None
+
+
+def test_a_job_with_alternative_features_keeps_to_the_one_of_its_nodes():
+    racks = ["rack1", "rack1", "rack2", "rack2"]
+    c = Cluster([node(f"g{i}", features=frozenset({r})) for i, r in enumerate(racks, start=1)])
+    c.add(1, elastic="1-16", shape={"features": "[rack1|rack2]"}, on={"g3": 2})
+    assert place(c, 1, 8) == {"g3": 4, "g4": 4}
+    assert place(c, 1, 9) is None
 
 
 def test_the_controllers_own_pins_are_no_constraint():

@@ -160,7 +160,7 @@ def test_no_policy_touches_a_job_on_a_node_with_several_types(policy, queue):
         ((node("g2", partitions=frozenset({"b"})),), {}, Eligibility.SLURMS),
         ((node("g2"),), {"elastic": "8-16"}, Eligibility.SLURMS),
         ((node("g2"),), {"features": "ib"}, Eligibility.SLURMS),
-        ((node("g2"),), {"features": "(ib|eth)&fast"}, Eligibility.SLURMS),
+        ((node("g2"),), {"features": "[ib*2&fast]"}, Eligibility.SLURMS),
         ((node("g2"),), {"reservation": "of-its-user"}, Eligibility.SLURMS),
         ((node("g2"),), {"features": "no-node-has-it"}, Eligibility.OURS),
     ],

@@ -433,6 +433,15 @@ def test_companion_is_recorded_and_a_forged_record_of_one_is_cleared(slurm):
         assert slurm.submit(None, comment=comment)[2] == {}
 
 
+def test_in_a_federation_elastic_jobs_and_companions_stay_on_their_cluster(tmp_path):
+    slurm = Slurm(tmp_path, slurm_conf="clustername=Tiny # short\n" + MIXED)
+    assert slurm.submit("2-4", clusters="other,tiny")[2]["clusters"] == "tiny"
+    companion = CompanionComment(base=4711, run=2, change=35)
+    assert slurm.submit(None, comment=str(companion))[2]["clusters"] == "tiny"
+    assert "clusters" not in slurm.submit("2-4", script=None)[2], "Slurm chooses for others"
+    assert slurm.submit(None, clusters="other")[2] == {}
+
+
 def test_what_the_site_recorded_is_kept(slurm):
     changes = slurm.submit("2-4", admin_comment='{"ticket": 7}')[2]
     assert parse_admin_comment(changes["admin_comment"]).other == '{"ticket": 7}'

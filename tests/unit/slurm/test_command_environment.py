@@ -37,4 +37,4 @@ def test_reads_and_writes(seen):
         call()
         assert {name for name in seen() if name.endswith(("CLUSTERS", "STATES"))} == set()
     assert not {"SACCT_FEDERATION", "SCONTROL_ALL"} & seen()
-    assert "SLURM_CONF" in seen()
+    assert {"SLURM_CONF", "SQUEUE_LOCAL", "SACCT_LOCAL"} <= seen()

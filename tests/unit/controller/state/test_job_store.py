@@ -399,16 +399,30 @@ def test_a_job_that_slurm_forgot_before_its_end_was_seen(store):
     assert store.ended.of(7).job.end_state == "COMPLETED"
 
 
+def test_the_submission_of_a_job_that_is_over_is_not_kept_over_restarts(store, ledger):
+    """Its id may be that of another job then."""
+    record = parse_admin_comment('{"at":90,"elastic":"1-4","shape":{},"v":1}')
+    first = job({"n1": 4}, submission=record, submit_time=100.0)
+    store.observe(snapshot(first))
+    assert set(JobStore(ledger).kept_submissions()) == {7}
+    store.observe(snapshot())
+    assert not JobStore(ledger).kept_submissions()
+    store.observe(snapshot(first))
+    assert set(JobStore(ledger).kept_submissions()) == {7}, "it was only not shown"
+
+
 def test_the_submission_of_each_attempt_is_kept_over_restarts(store, ledger):
     record = '{"at":90,"elastic":"1-4","shape":{},"v":1}'
     first = job({"n1": 4}, submission=parse_admin_comment(record), submit_time=100.0)
     for running in (first, dataclasses.replace(first, run=1, submit_time=200.0)):
         store.observe(snapshot(running))
         (kept,) = JobStore(ledger).kept_submissions().values()
-        assert kept.belongs_to(uid=running.uid, run=running.run, submit_time=running.submit_time)
+        assert kept.belongs_to(
+            uid=running.uid, run=running.run, submit_time=running.submit_time, name=running.name
+        )
         assert kept.submission == running.submission
     portable = job({"n1": 4}, job_id=8, submission=parse_comment("elastic:1-4"))
-    store.observe(snapshot(portable))
+    store.observe(snapshot(running, portable))
     assert set(JobStore(ledger).kept_submissions()) == {7}
     ledger.put_job("9@1", 9, {"recorded": 5})
     assert set(JobStore(ledger).kept_submissions()) == {7}, "an unreadable one is left out"

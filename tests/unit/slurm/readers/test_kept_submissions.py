@@ -66,6 +66,20 @@ def test_a_submission_is_forgotten_with_its_job(parser: JobParser) -> None:
     assert read(parser, admin_comment="JS1:H4sI").submission is None
 
 
+def test_a_job_that_got_the_id_while_no_controller_ran_is_not_made_elastic(
+    parser: JobParser,
+) -> None:
+    """Another one of the same user, requeued as well, after slurmctld has lost its state."""
+    kept = KeptSubmission.of(read(parser, admin_comment=RECORD, name="train"))
+    assert kept is not None
+    later = {"requeue_count": 1, "submit_time": 900, "admin_comment": "JS1:H4sI"}
+    for name, elastic in (("other", False), ("train", True)):
+        restarted = JobParser()
+        restarted.kept = {7: kept}
+        assert read(restarted, name=name, **later).elastic is elastic
+    assert read(restarted, name="renamed by its owner", **later).elastic
+
+
 def test_the_ledger_has_what_is_needed(parser: JobParser) -> None:
     kept = KeptSubmission.of(read(parser, admin_comment=RECORD))
     assert kept is not None
