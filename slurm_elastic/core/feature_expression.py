@@ -20,7 +20,6 @@ import re
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
 
 _NAME = r"[\w.:-]+"
 _NAMES = rf"{_NAME}(?:[&,|]{_NAME})*"
@@ -42,11 +41,11 @@ class FeatureExpression:
         terms: operator before each term ("" for the first one), and a name or an expression.
     """
 
-    terms: tuple[tuple[str, str | Self], ...]
+    terms: tuple[tuple[str, str | FeatureExpression], ...]
 
     @classmethod
     @lru_cache(maxsize=4096)
-    def parse(cls, text: str) -> Self | None:
+    def parse(cls, text: str) -> FeatureExpression | None:
         """Return the expression in a text; None if it is more than names, `&`, `|` and `()`."""
         text = text.strip()
         if not text:
@@ -56,7 +55,7 @@ class FeatureExpression:
         return cls._of(text)
 
     @classmethod
-    def _of(cls, text: str) -> Self:
+    def _of(cls, text: str) -> FeatureExpression:
         return cls(
             tuple(
                 (operator.replace(",", "&"), name or cls._of(group))
