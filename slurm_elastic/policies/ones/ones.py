@@ -149,8 +149,10 @@ class Ones:
             elif not ready:
                 chosen = target if target <= free else 0
                 free -= chosen
-            if not chosen:
-                reason = Reason("others-scheduled" if ready else "schedule-waits-for-epoch")
+            if not chosen and ready:
+                reason = Reason("others-scheduled")
+            elif not chosen:
+                reason = Reason("schedule-waits-for-epoch")
             shape = (job.gpu_type, chosen) if chosen else None
             proposals.append(proposal(job.request, shape, reason, float(chosen)))
             given.append(chosen)
