@@ -254,6 +254,13 @@ class DurationSettings:
     boosted: bool = key(
         True, "Learn boosted trees, too, where scikit-learn is installed (the extra `durations`)."
     )
+    rigid_nice: int = key(
+        0,
+        "Most that is added to the nice value of a rigid job that waits for GPUs, by its predicted"
+        " GPU time, so that short jobs start first. Needs PriorityType=priority/multifactor."
+        " 0: nothing of rigid jobs is ever changed.",
+        bounds=(0, 1_000_000),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

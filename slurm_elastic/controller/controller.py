@@ -19,6 +19,7 @@ from slurm_elastic.controller.batch_tuning import BatchTuner
 from slurm_elastic.controller.change_starter import ChangeStarter
 from slurm_elastic.controller.job_listing import JobListing
 from slurm_elastic.controller.lengths.length_predictions import LengthPredictions
+from slurm_elastic.controller.lengths.rigid_nice import RigidNice
 from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.neighbours.neighbour_learning import NeighbourLearning
@@ -78,6 +79,7 @@ class Controller:
         self.cleanup = OrphanCleanup(scontrol, config, self.store, log)
         self.usage = UsageReconciler(ledger, log)
         self.lengths = LengthPredictions(config, log)
+        self._rigid_nice = RigidNice(config, scontrol, ledger, log)
         self.sleep = SleepControl(config, scontrol, reader, ledger, log)
         self.neighbours = NeighbourLearning(config, ledger)
         self.guard = CrashLoopGuard(scontrol, config, self.store, ledger, log, counts=self.counts)
@@ -357,6 +359,8 @@ class Controller:
                 decide=lambda awakened: decide(awakened, explain=False)[0],
             )
             self._note("sleep", note)
+            note = self._rigid_nice.round(snapshot, self.lengths.for_round(), acts=self.acts)
+            self._note("nice", note)
             self.view = dataclasses.replace(self.view, sleep=self.sleep.shown())
         self._publish()
 
@@ -442,6 +446,7 @@ class Controller:
         self.cleanup.config = self.guard.config = self.failed_changes.config = config
         self._starter.config = self.neighbours.config = config
         self.store.learning.config = self.lengths.config = self.sleep.config = config
+        self._rigid_nice.config = config
         self.retired = False
         self.schedule.at_once()
 

@@ -147,6 +147,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "internal-error": "internal error: {error}",
     "solver-fallback": "HiGHS decided the last round in place of {solver}: {error}",
     "nodes-not-switched": "no node is switched off or on: {error}",
+    "nice-not-counted": (
+        "[durations] rigid_nice has no effect: PriorityType is {error}, not priority/multifactor"
+    ),
     "other-controller": "{error}",
     "text": lambda p: "(not shown)" if p["text"] is None else str(p["text"]),
 }

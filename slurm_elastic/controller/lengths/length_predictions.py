@@ -169,6 +169,20 @@ class LengthPredictions:
             self._estimates[job.key] = (self.trained.at, estimate)
         return estimate
 
+    def for_round(self) -> Callable[[Job], float | None]:
+        """Return what gives the expected run time of a job of the last snapshot, in seconds.
+
+        It gives None where nothing is known, or not yet: the time of a round is limited.
+        """
+        until = time.monotonic() + _ROUND_S
+
+        def expected_s(job: Job) -> float | None:
+            known = self.enabled and self.trained.jobs
+            estimate = self._of(job, until) if known else None
+            return estimate.mean if estimate else None
+
+        return expected_s
+
     def predict(self, request: JobRequest) -> DurationEstimate | None:
         """Return the prediction for a job that is to be submitted; None: there is none."""
         return self.trained.predictor.predict(request) if self.enabled else None

@@ -187,6 +187,7 @@ NOTES = (
         text("solver", "as in elastic.toml"), _ERROR,
     ),
     define("nodes-not-switched", "Slurm does not switch idle nodes off and on.", _ERROR),
+    define("nice-not-counted", "Slurm does not count nice values in priorities.", _ERROR),
     define("other-controller", "Another controller seems to act on this cluster.", _ERROR),
     define(
         "text",
