@@ -26,7 +26,7 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.steps.step_inputs import is_requeued_attempt, started_run
-from slurm_elastic.controller.transitions.transition_records import last_change
+from slurm_elastic.controller.transitions.transition_records import changes, last_change
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.readers.pyslurm_records import LAUNCH_FAILED
@@ -102,12 +102,14 @@ class EarlyEnds:
         )
 
     def _is_requeued(self, job: Job) -> bool:
-        """Return whether the last change of a job had requeued the attempt that has ended now."""
+        """Return whether a change of a job had requeued the attempt that has ended now."""
         if job.end_state not in ("FAILED", "COMPLETED"):
             return False
-        last = last_change(self._ledger, job)
-        if last is None or not is_requeued_attempt(last, job):
+        # After it another one may have begun, as the attempt seemed to run.
+        requeued = [t for t in changes(self._ledger, job) if is_requeued_attempt(t, job)]
+        if not requeued:
             return False
+        last = requeued[-1]
         if "drained" in last.entered:  # the next attempt was in the queue, or has run
             return True
         waited_s = (job.end_time or 0.0) - last.entered[TransitionState.REQUEUE.value]

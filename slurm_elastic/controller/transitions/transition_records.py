@@ -94,6 +94,15 @@ class TransitionRecords:
                 )
 
 
+def changes(ledger: Ledger, job: Job) -> Iterator[Transition]:
+    """Yield the transitions of a job that have ended and can be read, oldest first."""
+    for row in ledger.ended_transitions(job.job_id, job.key):
+        try:
+            yield Transition.from_body(row)
+        except ValueError:
+            continue
+
+
 def last_change(ledger: Ledger, job: Job) -> Transition | None:
     """Return the last transition of a job that has ended; None without one that can be read."""
     rows = ledger.ended_transitions(job.job_id, job.key)

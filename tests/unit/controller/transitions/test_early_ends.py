@@ -2,6 +2,7 @@
 
 import pytest
 
+from slurm_elastic.controller.transitions.transition_records import last_change
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.controller.simulated_script import SimulatedScript
@@ -294,8 +295,8 @@ def test_the_controller_is_killed_while_it_waits(site, monkeypatch):
     assert sizes(site)[:2] == [1, 4], "the change goes on"
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_change_that_is_over_is_forgotten(site, restarts):
+@pytest.mark.parametrize("how", ["seen at once", "restarted", "another change begins"])
+def test_a_change_that_is_over_is_forgotten(site, how):
     site.slurm.submit(7, elastic="1-4,sizes=1:4", gpus=1)
     script = SimulatedScript(site, 7, most=60)
     while sizes(site) != [1, 4]:
@@ -305,8 +306,12 @@ def test_a_change_that_is_over_is_forgotten(site, restarts):
     job = site.slurm.listed[7]
     assert job.run == 1
     site.slurm._set(job, run=0, allocation=site.slurm.starts[0][3], start_time=job.start_time)
+    if how == "another change begins":  # as the job seems to run on one GPU
+        ledger = site.controller.ledger
+        body = last_change(ledger, job).to_body() | {"state": "ENDED", "entered": {"NOTIFY": 1.0}}
+        ledger.put_transition(ledger.add_transition(7, job.key, body), "ENDED", body, live=False)
     site.slurm.end(7, 143)
-    if restarts:
+    if how == "restarted":
         site.restart()
     completes(site, script)
 
