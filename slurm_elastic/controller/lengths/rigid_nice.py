@@ -1,11 +1,11 @@
 """Nice values of pending rigid jobs by predicted GPU time, where the site allows it.
 
 Only the nice value is written, and only that of jobs that wait for GPUs or their turn, and to which
-nobody else has given one. What is written is kept in the ledger first: any other value but 0 is
-another one's, and is left. So whatever is lost, a job never gets more than the most. A job that
-runs keeps its value, which has no effect then; should it be requeued, it is known. Where an
-administrator has set a job's priority Slurm ignores its nice value: after two tries the job is left
-alone.
+nobody else has given one. What is written is kept in the ledger first: a value that is neither 0
+nor in the ledger is not ours, and stays. So also after the loss of the ledger no job gets more than
+`[durations] rigid_nice`. A job that runs keeps its value, which has no effect then; should it be
+requeued, the ledger has the value. Where an administrator has set a job's priority, Slurm ignores
+its nice value: after two tries the job is left alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RigidNice:
         known = {_array_id(job) for job in rigid}
         self._tries = {i: tries for i, tries in self._tries.items() if i in snapshot.job}
         changed = {key: value for key, value in kept.items() if key in known}
-        writes = list(self._due(rigid, changed, snapshot.time, predict if allowed else None))
+        writes = self._due(rigid, changed, snapshot.time, predict if allowed else None)
         if changed != kept:
             self._kept = changed
             self._ledger.put(_KEPT, changed)
@@ -109,13 +109,13 @@ class RigidNice:
         kept: dict[str, tuple[int, ...]],
         now: float,
         predict: Callable[[Job], float | None] | None,
-    ) -> Iterable[_Write]:
-        """Yield the values to be written, and add them to those that are kept."""
-        writes = 0
+    ) -> list[_Write]:
+        """Return the values to be written, and add them to those that are kept."""
+        writes: list[_Write] = []
         for job in jobs:
             ours = kept.get(_array_id(job), ())
             is_ours = job.nice == 0 or job.nice in ours
-            if job.state is not JobState.PENDING or not is_ours or writes == _MOST_WRITES:
+            if job.state is not JobState.PENDING or not is_ours or len(writes) == _MOST_WRITES:
                 continue
             nice, gpu_seconds = 0, 0.0
             if predict is not None:
@@ -130,8 +130,8 @@ class RigidNice:
                 continue
             if nice and nice not in ours:
                 kept[_array_id(job)] = (*ours, nice)
-            writes += 1
-            yield _Write(job, nice, gpu_seconds)
+            writes.append(_Write(job, nice, gpu_seconds))
+        return writes
 
     def _may_try(self, job: Job, nice: int) -> bool:
         """Count the tries of one value; Slurm may ignore it."""

@@ -25,3 +25,17 @@ def regular_file(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_text(path: str, most_bytes: int) -> str | None:
+    """Return the beginning of a regular file as text; None if it cannot be read.
+
+    Args:
+        path: of the file.
+        most_bytes: how much of it is read.
+    """
+    try:
+        with regular_file(path) as descriptor:
+            return os.read(descriptor, most_bytes).decode(errors="replace")
+    except (OSError, ValueError):
+        return None

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from slurm_elastic.job.environment.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import read_text
 
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+\.*([\w.]*)[ \t]+import[ \t]*(?:\(([\w\s,]*)|([\w, \t]*))"
@@ -39,7 +39,7 @@ def local_imports(sources: Sequence[tuple[str, str]]) -> Iterator[str]:
                 if candidate in seen or read == _MOST_FILES:
                     continue
                 seen.add(candidate)
-                module = _read(candidate)
+                module = read_text(candidate, _MAX_BYTES)
                 if module is not None:
                     read += 1
                     texts.append((candidate, module))
@@ -69,11 +69,3 @@ def _files(name: str, folders: Sequence[str]) -> Iterator[str]:
     for folder in dict.fromkeys(folders):
         for end in (".py", "/__init__.py"):
             yield os.path.normpath(f"{folder or '.'}/{relative}{end}")
-
-
-def _read(path: str) -> str | None:
-    try:
-        with regular_file(path) as descriptor:
-            return os.read(descriptor, _MAX_BYTES).decode(errors="replace")
-    except (OSError, ValueError):
-        return None

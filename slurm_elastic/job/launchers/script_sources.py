@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from slurm_elastic.job.environment.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import read_text
 
 #: Larger files are no scripts.
 _MAX_BYTES = 1 << 20
@@ -35,13 +35,10 @@ def script_sources(program: Sequence[str]) -> Iterator[tuple[str, str]]:
         if previous == "-m":
             paths = _module_files(word, words[0])
         for path in paths:
-            try:
-                with regular_file(path) as descriptor:
-                    text = os.read(descriptor, _MAX_BYTES).decode(errors="replace")
-            except (OSError, ValueError):
-                continue
-            yield path, text
-            break
+            text = read_text(path, _MAX_BYTES)
+            if text is not None:
+                yield path, text
+                break
 
 
 def _module_files(name: str, python: str) -> list[str]:

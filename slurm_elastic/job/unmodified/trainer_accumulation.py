@@ -10,13 +10,12 @@ Nothing is unpickled.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from slurm_elastic.job.environment.regular_file import regular_file
+from slurm_elastic.job.environment.regular_file import read_text
 from slurm_elastic.job.launchers.local_imports import local_imports
 from slurm_elastic.job.unmodified.saved_numbers import read_object
 from slurm_elastic.job.unmodified.size_words import size_word
@@ -74,11 +73,12 @@ def trainer_accumulation(
         sources: path and text of the Python files that it names.
         read_scripts: returns the texts of the batch script and of those that it calls.
     """
-    steps = read_object(f"{checkpoint}/{_ARGUMENTS}").get(_STEPS)
-    if type(steps) is not int or not 0 < steps <= _MOST_STEPS or not counts_epochs(checkpoint):
+    arguments = read_object(f"{checkpoint}/{_ARGUMENTS}")
+    steps = arguments.get(_STEPS)
+    if type(steps) is not int or not 0 < steps <= _MOST_STEPS or not _counts_epochs(arguments):
         return TrainerAccumulation(0)
     texts = [*(text for _, text in sources), *local_imports(sources)]
-    configurations = list(_configurations(program))
+    configurations = _configurations(program)
     is_written = re.compile(rf"{_STEPS}\W{{1,4}}{steps}(?!\w)")
     is_known = any(map(_USES_TRAINER.search, texts)) or (
         not texts and any(map(is_written.search, configurations))
@@ -102,7 +102,11 @@ def counts_epochs(checkpoint: str) -> bool:
     Args:
         checkpoint: directory that the Trainer has written.
     """
-    most = read_object(f"{checkpoint}/{_ARGUMENTS}").get(_MAX_STEPS)
+    return _counts_epochs(read_object(f"{checkpoint}/{_ARGUMENTS}"))
+
+
+def _counts_epochs(arguments: Mapping[Any, Any]) -> bool:
+    most = arguments.get(_MAX_STEPS)
     return type(most) is int and most <= 0
 
 
@@ -143,13 +147,6 @@ def _written_numbers(program: Sequence[str]) -> Iterator[str]:
 
 def _configurations(program: Sequence[str]) -> list[str]:
     """Return the texts of the files of options that a program's arguments name."""
-    texts = []
-    for word in program:
-        path = word.rpartition("=")[2]
-        if path.endswith(_CONFIGURATION):
-            try:
-                with regular_file(path) as descriptor:
-                    texts.append(os.read(descriptor, _MAX_BYTES).decode(errors="replace"))
-            except (OSError, ValueError):
-                continue
-    return texts
+    paths = [word.rpartition("=")[2] for word in program]
+    texts = [read_text(path, _MAX_BYTES) for path in paths if path.endswith(_CONFIGURATION)]
+    return [text for text in texts if text is not None]

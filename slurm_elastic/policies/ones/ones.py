@@ -156,7 +156,7 @@ class Ones:
             shape = (job.gpu_type, chosen) if chosen else None
             proposals.append(proposal(job.request, shape, reason, float(chosen)))
             given.append(chosen)
-        is_new = any(n != j.held for j, n in zip(jobs, given, strict=True))
+        is_changed = any(n != j.held for j, n in zip(jobs, given, strict=True))
         entries = {}
         for job, chosen in zip(jobs, given, strict=True):
             limit = job.limit
@@ -168,7 +168,7 @@ class Ones:
                 "type": job.gpu_type,
                 "limit": limit.limit,
                 "scaled_at": limit.scaled_at,
-                "scheduled_at": job.epochs if is_new and chosen else job.scheduled_at,
+                "scheduled_at": job.epochs if is_changed and chosen else job.scheduled_at,
                 "ran_s": job.ran_s,
                 "worked_s": job.worked_s,
             }
