@@ -14,8 +14,8 @@ counts, of each arm the median:
     flat        both, one after the other: `overlap="none"`
     buckets-…   `overlap="buckets"` in each size
     ddp-…       DistributedDataParallel, by default (25 MB) and with buckets of 1 MB
-    adamw-…     with an update: buckets of 1 MiB, and `overlap="sliced"`, whose weights arrive
-                during the forward pass of the next step
+    adamw-…     with an update: buckets of 1 MiB, `overlap="sliced"`, whose weights arrive
+                during the forward pass of the next step, and PyTorch's FSDP2
 
 The exposed share of an arm is (its step - alone) / exchange. Then, on the shaped link, a training
 of `init(…, overlap="auto")`, with what it logs about its choice; and, on the loopback, the largest
@@ -49,7 +49,9 @@ from benchmarks.overlap.ranks import (
     DDP,
     GRADIENT_BYTES,
     PRODUCT_BYTES,
+    SHARDED,
     SLICED,
+    WHOLE,
 )
 from benchmarks.support.joined_namespaces import (
     ADDRESSES,
@@ -95,7 +97,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             figures["no_link"], link = str(error), None
         results = run_ranks("arms", 2, args, link=link)
         figures["unshaped"] = medians([r["times"] for r in results])
-        figures["state"] = max(r["state"][1] / r["state"][0] for r in results)
+        figures["state"] = max(r["state"][SLICED] / r["state"][WHOLE] for r in results)
         if link is None:
             return figures
         passes_s = figures["unshaped"]["alone"] * BACKWARD
@@ -187,9 +189,10 @@ def _show(figures: dict[str, Any]) -> None:
     print(f"    step by the best ddp's   {shaped[best] / shaped[ddp]:.2f} (1.00), {ddp}")
     least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
     print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
-    whole, sliced = SLICED
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
-    print(f"    step by that of {whole} {shaped[sliced] / shaped[whole]:.2f} (1.00)")
+    for name, times in (("", shaped), (", without a limit", unshaped)):
+        for other in (WHOLE, SHARDED):
+            print(f"    step by that of {other}{name} {times[SLICED] / times[other]:.2f}")
     for name, times in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),
         (f"  tbf {figures['products_rate']}", figures["products"]),

@@ -14,8 +14,9 @@ LAYERS, WIDTH = 12, 512
 GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
-SLICED = ("adamw-buckets-1MiB", "adamw-sliced")
-ARMS = ("alone", "exchange", "flat", *BUCKETS, *DDP, *SLICED)
+#: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
+WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adamw-fsdp2")
+ARMS = ("alone", "exchange", "flat", *BUCKETS, *DDP, *UPDATING)
 #: Of the perceptron whose products are cut into chunks.
 INNER, HIDDEN, TOKENS = 1024, 3072, 512
 CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
@@ -75,11 +76,11 @@ def _arms(args: argparse.Namespace) -> None:
     steps = {arm: _step(arm, world, inputs) for arm in ARMS}
 
     def after(arm: str) -> None:
-        if arm == SLICED[1]:
+        if arm == SLICED:
             steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
 
     times = _in_turns(args, steps, after)
-    state = [_state_bytes(steps[arm]) for arm in SLICED]
+    state = {arm: _state_bytes(steps[arm]) for arm in UPDATING}
     _write(args, world.rank, {"times": times, "state": state})
     world.leave()
 
@@ -98,7 +99,7 @@ def _in_turns(
         for arm in steps if turn % 2 else reversed(steps):
             torch.distributed.all_reduce(signal)
             begun = time.perf_counter()
-            count = args.turn * (_LONGER if arm in SLICED else 1)
+            count = args.turn * (_LONGER if arm in UPDATING else 1)
             for _ in range(count):
                 steps[arm]()
             after(arm)
@@ -154,7 +155,9 @@ def _products(args: argparse.Namespace) -> None:
 
 def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     """Return a function that takes one step of an arm."""
-    if arm in SLICED:
+    if arm == SHARDED:
+        return _sharded_step(inputs)
+    if arm in UPDATING:
         return _updating_step(arm, world, inputs)
     import torch  # noqa: PLC0415
 
@@ -203,7 +206,7 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     parameters, control = list(model.parameters()), torch.zeros(CONTROL)
     exchange: Any
     optimizer = torch.optim.AdamW(parameters)
-    if arm == "adamw-sliced":
+    if arm == SLICED:
         replicas = Subgroup(world, range(world.size), None)
         keep_owned(optimizer, model, replicas)
         exchange = SlicedExchange(model, replicas)
@@ -217,17 +220,41 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
         loss.backward()
         exchange.reduce(control, 2 * len(inputs))
         optimizer.step()
-        if arm == "adamw-sliced":
+        if arm == SLICED:
             exchange.send_weights()
 
     step.optimizer, step.exchange = optimizer, exchange  # type: ignore[attr-defined]
     return step
 
 
+def _sharded_step(inputs: Any) -> Callable[[], None]:
+    """Return a function that takes one step of PyTorch's FSDP2, each layer gathered by itself."""
+    import torch  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    model = _model()
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+    step.optimizer = optimizer  # type: ignore[attr-defined]
+    return step
+
+
 def _state_bytes(step: Any) -> int:
     """Return the size of an arm's optimizer state on this rank."""
-    states = step.optimizer.state.values()
-    return sum(t.numel() * t.element_size() for state in states for t in state.values())
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    values = [value for state in step.optimizer.state.values() for value in state.values()]
+    own = [value.to_local() if isinstance(value, DTensor) else value for value in values]
+    return sum(value.numel() * value.element_size() for value in own)
 
 
 def _differences(args: argparse.Namespace) -> None:

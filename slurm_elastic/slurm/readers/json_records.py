@@ -414,5 +414,8 @@ def _tolerant(decode: Any, content: bytes) -> Any:
     """Decode JSON; bytes that are not UTF-8 become the mark of invalid bytes."""
     try:
         return decode(content)
-    except UnicodeDecodeError:
-        return decode(content.decode("utf-8", errors="slurm-elastic-invalid").encode())
+    except ValueError:  # before msgspec 0.23 a UnicodeDecodeError, since then its own error
+        marked = content.decode("utf-8", errors="slurm-elastic-invalid").encode()
+        if marked == content:
+            raise
+        return decode(marked)

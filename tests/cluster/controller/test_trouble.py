@@ -183,14 +183,14 @@ def test_slurmctld_forgets_a_whole_change(cluster: SlurmCluster, daemon: Daemon)
         " --samples 1024 --epochs 400 --global-batch 32 --rate 40"
     )
     options = ("--nodes=1", "--gres=gpu:1", "-Ca100&rack2", f"-o{LIGHT}/log", "--time=30")
-    job = cluster.sbatch(script, "--elastic=1-4,in-place=never", "-Jraw", *options)
+    job = cluster.sbatch(script, "--elastic=1-4,in-place=never", "-Jlight", *options)
     cluster.wait(job, "RUNNING")
     time.sleep(12)
     started = shown(cluster, job)["start_time"]["number"]
 
     def start_is_saved() -> bool:
         # slurmctld saves what has changed: after the second of the start nothing else would.
-        cluster.exec(["scontrol", "update", f"jobid={job}", "JobName=raw"])
+        cluster.exec(["scontrol", "update", f"jobid={job}", "JobName=light"])
         return int(cluster.exec(forgotten_seconds.SAVED_AT).stdout) > started
 
     until(start_is_saved, what="slurmctld has not saved the start")

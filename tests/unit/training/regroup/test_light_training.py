@@ -189,12 +189,29 @@ def said(runs: TrainingRuns, launcher: FakeLauncher, scenario: Scenario) -> dict
         {k: v for k, v in line.items() if k not in ("step", "pause_s", "port")}
         for line in launcher.group
     ]
+    if scenario is loses_a_companion:
+        group = list(without_dropped_attempt(group))
     return {
         "codes": codes,
         "phases": [p for p, before in zip(phases, [None, *phases], strict=False) if p != before],
         "group": group,
         "fields": sorted({name for report in launcher.reports for name in report}),
     }
+
+
+def without_dropped_attempt(group: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Leave out a generation that was dropped as a member was lost, and its number.
+
+    Whether a loss is seen before or after the next generation is begun depends on the moment.
+    """
+    dropped = 0
+    for line in group:
+        if line.get("why") == "a member is lost":
+            dropped += 1
+        elif "generation" in line:
+            yield line | {"generation": line["generation"] - dropped}
+        else:
+            yield line
 
 
 #: Fields that the library measures, or knows of its model, and a light training does not have.
