@@ -86,7 +86,7 @@ class AtOnce:
 #: With five, nodes of two slow cores that were too late counted as lost.
 ON_SLOW = AtOnce(4, 2)
 #: Four leave two fast cores idle for a third of the time.
-ON_FAST = AtOnce(7, 3)
+ON_FAST = AtOnce(6, 3)
 
 
 def at_once(speed: float) -> AtOnce:

@@ -173,16 +173,17 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         """
         self._values[:-CONTROL] = torch.tensor(self._end_passes())
         self._values[-CONTROL:] = control
-        self._pass_on()
-        self._replicas.add_up([self._values], "adding up the values of a step")
+        self._start_rest()
+        # Beside the last bucket, so that the values do not lengthen the step.
+        values = self._replicas.start_sum(self._values, "adding up the values of a step")
+        means = self._receive_means(count, values)
         *used, late = self._values[:-CONTROL].tolist()
         if late:  # a gradient was completed twice in one pass, and has left too early
             self._started = []
-            self._pass_on()
+            self._start_rest()
+            means = self._receive_means(count)
         self._started = []  # their handles keep what has arrived
-        for bucket in self._buckets:
-            received, bucket.received = bucket.received, None
-            own = received.sum(0).div_(count) if received is not None and bucket.owned else None
+        for bucket, own in zip(self._buckets, means, strict=True):
             start = 0
             for i in bucket.members:
                 p = self._parameters[i]
@@ -287,12 +288,42 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         )
         return self._replicas.guard.start(begin, bucket.flat, "adding up gradients")
 
-    def _pass_on(self) -> None:
-        """Begin with the buckets that have not left, and wait for all."""
+    def _start_rest(self) -> None:
+        """Start the buckets that have not left during the backward pass."""
         for bucket in self._buckets[len(self._started) :]:
             self._start(bucket)
-        for started in self._started:
-            self._replicas.guard.wait(started)
+
+    def _receive_means(self, count: int, *further: StartedCollective) -> list[torch.Tensor | None]:
+        """Wait for all buckets, and for further collectives begun after them.
+
+        The mean of a bucket is formed while the next ones are on their way. If a collective fails,
+        those after it are abandoned.
+
+        Returns:
+            By bucket the mean gradients of what this rank owns; None where it owns nothing.
+        """
+        guard, means = self._replicas.guard, []
+        collectives = [*self._started, *further]
+        for number, started in enumerate(collectives):
+            try:
+                guard.wait(started)
+            except Exception:
+                guard.abandon(collectives[number + 1 :])
+                raise
+            if number < len(self._buckets):
+                bucket = self._buckets[number]
+                received, bucket.received = bucket.received, None
+                owns = received is not None and bucket.owned
+                means.append(_mean(received, count) if owns else None)
+        return means
+
+
+def _mean(gradients: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the sum of the rows, divided by a number of samples; formed in the first row."""
+    own, *others = gradients
+    for other in others:
+        own.add_(other)
+    return own.div_(count)
 
 
 def _allocate(
