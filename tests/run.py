@@ -7,8 +7,8 @@ while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster t
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
-Cluster tests that measure times (mark `alone`) come after the others, two or three at once. Pure
-computations are the last unit tests, and get what cluster tests leave of the cores. As processes on
+Pure computations are the last unit tests, and get what cluster tests leave of the cores. Cluster
+tests that measure times (mark `alone`) come after all others, two or three at once. As processes on
 a shared machine are late at times, a test that fails is tried once more at the end, when nothing
 runs beside it. At most `SECOND_TRIES` may need that; all are named.
 
@@ -34,7 +34,7 @@ from tests.support.outcomes import Outcome, lacking, read
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
 BUILD_PACKAGES = ROOT / "contrib" / "packaging" / "build"
-#: Pure computations, in which no time matters: they run beside tests that measure times, too.
+#: Pure computations, in which no time matters: they come last.
 COMPUTATIONS = (
     "tests/property", "tests/unit/cli", "tests/unit/core", "tests/unit/models",
     "tests/unit/placement", "tests/unit/policies", "tests/unit/simulator",
@@ -142,10 +142,10 @@ class Run:
                 others = [f"--ignore={folder}" for folder in COMPUTATIONS]
                 words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
+                words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
+                passed &= self._pytest("computations", *words, log=log, before=LAST)
             finally:
                 self._unit_is_over.set()
-            words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
-            passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
         return passed
 
