@@ -8,7 +8,7 @@ output of `unit` is printed at its end. Each worker of the cluster tests, and ea
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
 Pure computations are the last unit tests, and get what cluster tests leave of the cores. Cluster
-tests that measure times (mark `alone`) come after all others, two or three at once. As processes on
+tests that measure times (mark `alone`) come after all others, two at once. As processes on
 a shared machine are late at times, a test that fails is tried once more at the end, when nothing
 runs beside it. At most `SECOND_TRIES` may need that; all are named.
 
@@ -25,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -53,8 +52,11 @@ PACKAGE_TESTS = (
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
-#: Cores are fast from this `core_speed` on; 35 and 95 were seen.
-FAST = 50.0
+#: Clusters at once. With five on two slow cores, nodes that were too late counted as lost; six or
+#: seven on fast ones (`core_speed` 90 instead of 35) saved a tenth, and tests of times failed.
+CLUSTERS = 4
+#: Clusters of tests that measure times: both of them leave half of two cores idle.
+ALONE = 2
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
 TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
@@ -68,30 +70,6 @@ YIELDING_LIMIT = "--timeout=1200"
 SLOWEST = 10
 #: Exit codes of pytest.
 SOME_FAILED, NOTHING_SELECTED = 1, 5
-
-
-@dataclass(frozen=True)
-class AtOnce:
-    """Container clusters at once.
-
-    Args:
-        beside: while other parts run.
-        alone: of tests that measure times; they leave half of the cores idle.
-    """
-
-    beside: int
-    alone: int
-
-
-#: With five, nodes of two slow cores that were too late counted as lost.
-ON_SLOW = AtOnce(4, 2)
-#: Four leave two fast cores idle for a third of the time.
-ON_FAST = AtOnce(6, 3)
-
-
-def at_once(speed: float) -> AtOnce:
-    """Return how many clusters cores of this speed run at once; see `core_speed`."""
-    return ON_FAST if speed >= FAST else ON_SLOW
 
 
 class Run:
@@ -154,14 +132,13 @@ class Run:
         if not self._is_up():
             self.broken = True
             return False
-        clusters = at_once(self.core_speed)
-        beside = ["-n", str(clusters.beside), "-m", "not alone"]
+        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
             passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
         self._unit_is_over.wait()
-        alone = ["-n", str(clusters.alone), "-m", "alone"]
+        alone = ["-n", str(ALONE), "-m", "alone"]
         return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
     def _releases(self) -> bool:

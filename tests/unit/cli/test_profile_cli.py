@@ -115,6 +115,15 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+def is_known(pid):
+    """Return whether the kernel still knows a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
     (tmp_path / "train.sh").write_text(
         """
@@ -138,8 +147,10 @@ def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
     assert "the same command continues" in err
     assert "Traceback" not in err
     assert (tmp_path / "selastic-profile" / "1-synthetic-1.json").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+    pid, last = int((tmp_path / "pid").read_text()), time.monotonic() + 60
+    while is_known(pid):  # it has ended, but its new parent may be late to collect it
+        assert time.monotonic() < last
+        time.sleep(0.05)
 
 
 def test_a_dry_run_shows_how_much_would_run(tmp_path, monkeypatch, capsys):

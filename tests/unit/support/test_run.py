@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import run as module
-from tests.run import SECOND_TRIES, AtOnce, Run
+from tests.run import SECOND_TRIES, Run
 from tests.support import needs
 from tests.support.outcomes import Outcome
 
@@ -43,8 +43,9 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setattr(module, "at_once", lambda speed: AtOnce(0, 0))
+        monkeypatch.setattr(module, "CLUSTERS", 0)
         monkeypatch.setattr(module, "TRIALS", 0)
+        monkeypatch.setattr(module, "ALONE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         # Other plugins would double the time that pytest takes to start.
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
