@@ -85,7 +85,8 @@ def check(configuration: dict, **planted_s: float) -> None:
 def test_one_process_waits_for_nothing(planted: Planted) -> None:
     found = planted.profile("alone", shapes="1", steps=10)
     check(found["1@1"])
-    assert found["1@1"]["compute"]["seconds"] == pytest.approx(COMPUTE, rel=FOUND)
+    # Its real passes come on top: up to 36 ms were seen on two idle cores.
+    assert (1 - FOUND) * COMPUTE < found["1@1"]["compute"]["seconds"] < 1.5 * COMPUTE
     # Its ranks, below slurmstepd, were found: a step is one wait.
     assert 0 <= found["1@1"]["use"]["busy_cpus"] < 1
 
