@@ -192,7 +192,8 @@ def _show(figures: dict[str, Any]) -> None:
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
     for name, times in (("", shaped), (", without a limit", unshaped)):
         for other in (WHOLE, SHARDED):
-            print(f"    step by that of {other}{name} {times[SLICED] / times[other]:.2f}")
+            aim = " (1.00)" if times is shaped and other == WHOLE else ""
+            print(f"    step by that of {other}{name} {times[SLICED] / times[other]:.2f}{aim}")
     for name, times in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),
         (f"  tbf {figures['products_rate']}", figures["products"]),
