@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
 #: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
 WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adamw-fsdp2")
-ARMS = ("alone", "exchange", "flat", *BUCKETS, *DDP, *UPDATING)
+#: Passes without an exchange, and an exchange without passes.
+APART = ("alone", "exchange")
+ARMS = (*APART, "flat", *BUCKETS, *DDP, *UPDATING)
 #: Of the perceptron whose products are cut into chunks.
 INNER, HIDDEN, TOKENS = 1024, 3072, 512
 CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
-PRODUCT_ARMS = ("alone", "exchange", *CHUNKS)
+PRODUCT_ARMS = (*APART, *CHUNKS)
 #: Bytes that a rank sums in a step of the perceptron: outputs, and gradients of the inputs.
 PRODUCT_BYTES = 2 * 4 * TOKENS * INNER
 #: Turns of each arm before the first that counts.
@@ -67,20 +70,20 @@ def _write(args: argparse.Namespace, rank: int, result: dict[str, Any]) -> None:
     (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def _arms(args: argparse.Namespace) -> None:
-    """Measure the arms, as one rank."""
+def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS) -> None:
+    """Measure arms of the layers, as one rank."""
     import torch  # noqa: PLC0415
 
     world = _world()
     inputs = torch.randn(args.batch, WIDTH)
-    steps = {arm: _step(arm, world, inputs) for arm in ARMS}
+    steps = {arm: _step(arm, world, inputs) for arm in arms}
 
     def after(arm: str) -> None:
         if arm == SLICED:
             steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
 
     times = _in_turns(args, steps, after)
-    state = {arm: _state_bytes(steps[arm]) for arm in UPDATING}
+    state = {arm: _state_bytes(steps[arm]) for arm in arms if arm in UPDATING}
     _write(args, world.rank, {"times": times, "state": state})
     world.leave()
 
@@ -108,8 +111,8 @@ def _in_turns(
     return times
 
 
-def _products(args: argparse.Namespace) -> None:
-    """Measure a perceptron whose layers the ranks share, as one rank."""
+def _products(args: argparse.Namespace, arms: Sequence[str] = PRODUCT_ARMS) -> None:
+    """Measure arms of a perceptron whose layers the ranks share, as one rank."""
     import torch  # noqa: PLC0415
 
     from slurm_elastic.training.ranks.subgroup import subgroup  # noqa: PLC0415
@@ -148,7 +151,7 @@ def _products(args: argparse.Namespace) -> None:
 
         return passes
 
-    times = _in_turns(args, {arm: step(arm) for arm in PRODUCT_ARMS})
+    times = _in_turns(args, {arm: step(arm) for arm in arms})
     _write(args, world.rank, {"times": times})
     world.leave()
 
@@ -319,8 +322,10 @@ def _training(args: argparse.Namespace) -> None:
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms": _arms,
+    "arms-apart": partial(_arms, arms=APART),
     "differences": _differences,
     "products": _products,
+    "products-apart": partial(_products, arms=APART),
     "training": _training,
 }
 
