@@ -20,7 +20,6 @@ import os
 import pwd
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +46,7 @@ from slurm_elastic.controller.server.request_dispatcher import RequestRefusedErr
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.wake_up import WakeUp
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.reason import Reason
@@ -93,7 +93,7 @@ class Daemon:
         self._path, self._log, self._sentence = path, log, sentence
         self._config = schema.load(path, policies=policy_protocol.known())
         policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
-        self._stop, self._reload, self._wakeup = False, False, threading.Event()
+        self._stop, self._reload, self._wakeup = False, False, WakeUp()
         #: Election of the active controller; None: this one is configured alone.
         self._election: LeaderElection | None = None
         self._reader: ClusterReader | None = None
@@ -203,7 +203,6 @@ class Daemon:
                 )
                 copying.forget(self._config.controller)
             self._wakeup.wait(self._election.pause_s)
-            self._wakeup.clear()
         return not self._stop
 
     def _act(self, ledger: Ledger, reader: ClusterReader, server: Server) -> None:
@@ -248,7 +247,6 @@ class Daemon:
                         election.right()
                     controller.look()
                 self._wakeup.wait(controller.pause())
-                self._wakeup.clear()
             controller.stop()
         except NotActiveError:
             server.wake_all()
@@ -283,6 +281,7 @@ class Daemon:
                 self._reconfigure(controller)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        # Without locks: the thread that it interrupts may hold them.
         if number == signal.SIGHUP:
             self._reload = True
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import signal
 import socket
 import sys
@@ -101,6 +102,7 @@ class Supervisor:
         self._step = self._supervise(child) if child else self._start()
         self._stopping = threading.Lock()
         self._ending = False
+        self._signals = queue.SimpleQueue[int]()
         self._terminated = threading.Event()
         self._continued_at = -math.inf
         self._client: ControllerClient | None = None
@@ -111,6 +113,7 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # Before any thread starts: their child processes must not inherit the blocked signals.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._in_background(self._act_on_signals)
         listener = socket.socket(fileno=self._launch.listener.detach())
         address = self._address
         if address:
@@ -405,18 +408,27 @@ class Supervisor:
             log_line(f"the program ended with exit code {code}")
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        # Without locks, not even those of an Event: the thread that it interrupts may hold them.
         if number == signal.SIGCONT:
             self._continued_at = time.monotonic()
-        elif number in _FORWARDED:
-            self._step.send(number)
         elif number == signal.SIGINT and sys.stdin.isatty():
             pass  # the terminal has sent it to srun too
         else:
-            self._on_termination()
+            self._ending = self._ending or number not in _FORWARDED
+            self._signals.put(number)
+
+    def _act_on_signals(self) -> None:
+        """Act on signals as they come, in a thread of their own."""
+        while True:
+            number = self._signals.get()
+            if number in _FORWARDED:
+                self._step.send(number)
+            else:
+                self._on_termination()
 
     def _on_termination(self) -> None:
-        """Handle SIGTERM or SIGINT: from Slurm, which signals the ranks too, or another process."""
-        first, self._ending = not self._ending, True
+        """Act on SIGTERM or SIGINT: from Slurm, which signals the ranks too, or another process."""
+        first = not self._terminated.is_set()
         self._terminated.set()
         self._trial.stop()
         if first:

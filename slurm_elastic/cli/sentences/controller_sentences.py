@@ -72,15 +72,15 @@ def _not_joined(p: Parameters) -> str:
 def _accumulation(p: Parameters) -> str:
     number = p["micro_batches"] or "N"
     remedy = (
-        f"give esrun --micro-batches {number}"
+        f"esrun --micro-batches {number} (a script that sets its accumulation in code must then"
+        " take it from SLURM_ELASTIC_ACCUMULATION)"
         if number != 1
-        else "give it --gradient_accumulation_steps N with an Nth of its batch size, and esrun"
-        " --micro-batches N"
+        else "--gradient_accumulation_steps N, an Nth of its batch size and esrun --micro-batches N"
     )
     return (
         "its checkpoints are named by steps, and its gradient accumulation is the same on"
-        f" any number of GPUs, so on another one it would resume at a wrong epoch: {remedy}, or"
-        " --micro-batches script to have it resized all the same, and submit it again"
+        " any number of GPUs, so on another one it would resume at a wrong epoch: submit it again"
+        f" with {remedy}, or with --micro-batches script to have it resized all the same"
         " (docs/esrun-global-batch.md)"
     )
 

@@ -66,7 +66,9 @@ class GradientBuckets(OverlappedBuckets[Bucket]):
                 self._tail[:-CONTROL] = torch.tensor(flags)
                 self._tail[-CONTROL:] = control
             self._start(bucket)
-        self._wait(count)
+        for bucket in self._arrivals(self._rank_group.guard):
+            if bucket is not self._buckets[-1]:
+                bucket.flat.div_(count)
         *used, late = self._tail[:-CONTROL].tolist()
         if late:
             self.incomplete = True
@@ -82,22 +84,6 @@ class GradientBuckets(OverlappedBuckets[Bucket]):
     def _send(self, bucket: Bucket) -> StartedCollective:
         """See `OverlappedBuckets`."""
         return self._rank_group.start_sum(bucket.flat, _OPERATION)
-
-    def _wait(self, count: int) -> None:
-        """Wait until all buckets have arrived, and divide all but the last.
-
-        Raises:
-            LinkError: another rank has ended.
-            GroupBrokenError: another rank is lost, and the others may go on.
-        """
-        for number, started in enumerate(self._started):
-            try:
-                self._rank_group.guard.wait(started)
-            except Exception:
-                self._rank_group.guard.abandon(self._started[number + 1 :])
-                raise
-            if number < len(self._buckets) - 1:
-                started.tensor.div_(count)
 
 
 def _allocate(

@@ -9,7 +9,7 @@ before it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from slurm_elastic.training.exchange.own_parameter import OwnParameter
-from slurm_elastic.training.ranks.group_guard import StartedCollective
+from slurm_elastic.training.ranks.group_guard import GroupGuard, StartedCollective
 
 
 @dataclass(eq=False, kw_only=True)
@@ -129,6 +129,27 @@ class OverlappedBuckets(ABC, Generic[B]):
             else:
                 view.copy_(gradient)
         self._started.append(self._send(bucket))
+
+    def _arrivals(self, guard: GroupGuard, *further: StartedCollective) -> Iterator[B]:
+        """Wait for the buckets in the order in which they left; yield each when it has arrived.
+
+        Args:
+            guard: of the ranks that exchange them.
+            further: collectives begun after the buckets, which are waited for at last.
+
+        Raises:
+            LinkError: another rank has ended; what has not arrived is abandoned.
+            GroupBrokenError: another rank is lost, and the others may go on; likewise.
+        """
+        collectives = [*self._started, *further]
+        for number, started in enumerate(collectives):
+            try:
+                guard.wait(started)
+            except Exception:
+                guard.abandon(collectives[number + 1 :])
+                raise
+            if number < len(self._buckets):
+                yield self._buckets[number]
 
     @abstractmethod
     def _send(self, bucket: B) -> StartedCollective:

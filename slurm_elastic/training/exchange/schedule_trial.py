@@ -39,16 +39,25 @@ class ScheduleTrial:
         numbers: of the schedules, `FLAT` first; with a single other one nothing is compared.
         warm_up: steps before the first turn.
         turn: measured steps of each turn.
+        least_part: of a step: nothing is tried where the exchange takes less.
 
     Attributes:
         requested: number of the schedule for the next step.
         exchange_s: seconds of the exchange alone; None: not measured yet.
     """
 
-    def __init__(self, numbers: Sequence[int], *, warm_up: int = WARM_UP, turn: int = TURN) -> None:
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        *,
+        warm_up: int = WARM_UP,
+        turn: int = TURN,
+        least_part: float = _LEAST_PART,
+    ) -> None:
         self.requested = FLAT
         self.exchange_s: float | None = None
         self._numbers, self._warm_up, self._turn = tuple(numbers), warm_up, turn
+        self._least_part = least_part
         self._turns = [*numbers, *reversed(numbers)] if len(numbers) > 2 else list(numbers[1:])
         self._compares = len(numbers) > 2
         self._in_turn = 0
@@ -120,7 +129,7 @@ class ScheduleTrial:
     def _too_short(self) -> bool:
         if self.exchange_s is None or not self._compares:
             return False
-        return self.exchange_s < _LEAST_PART * statistics.median(self._alone)
+        return self.exchange_s < self._least_part * statistics.median(self._alone)
 
     def _best(self) -> int:
         if not self._compares:

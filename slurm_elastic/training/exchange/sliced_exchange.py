@@ -296,25 +296,16 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     def _receive_means(self, count: int, *further: StartedCollective) -> list[torch.Tensor | None]:
         """Wait for all buckets, and for further collectives begun after them.
 
-        The mean of a bucket is formed while the next ones are on their way. If a collective fails,
-        those after it are abandoned.
+        The mean of a bucket is formed while the next ones are on their way.
 
         Returns:
             By bucket the mean gradients of what this rank owns; None where it owns nothing.
         """
-        guard, means = self._replicas.guard, []
-        collectives = [*self._started, *further]
-        for number, started in enumerate(collectives):
-            try:
-                guard.wait(started)
-            except Exception:
-                guard.abandon(collectives[number + 1 :])
-                raise
-            if number < len(self._buckets):
-                bucket = self._buckets[number]
-                received, bucket.received = bucket.received, None
-                owns = received is not None and bucket.owned
-                means.append(_mean(received, count) if owns else None)
+        means = []
+        for bucket in self._arrivals(self._replicas.guard, *further):
+            received, bucket.received = bucket.received, None
+            owns = received is not None and bucket.owned
+            means.append(_mean(received, count) if owns else None)
         return means
 
 

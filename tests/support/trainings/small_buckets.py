@@ -1,4 +1,4 @@
-"""Schedules of exchange for tiny models, and a short trial of them."""
+"""Schedules of exchange for tiny models, and a short trial of them, however short they are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SmallBuckets:
         for module in (exchange_schedule, gradient_exchange):
             module.SCHEDULES = schedules  # type: ignore[attr-defined]
         gradient_exchange.ScheduleTrial = partial(  # type: ignore[misc,assignment]
-            ScheduleTrial, warm_up=1, turn=1
+            ScheduleTrial, warm_up=1, turn=1, least_part=0.0
         )
 
     def begin(self, step: int) -> None:

@@ -47,13 +47,13 @@ def test_each_new_checkpoint_of_a_job_that_waits_calls_for_a_round():
         ({"rehearsal": "changes"}, "save less often"),
         (
             {"rehearsal": "accumulation", "needed_micro_batches": 4},
-            "wrong epoch: give esrun --micro-batches 4, or --micro-batches script to have it",
+            "submit it again with esrun --micro-batches 4 (a script that sets its accumulation in",
         ),
         (
             {"rehearsal": "accumulation", "needed_micro_batches": 1},
-            "--gradient_accumulation_steps N with an Nth of its batch size",
+            "--gradient_accumulation_steps N, an Nth of its batch size and esrun --micro-batches N",
         ),
-        ({"rehearsal": "accumulation"}, "give esrun --micro-batches N"),
+        ({"rehearsal": "accumulation"}, "with esrun --micro-batches N"),
         ({"rehearsal": "no-watch"}, "max_user_instances"),
         (
             {"rehearsal": "node-local", "kept_in": "/tmp"},
