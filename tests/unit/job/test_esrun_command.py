@@ -246,17 +246,6 @@ def test_a_second_sigterm_ends_the_step_at_once(job: dict[str, str]) -> None:
     assert "forcing job termination" in errors
 
 
-def test_signals_in_quick_succession_do_not_block_esrun(job: dict[str, str]) -> None:
-    process = begun(job, "trap : USR1; while :; do sleep 0.05; done")
-    for _ in range(2000):
-        process.send_signal(signal.SIGUSR1)
-    for _ in range(2):
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode
-
-
 def test_dry_run(job: dict[str, str]) -> None:
     process = run(job, "-n", "--srun-args", "--container-image=x --label", "python", "train.py")
     assert process.stdout.startswith(
