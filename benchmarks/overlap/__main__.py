@@ -64,7 +64,7 @@ from benchmarks.support.joined_namespaces import (
 
 #: Of the sums of shared layers to their passes: three of six products can hide a sum.
 _HIDING = 1 / 2
-#: Of a link's rate, until the exchange takes as long as it should.
+#: Corrections of a link's rate, after which the exchange takes about as long as it should.
 _CORRECTIONS = 2
 _PORT = 29512
 
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         figures["state"] = max(r["state"][SLICED] / r["state"][WHOLE] for r in results)
         if link is None:
             return figures
-        figures["rate"] = args.rate or balanced(
+        figures["rate"] = args.rate or balanced_rate(
             link,
             "arms",
             args,
@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         link.unshape()
         results = run_ranks("products", 2, args, link=link)
         figures["products_unshaped"] = medians([r["times"] for r in results])
-        figures["products_rate"] = balanced(
+        figures["products_rate"] = balanced_rate(
             link,
             "products",
             args,
@@ -131,7 +131,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def balanced(
+def balanced_rate(
     link: Link,
     part: str,
     args: argparse.Namespace,

@@ -69,7 +69,7 @@ class Slow(torch.nn.Linear):
 
     On a virtual machine the backward pass and the update can take 80 ms of a core in place of
     0.3 ms, as its memory is mapped anew after a pause. What they took in one step is left out of
-    the next one's wait; for the network they wait without a core.
+    the next one's wait. Only time on a core counts, so that a wait for the network stays.
     """
 
     rest = 0.0  # seconds of a core that the last backward pass and update took

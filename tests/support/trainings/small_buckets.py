@@ -1,4 +1,4 @@
-"""Schedules of exchange for tiny models, and a short trial of them, however short they are."""
+"""Schedules of exchange for tiny models, and a short trial of them, which always runs to its end."""
 
 from __future__ import annotations
 
