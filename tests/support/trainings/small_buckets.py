@@ -1,4 +1,4 @@
-"""Schedules of exchange for tiny models, and a short trial of them, which always runs to its end."""
+"""Schedules of exchange for tiny models, and a short trial of them that nothing ends early."""
 
 from __future__ import annotations
 
