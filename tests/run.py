@@ -7,8 +7,8 @@ while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster t
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
-Pure computations are the last unit tests, and get what cluster tests leave of the cores. Cluster
-tests that measure times (mark `alone`) come after all others, two at once. As processes on
+Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
+tests that measure times (mark `alone`) come after all tests but these, two at once. As processes on
 a shared machine are late at times, a test that fails is tried once more at the end, when nothing
 runs beside it. At most `SECOND_TRIES` may need that; all are named.
 
@@ -62,8 +62,9 @@ TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
 YIELDING = ("nice", "-n", "10")
-#: Before computations: they get what is left of the cores.
-LAST = ("nice", "-n", "19")
+#: Before computations: whatever else wants a core gets it at once, so that they run beside tests
+#: that measure times, too.
+LAST = ("chrt", "--idle", "0")
 SECOND_TRIES = 3
 #: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
 YIELDING_LIMIT = "--timeout=1200"
@@ -89,7 +90,7 @@ class Run:
         self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
-        self._unit_is_over = threading.Event()
+        self._timed_unit_tests_are_over = threading.Event()
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -110,7 +111,7 @@ class Run:
 
     def without_unit(self) -> None:
         """Record that the unit tests are not run, so that nothing waits for them."""
-        self._unit_is_over.set()
+        self._timed_unit_tests_are_over.set()
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
@@ -120,10 +121,10 @@ class Run:
                 others = [f"--ignore={folder}" for folder in COMPUTATIONS]
                 words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
-                words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
-                passed &= self._pytest("computations", *words, log=log, before=LAST)
             finally:
-                self._unit_is_over.set()
+                self._timed_unit_tests_are_over.set()
+            words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
+            passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
         return passed
 
@@ -137,7 +138,7 @@ class Run:
             others = pool.submit(self._packages), pool.submit(self._releases)
             passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
-        self._unit_is_over.wait()
+        self._timed_unit_tests_are_over.wait()
         alone = ["-n", str(ALONE), "-m", "alone"]
         return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
