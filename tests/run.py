@@ -5,8 +5,8 @@
 The image of the container cluster is built, the first cluster started, and the tests compiled,
 while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster tests often wait; the
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
-release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
-release of Debian built and tried.
+release of Slurm, has a cluster of its own; more workers begin when `unit` ends. Beside them the
+releases are tried, and packages of one release of Debian built and tried.
 Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
 tests that measure times (mark `alone`) come after all tests but these, two at once. As processes on
 a shared machine are late at times, a test that fails is tried once more at the end, when nothing
@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+from tests.support.container_cluster import late_workers
 from tests.support.outcomes import Outcome, lacking, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,9 +53,11 @@ PACKAGE_TESTS = (
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
-#: Clusters at once. With five on two slow cores, nodes that were too late counted as lost; six or
-#: seven on fast ones (`core_speed` 90 instead of 35) saved a tenth, and tests of times failed.
-CLUSTERS = 4
+#: Clusters at once beside the unit tests, and when only pure computations run beside them: cluster
+#: tests mostly wait. With five on two slow cores, nodes that were too late counted as lost.
+CLUSTERS = (4, 5)
+#: The same on cores of a `core_speed` of `FAST` or more.
+CLUSTERS_OF_FAST_CORES, FAST = (5, 7), 60.0
 #: Clusters of tests that measure times: both of them leave half of two cores idle.
 ALONE = 2
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
@@ -90,7 +93,8 @@ class Run:
         self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
-        self._timed_unit_tests_are_over = threading.Event()
+        self._cores_are_free = threading.Event()  # only pure computations run beside clusters
+        self._more_clusters = folder / "cores-are-free"  # exists from then on
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -109,9 +113,10 @@ class Run:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
 
-    def without_unit(self) -> None:
-        """Record that the unit tests are not run, so that nothing waits for them."""
-        self._timed_unit_tests_are_over.set()
+    def free_cores(self) -> None:
+        """Record that no unit tests but pure computations run any more, or at all."""
+        self._more_clusters.touch()
+        self._cores_are_free.set()
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
@@ -122,7 +127,7 @@ class Run:
                 words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
-                self._timed_unit_tests_are_over.set()
+                self.free_cores()
             words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
             passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
@@ -133,12 +138,15 @@ class Run:
         if not self._is_up():
             self.broken = True
             return False
-        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
+        first, later = CLUSTERS_OF_FAST_CORES if self.core_speed >= FAST else CLUSTERS
+        beside = ["-n", str(later), "-m", "not alone"]
+        os.environ[late_workers.WORKERS] = str(first)
+        os.environ[late_workers.FILE] = str(self._more_clusters)
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
             passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
-        self._timed_unit_tests_are_over.wait()
+        self._cores_are_free.wait()
         alone = ["-n", str(ALONE), "-m", "alone"]
         return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
@@ -285,7 +293,7 @@ def main() -> int:
         try:
             tests = [part for part in arguments.parts if part != "lint"]
             if "unit" not in tests:
-                run.without_unit()
+                run.free_cores()
             passed = True
             if "lint" in arguments.parts:
                 with ThreadPoolExecutor(1) as pool:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
+from tests.support.container_cluster.late_workers import is_late, wait_for_cores
 from tests.support.container_cluster.selasticd import Daemon, leaves_no_trace, running
 from tests.support.container_cluster.slurm_cluster import (
     CLUSTER_DIR,
@@ -28,7 +30,7 @@ MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py"
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
 #: test_profiler runs beside test_icefrog_rounds, which has a cluster of its own.
 LONG = (
-    "test_profiler.py", *MEASURING, "test_sleep.py", "test_rank_restart.py", "test_plan_choice.py",
+    "test_profiler.py", *MEASURING, "test_rank_restart.py", "test_sleep.py", "test_plan_choice.py",
     "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
     "test_life.py", "test_companion_faults.py", "test_launchers.py",
@@ -62,6 +64,7 @@ def cluster() -> Iterator[SlurmCluster]:
     """
     name = cluster_name()
     if worker_name() != FIRST_WORKER:
+        wait_for_cores(worker_name())
         with temporary_cluster(name) as own:
             yield own
         return
@@ -112,6 +115,15 @@ class FileScheduling(LoadScopeScheduling):
         if path.endswith(MEASURING):
             return MEASURING[0]
         return nodeid if path.endswith(SINGLE_TESTS) else path
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Assign the first of the files that are left; to a late worker the last one, a short one.
+
+        A late worker gets some before it can run them. Were these long, they would end last.
+        """
+        if is_late(node.gateway.id):
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

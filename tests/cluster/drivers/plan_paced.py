@@ -3,7 +3,8 @@
 
 `PACE` is a JSON object of the seconds per step that are reported, by plan; in a plan with 0 seconds
 the program fails, in one with "memory" it runs out of memory. All steps really take `STEP_S`: what
-they take on a busy machine says nothing about a plan.
+they take on a busy machine says nothing about a plan. For the same reason each start is reported
+to take `STARTUP_S`.
 """
 
 import json
@@ -13,11 +14,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.training.measure.step_times import StepDurations, StepTimer
 from slurm_elastic.training.reporting import Reporter  # before torch, as in the example
 
-STEP_S = 0.1
+STEP_S, STARTUP_S = 0.1, 1.0
 PACE = json.loads(os.environ["PACE"])
 plan = ""
 set_fields = Reporter.set_fields
@@ -35,6 +37,14 @@ def noting_the_plan(self: Reporter, **fields: object) -> None:
     set_fields(self, **fields)
 
 
+started = Reporter.started
+
+
+def started_quickly(self: Reporter, **fields: Any) -> None:
+    """Report a start of `STARTUP_S`: the next plan is tried after a time that depends on it."""
+    started(self, **{**fields, "startup_s": STARTUP_S})
+
+
 take = StepTimer.take
 
 
@@ -45,6 +55,7 @@ def as_planned(self: StepTimer) -> StepDurations | None:
 
 
 Reporter.set_fields = noting_the_plan
+Reporter.started = started_quickly
 StepTimer.take = as_planned
 
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402

@@ -26,12 +26,12 @@ PACE = {
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    # Restarts may take as long as training here, so that all plans are tried within a test.
+    # Restarts may take as long as training here, by what the driver reports of them, so that all
+    # plans are tried within a test.
     with running(cluster, eager_config(plan_trials=1), reporters=()) as daemon:
         yield daemon
 
 
-@pytest.mark.alone  # the next plan is tried once the job has trained as long as its restart took
 def test_the_controller_keeps_the_fastest_plan_of_each_size(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:

@@ -1,5 +1,6 @@
 """The end of a test run: second tries, and tests that did not run for lack of a program."""
 
+import math
 import re
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setattr(module, "CLUSTERS", 0)
+        monkeypatch.setattr(module, "CLUSTERS", (0, 0))
+        monkeypatch.setattr(module, "FAST", math.inf)
         monkeypatch.setattr(module, "TRIALS", 0)
         monkeypatch.setattr(module, "ALONE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
@@ -52,7 +54,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         plugins = ("no:cacheprovider", "xdist.plugin", "tests.support.outcomes")
         run = Run([word for name in plugins for word in ("-p", name)], tmp_path)
         run.outcomes += earlier
-        run.without_unit()
+        run.free_cores()
         passed = run.cluster() or run.second_try()
         printed = capfd.readouterr().out
         run.summary()
