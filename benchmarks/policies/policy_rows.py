@@ -93,11 +93,6 @@ ROWS = (
         goodput=GoodputSettings(charge=0.5),
     ),
     Row(
-        label="goodput, sharing, lengths, longest jobs last",
-        policy="goodput",
-        goodput=GoodputSettings(least_weight=0.0, long_power=0.0),
-    ),
-    Row(
         label="goodput alone, lengths",
         policy="goodput",
         goodput=GoodputSettings(**_ALONE),  # type: ignore[arg-type]

@@ -119,17 +119,6 @@ class GoodputSettings:
         " lengths count less where there are more than four GPUs per job.",
         bounds=(0, 1),
     )
-    least_weight: float = key(
-        1.0,
-        "Least weight of a job, however long it still runs; below 1 the longest end later.",
-        bounds=(0, 1),
-    )
-    long_power: float = key(
-        0.1,
-        "A job with n times two hours left counts n to the power of this, so that the longest"
-        " do not end later.",
-        bounds=(0, 1),
-    )
     wait_s: float = key(
         3600.0,
         "Seconds after which a waiting job gets its smallest size before all others; 0: never.",

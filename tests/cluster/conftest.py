@@ -45,8 +45,8 @@ LONG = (
 #: Files whose tests have no fixture of the whole file: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
-    "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rehearsals.py",
-    "test_rights.py",
+    "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rank_restart.py",
+    "test_rehearsals.py", "test_rights.py",
 )  # fmt: skip
 _FILES = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
 for _name in {*LONG, *SINGLE_TESTS}:
@@ -64,7 +64,6 @@ def cluster() -> Iterator[SlurmCluster]:
     """
     name = cluster_name()
     if worker_name() != FIRST_WORKER:
-        wait_for_cores(worker_name())
         with temporary_cluster(name) as own:
             yield own
         return
@@ -94,6 +93,12 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "cluster" in request.fixturenames:
         request.getfixturevalue("cluster").cancel()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Wait, in a late worker, before its first test, so that no test has this time."""
+    wait_for_cores(worker_name())
 
 
 @pytest.hookimpl(trylast=True)

@@ -199,13 +199,8 @@ class MarginalValue(Sia):
             cheap = gain * self._factors(question, arrays, remaining, prices, ResizeKind.IN_PLACE)
             scaled = np.where(in_place, cheap, requeued)
         crowding = value_terms.crowding(len(arrays.candidates), sum(question.capacity.values()))
-        weight = value_terms.weights(
-            values,
-            remaining,
-            power=settings.length_power * crowding,
-            least=settings.least_weight,
-            long_power=settings.long_power,
-        )
+        power = settings.length_power * crowding
+        weight = value_terms.weights(values, remaining, power=power)
         columns = arrays.configurations
         return ValueInputs(
             weight=weight,

@@ -19,8 +19,6 @@ from slurm_elastic.policies.sia.round_arrays import Bools, Floats, RoundArrays
 #: Remaining seconds of a job at which the weight of short jobs is 1, and the fewest that count.
 _WEIGHT_ONE_S = 3600.0
 _FEWEST_S = 60.0
-#: Remaining seconds from which on a job counts as long.
-_LONG_S = 7200.0
 #: GPUs per job from which on lengths count in part only.
 _GPUS_PER_JOB = 4.0
 
@@ -86,23 +84,16 @@ def payback_factors(
     return np.asarray(horizon / (horizon + change_s[:, None]))
 
 
-def weights(
-    values: Floats, remaining: Floats, *, power: float, least: float, long_power: float
-) -> Floats:
-    """Return w [J]: above 1 for jobs with less than an hour left, and for those with many.
+def weights(values: Floats, remaining: Floats, *, power: float) -> Floats:
+    """Return w [J]: above 1 for jobs with less than an hour left, below 1 for longer ones.
 
     Args:
         values: lambda.
         remaining: [J] work left; NaN: unknown, the weight is 1.
         power: how much more short jobs count; 0: not at all.
-        least: the smallest weight.
-        long_power: how much more long jobs count.
     """
     seconds = np.maximum(remaining * values, _FEWEST_S)
-    short = np.maximum((seconds / _WEIGHT_ONE_S) ** -power, least)
-    long = (np.maximum(seconds, _LONG_S) / _LONG_S) ** long_power
-    by_length = short * long
-    return np.asarray(np.where(np.isnan(seconds), 1.0, by_length))
+    return np.asarray(np.where(np.isnan(seconds), 1.0, (seconds / _WEIGHT_ONE_S) ** -power))
 
 
 def hysteresis(factors: Floats, arrays: RoundArrays, part: float) -> Floats:

@@ -18,6 +18,6 @@ def is_late(worker: str) -> bool:
 
 
 def wait_for_cores(worker: str) -> None:
-    """Wait, in a late worker, until it may start its cluster."""
+    """Wait, in a late worker, until it may begin."""
     while is_late(worker) and not Path(os.environ[FILE]).exists():
         time.sleep(1)
