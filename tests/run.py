@@ -70,7 +70,7 @@ YIELDING = ("nice", "-n", "10")
 LAST = ("chrt", "--idle", "0")
 SECOND_TRIES = 3
 #: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
-YIELDING_LIMIT = "--timeout=1200"
+YIELDING_LIMIT = "--timeout=2400"
 SLOWEST = 10
 #: Exit codes of pytest.
 SOME_FAILED, NOTHING_SELECTED = 1, 5

@@ -42,7 +42,7 @@ LONG = (
     "test_policies_live.py", "test_usage.py", "test_elastic_option.py", "test_readers.py",
     "test_rehearsals.py", "test_companions.py", "test_guard.py",
 )  # fmt: skip
-#: Files whose tests have no fixture of the whole file: they need not run on one worker.
+#: Files whose tests share nothing that takes long to set up: they need not run on one worker.
 SINGLE_TESTS = (
     "test_companion_faults.py", "test_companions.py", "test_demo.py", "test_engine.py",
     "test_esrun.py", "test_guard.py", "test_policies_live.py", "test_rank_restart.py",
