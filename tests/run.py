@@ -23,9 +23,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from tests.support.container_cluster import late_workers
@@ -93,8 +94,8 @@ class Run:
         self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
-        self._cores_are_free = threading.Event()  # only pure computations run beside clusters
-        self._more_clusters = folder / "cores-are-free"  # exists from then on
+        #: Exists as soon as no unit tests but pure computations run beside the cluster tests.
+        self._cores_are_free = folder / "cores-are-free"
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -115,8 +116,7 @@ class Run:
 
     def free_cores(self) -> None:
         """Record that no unit tests but pure computations run any more, or at all."""
-        self._more_clusters.touch()
-        self._cores_are_free.set()
+        self._cores_are_free.touch()
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
@@ -140,13 +140,15 @@ class Run:
             return False
         first, later = CLUSTERS_OF_FAST_CORES if self.core_speed >= FAST else CLUSTERS
         beside = ["-n", str(later), "-m", "not alone"]
-        os.environ[late_workers.WORKERS] = str(first)
-        os.environ[late_workers.FILE] = str(self._more_clusters)
+        late = {
+            late_workers.FIRST_WORKERS: str(first),
+            late_workers.CORES_ARE_FREE: str(self._cores_are_free),
+        }
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
-            passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
+            passed = self._pytest("cluster", *beside, CLUSTER_TESTS, variables=late)
             passed &= all(other.result() for other in others)
-        self._cores_are_free.wait()
+        late_workers.wait_for(self._cores_are_free)
         alone = ["-n", str(ALONE), "-m", "alone"]
         return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
@@ -216,14 +218,29 @@ class Run:
             self._up.wait()
 
     def _pytest(
-        self, name: str, *words: str, log: IO[bytes] | None = None, before: tuple[str, ...] = ()
+        self,
+        name: str,
+        *words: str,
+        log: IO[bytes] | None = None,
+        before: tuple[str, ...] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
-        """Run pytest, after other words, and keep the outcomes; tell whether all is well."""
+        """Run pytest, after other words, and keep the outcomes; tell whether all is well.
+
+        Args:
+            name: of the part.
+            words: options of pytest, and tests.
+            log: for its output; None: it is printed.
+            before: words of the command before those of pytest.
+            variables: of its environment, added to this process's.
+        """
         path = self.folder / name
         pytest = [sys.executable, "-m", "pytest"]
         command = [*before, *pytest, *words, *self.options, f"--outcomes={path}"]
         began = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
+        code = subprocess.run(
+            command, cwd=ROOT, stdout=log, stderr=log, check=False, env={**os.environ, **variables}
+        ).returncode
         self.times[name] = time.monotonic() - began
         with self._adding:
             self.outcomes += read(path)

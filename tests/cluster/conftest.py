@@ -9,7 +9,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tests.support.container_cluster.late_workers import is_late, wait_for_cores
+from tests.support.container_cluster.late_workers import is_late, wait_if_late
 from tests.support.container_cluster.selasticd import Daemon, leaves_no_trace, running
 from tests.support.container_cluster.slurm_cluster import (
     CLUSTER_DIR,
@@ -97,8 +97,8 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Wait, in a late worker, before its first test, so that no test has this time."""
-    wait_for_cores(worker_name())
+    """Wait, in a late worker, before its first test, so that this time counts for no test."""
+    wait_if_late(worker_name())
 
 
 @pytest.hookimpl(trylast=True)
@@ -122,9 +122,9 @@ class FileScheduling(LoadScopeScheduling):
         return nodeid if path.endswith(SINGLE_TESTS) else path
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Assign the first of the files that are left; to a late worker the last one, a short one.
+        """Assign the first of the files that are left; to a late worker the last, a short one.
 
-        A late worker gets some before it can run them. Were these long, they would end last.
+        A late worker gets its first files while it still waits: long ones would end last.
         """
         if is_late(node.gateway.id):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)

@@ -26,8 +26,8 @@ PACE = {
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    # Restarts may take as long as training here, by what the driver reports of them, so that all
-    # plans are tried within a test.
+    # Restarts, of the length that the driver reports, may take as long as training here: all plans
+    # are tried within a test.
     with running(cluster, eager_config(plan_trials=1), reporters=()) as daemon:
         yield daemon
 
