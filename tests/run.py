@@ -5,8 +5,8 @@
 The image of the container cluster is built, the first cluster started, and the tests compiled,
 while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster tests often wait; the
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
-release of Slurm, has a cluster of its own; more workers begin when `unit` ends. Beside them the
-releases are tried, and packages of one release of Debian built and tried.
+release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
+release of Debian built and tried.
 Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
 tests that measure times (mark `alone`) come after all tests but these, two at once. As processes on
 a shared machine are late at times, a test that fails is tried once more at the end, when nothing
@@ -17,19 +17,18 @@ Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing el
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
-from tests.support.container_cluster import late_workers
 from tests.support.outcomes import Outcome, lacking, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,11 +53,9 @@ PACKAGE_TESTS = (
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
-#: Clusters at once beside the unit tests, and when only pure computations run beside them: cluster
-#: tests mostly wait. With five on two slow cores, nodes that were too late counted as lost.
-CLUSTERS = (4, 5)
-#: The same on cores of a `core_speed` of `FAST` or more.
-CLUSTERS_OF_FAST_CORES, FAST = (5, 7), 60.0
+#: Clusters at once: their tests mostly wait. With five, on a machine whose memory was slow, jobs
+#: and nodes were too late for the controller, and for the limits of tests.
+CLUSTERS = 4
 #: Clusters of tests that measure times: both of them leave half of two cores idle.
 ALONE = 2
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
@@ -90,12 +87,12 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
-        self.core_speed = core_speed()
+        self.core_speeds = core_speeds()
         self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
-        #: Exists as soon as no unit tests but pure computations run beside the cluster tests.
-        self._cores_are_free = folder / "cores-are-free"
+        #: No unit tests but pure computations run beside the cluster tests.
+        self.cores_are_free = threading.Event()
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -114,10 +111,6 @@ class Run:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
 
-    def free_cores(self) -> None:
-        """Record that no unit tests but pure computations run any more, or at all."""
-        self._cores_are_free.touch()
-
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
         path = self.folder / "unit.log"
@@ -127,7 +120,7 @@ class Run:
                 words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
-                self.free_cores()
+                self.cores_are_free.set()
             words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
             passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
@@ -138,17 +131,12 @@ class Run:
         if not self._is_up():
             self.broken = True
             return False
-        first, later = CLUSTERS_OF_FAST_CORES if self.core_speed >= FAST else CLUSTERS
-        beside = ["-n", str(later), "-m", "not alone"]
-        late = {
-            late_workers.FIRST_WORKERS: str(first),
-            late_workers.CORES_ARE_FREE: str(self._cores_are_free),
-        }
+        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
-            passed = self._pytest("cluster", *beside, CLUSTER_TESTS, variables=late)
+            passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
             passed &= all(other.result() for other in others)
-        late_workers.wait_for(self._cores_are_free)
+        self.cores_are_free.wait()
         alone = ["-n", str(ALONE), "-m", "alone"]
         return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
 
@@ -201,7 +189,9 @@ class Run:
         times = ", ".join(f"{part} {clock(seconds)}" for part, seconds in self.times.items())
         in_all = clock(time.monotonic() - self._began)
         print(f"\ntests: {counts or 'none run'} in {in_all}; {times}")
-        print(f"tests: speed of a core: {self.core_speed:.1f} million rounds of a loop per second")
+        speeds = zip(self.core_speeds, core_speeds(), strict=True)
+        loop, memory = (f"{before:.0f} ({after:.0f} at the end)" for before, after in speeds)
+        print(f"tests: million rounds of a loop per second: {loop}; reads of memory: {memory}")
         print(f"tests: the {SLOWEST} slowest")
         slowest = sorted(self.outcomes, key=lambda outcome: outcome.seconds, reverse=True)
         for outcome in slowest[:SLOWEST]:
@@ -223,7 +213,6 @@ class Run:
         *words: str,
         log: IO[bytes] | None = None,
         before: tuple[str, ...] = (),
-        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Run pytest, after other words, and keep the outcomes; tell whether all is well.
 
@@ -232,15 +221,12 @@ class Run:
             words: options of pytest, and tests.
             log: for its output; None: it is printed.
             before: words of the command before those of pytest.
-            variables: of its environment, added to this process's.
         """
         path = self.folder / name
         pytest = [sys.executable, "-m", "pytest"]
         command = [*before, *pytest, *words, *self.options, f"--outcomes={path}"]
         began = time.monotonic()
-        code = subprocess.run(
-            command, cwd=ROOT, stdout=log, stderr=log, check=False, env={**os.environ, **variables}
-        ).returncode
+        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
         self.times[name] = time.monotonic() - began
         with self._adding:
             self.outcomes += read(path)
@@ -261,20 +247,33 @@ class Run:
         return code in (0, NO_DOCKER)
 
 
-def core_speed() -> float:
-    """Return how many million rounds of an empty loop Python does per second of CPU time.
+def core_speeds() -> tuple[float, float]:
+    """Return millions of rounds of an empty loop, and of reads of scattered objects, per second.
 
-    The minutes of two machines can be compared by it. The fastest of five times counts: other work
-    on the machine slows a loop down, nothing makes it faster.
+    The minutes of two runs can be compared by them: on shared machines either changes by two within
+    hours. They count seconds of CPU time; the fastest of three times counts.
     """
+    following = list(range(500_000))
+    random.Random(4).shuffle(following)  # 0 leads to 447,573 of them
 
-    def once() -> float:
-        began = time.process_time()
-        for _ in range(2_000_000):
+    def rounds() -> None:
+        for _ in range(500_000):
             pass
-        return 2 / (time.process_time() - began)
 
-    return max(once() for _ in range(5))
+    def reads() -> None:
+        at = 0
+        for _ in range(500_000):
+            at = following[at]
+
+    def fastest(work: Callable[[], None]) -> float:
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            work()
+            times.append(time.process_time() - began)
+        return 0.5 / min(times)
+
+    return fastest(rounds), fastest(reads)
 
 
 def clock(seconds: float) -> str:
@@ -310,7 +309,7 @@ def main() -> int:
         try:
             tests = [part for part in arguments.parts if part != "lint"]
             if "unit" not in tests:
-                run.free_cores()
+                run.cores_are_free.set()
             passed = True
             if "lint" in arguments.parts:
                 with ThreadPoolExecutor(1) as pool:

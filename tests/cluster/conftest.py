@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
-from tests.support.container_cluster.late_workers import is_late, wait_if_late
 from tests.support.container_cluster.selasticd import Daemon, leaves_no_trace, running
 from tests.support.container_cluster.slurm_cluster import (
     CLUSTER_DIR,
@@ -95,12 +93,6 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("cluster").cancel()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
-    """Wait, in a late worker, before its first test, so that this time counts for no test."""
-    wait_if_late(worker_name())
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the cluster, with a time limit that leaves out the image; long files first."""
@@ -120,15 +112,6 @@ class FileScheduling(LoadScopeScheduling):
         if path.endswith(MEASURING):
             return MEASURING[0]
         return nodeid if path.endswith(SINGLE_TESTS) else path
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        """Assign the first of the files that are left; to a late worker the last, a short one.
-
-        A late worker gets its first files while it still waits: long ones would end last.
-        """
-        if is_late(node.gateway.id):
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -113,6 +113,9 @@ class NodeSessions:
         except _EndedError as error:
             session.close()
             return subprocess.CompletedProcess(words, KILLED, "", str(error))
+        except BaseException:  # the time limit of the test: the answer may still come
+            session.close()
+            raise
         with self._lock:
             self._idle.append(session)
         return subprocess.CompletedProcess(

@@ -1,6 +1,5 @@
 """The end of a test run: second tries, and tests that did not run for lack of a program."""
 
-import math
 import re
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setattr(module, "CLUSTERS", (0, 0))
-        monkeypatch.setattr(module, "FAST", math.inf)
+        monkeypatch.setattr(module, "CLUSTERS", 0)
         monkeypatch.setattr(module, "TRIALS", 0)
         monkeypatch.setattr(module, "ALONE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
@@ -54,7 +52,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         plugins = ("no:cacheprovider", "xdist.plugin", "tests.support.outcomes")
         run = Run([word for name in plugins for word in ("-p", name)], tmp_path)
         run.outcomes += earlier
-        run.free_cores()
+        run.cores_are_free.set()
         passed = run.cluster() or run.second_try()
         printed = capfd.readouterr().out
         run.summary()
