@@ -211,7 +211,7 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(parameters)
     if arm == SLICED:
         replicas = Subgroup(world, range(world.size), None)
-        keep_owned(optimizer, model, replicas)
+        keep_owned(optimizer, model, rank=replicas.rank, ranks=replicas.size)
         exchange = SlicedExchange(model, replicas)
     else:
         exchange = GradientBuckets(list(reversed(parameters)), world, bucket_bytes=1 << 20)

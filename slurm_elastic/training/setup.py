@@ -106,7 +106,8 @@ def init(
             exchanged faster after the backward pass or in buckets during it, "auto"; always after
             it, "none"; always in "buckets". With "auto" sums over three or more ranks may differ
             in their last bits between two runs, as the choice may. "sliced": as buckets, and
-            divide the state of the optimizer among the ranks.
+            divide the state of the optimizer among the ranks; with stages, among the replicas of
+            each.
         recompute: layers keep their input only, and run again in the backward pass; not those with
             buffers, such as batch normalisation, and not in spatial groups.
         spatial: ranks that share each sample along each spatial dimension, such as (2, 1, 1), where

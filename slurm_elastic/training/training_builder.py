@@ -236,8 +236,9 @@ class TrainingBuilder:
         if sharded and (reason := unsupported()):
             sharded = False
             self._log(f"{reason}; every {'replica' if divided else 'rank'} holds the whole model")
-        sliced = settings.overlap == SLICED and not (staged or sharded or slabs)
-        sliced = sliced and rank_group.size > choice.tensor
+        sliced = settings.overlap == SLICED and not (sharded or slabs)
+        sliced = sliced and max(map(len, choice.layout.stages)) > 1
+        sliced = sliced and not (staged and self._schedule == "pipedream")
         sharding = Sharding.OPTIMIZER if sliced else Sharding.NONE
         sharding = Sharding.FULL if sharded else sharding
         if not staged:
@@ -433,6 +434,7 @@ class TrainingBuilder:
                 earlier=earlier_profile,
                 optimizer=optimizer,
                 styles=self._tensor_styles,
+                sliced=sliced,
                 log=self._log,
                 **settings,
             )

@@ -117,6 +117,7 @@ LAYOUTS = {
     "replicas": Layout(),
     "slices": Layout(),
     "stages": Layout(",unit=2,parallel=hybrid", pairs=True),
+    "sliced-stages": Layout(",unit=2,parallel=hybrid", pairs=True),
     "spatial": Layout(",unit=2,parallel=spatial", pairs=True),
     "tensor": Layout(",unit=2", pairs=True),
     "plans": Layout(",parallel=hybrid,plan=auto"),

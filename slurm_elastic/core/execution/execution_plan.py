@@ -169,8 +169,6 @@ class ExecutionPlan:
         """
         if self.sharding is Sharding.OFFLOAD:
             return "shard=offload cannot be trained with, only simulated; use shard=full"
-        if self.sharding is Sharding.OPTIMIZER and self.stages > 1:
-            return "shard=optimizer needs one stage; leave one of both out"
         if self.space > 1 and not self.plain:
             return "spatial groups have no options; leave them out"
         return ""

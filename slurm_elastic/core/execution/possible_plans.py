@@ -62,8 +62,10 @@ def possible_plans(
         # A layout alone leaves every option to the script.
         plan = ExecutionPlan(layout, tensor, recompute=supported.recompute and tensor > 1)
         plans.append(plan)
-        if count == 1 and tensor > 1 and plan.replicas > 1:
-            plans += [replace(plan, sharding=s) for s in _divisions(supported, tensor)]
+        if count * tensor > 1 and plan.replicas > 1:
+            with_options = replace(plan, recompute=supported.recompute)
+            divisions = _divisions(supported, count, tensor)
+            plans += [replace(with_options, sharding=sharding) for sharding in divisions]
     if supported.shard and gpus > 1:
         layout = LayoutText((gpus,))
         sharded = ExecutionPlan(layout, sharding=Sharding.FULL, recompute=supported.recompute)
@@ -71,10 +73,16 @@ def possible_plans(
     return tuple(p for p in plans if not p.obstacle_to_training() and not misfit(p, directive))
 
 
-def _divisions(supported: SupportedOptions, tensor: int) -> list[Sharding]:
-    """Return what replicas whose ranks share layers may divide, but for the own choice."""
+def _divisions(supported: SupportedOptions, stages: int, tensor: int) -> list[Sharding]:
+    """Return what replicas of stages, or whose ranks share layers, may divide.
+
+    What they divide without an option, by the script's own choice, is left out.
+    """
     able = {Sharding.OPTIMIZER: supported.slices, Sharding.FULL: supported.mesh}
-    own = supported.own_sharding if supported.own_tensor == tensor else Sharding.NONE
+    own_tensor = supported.own_tensor
+    if stages > 1:
+        able, own_tensor = {Sharding.OPTIMIZER: supported.sliced_stages}, 1
+    own = supported.own_sharding if own_tensor == tensor else Sharding.NONE
     return [sharding for sharding, can in able.items() if can and sharding is not own]
 
 
@@ -96,7 +104,8 @@ def own_plan(directive: Directive, supported: SupportedOptions, gpus: int) -> Ex
         stages = directive.unit or 1
     stages = next(s for s in range(max(1, min(stages, supported.stages)), 0, -1) if gpus % s == 0)
     tensor = supported.own_tensor if stages == 1 and gpus % supported.own_tensor == 0 else 1
-    divides = stages == 1 and gpus > tensor
+    sliced_stages = supported.sliced_stages and supported.own_sharding is Sharding.OPTIMIZER
+    divides = gpus > stages * tensor and (stages == 1 or sliced_stages)
     return ExecutionPlan(
         LayoutText((gpus // (stages * tensor),) * stages),
         tensor,

@@ -9,6 +9,7 @@ Words, separated by commas, each of which allows a part of a plan
     mesh         both at once (tensor=2+shard=full): older libraries can do each, but not both
     slices       replicas whose ranks share layers can divide the state of the optimizer
                  (tensor=2+shard=optimizer)
+    sliced-stages replicas of pipeline stages can (2x2+shard=optimizer)
     recompute    the script asks for recomputation: each plan with options has to name it
     recomputable layers can run again in the backward pass, where a plan asks for it
     own-shard=S  the script's own choice divides state among replicas: S is full or optimizer
@@ -22,8 +23,9 @@ A word that is missing is not possible. Unknown words are ignored: a newer libra
 >>> str(options)
 'stages=6,tensor,recompute'
 >>> SupportedOptions.parse("")
-SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, slices=False, recompute=False, \
-recomputable=False, own_sharding=<Sharding.NONE: 'none'>, own_tensor=1)
+SupportedOptions(stages=1, tensor=False, shard=False, mesh=False, slices=False, \
+sliced_stages=False, recompute=False, recomputable=False, \
+own_sharding=<Sharding.NONE: 'none'>, own_tensor=1)
 >>> SupportedOptions.parse("stages=1")
 Traceback (most recent call last):
     ...
@@ -52,9 +54,11 @@ _MOST_TEXT = 128
 _WORD = re.compile("(?P<name>[a-z][a-z0-9_-]*)(=(?P<value>[A-Za-z0-9._-]+))?", re.ASCII)
 _COUNT = re.compile("[1-9][0-9]{0,4}", re.ASCII)
 #: Words without a value, in the order of the canonical text.
-_FLAGS = ("tensor", "shard", "mesh", "slices", "recompute", "recomputable")
+_FLAGS = ("tensor", "shard", "mesh", "slices", "sliced-stages", "recompute", "recomputable")
 #: Fields of words that have another name.
-_FIELDS = {"own-shard": "own_sharding", "own-tensor": "own_tensor"}
+_FIELDS = {
+    "sliced-stages": "sliced_stages", "own-shard": "own_sharding", "own-tensor": "own_tensor",
+}  # fmt: skip
 #: Values of `own-shard`.
 _OWN_SHARDINGS = {s.value: s for s in (Sharding.OPTIMIZER, Sharding.FULL)}
 
@@ -73,6 +77,7 @@ class SupportedOptions:
         shard: whether replicas can divide parameters.
         mesh: whether replicas whose ranks share layers can do so, too.
         slices: whether such replicas can divide the state of the optimizer.
+        sliced_stages: whether replicas of pipeline stages can divide it.
         recompute: whether the script itself asks for recomputation, which each plan has to keep.
         recomputable: whether layers can run again in the backward pass.
         own_sharding: what replicas divide by the script's own choice.
@@ -87,6 +92,7 @@ class SupportedOptions:
     shard: bool = False
     mesh: bool = False
     slices: bool = False
+    sliced_stages: bool = False
     recompute: bool = False
     recomputable: bool = False
     own_sharding: Sharding = Sharding.NONE
@@ -141,7 +147,7 @@ class SupportedOptions:
 
     def __str__(self) -> str:
         words = [f"stages={self.stages}"] if self.stages > 1 else []
-        words += [name for name in _FLAGS if getattr(self, name)]
+        words += [name for name in _FLAGS if getattr(self, _FIELDS.get(name, name))]
         if self.own_sharding is not Sharding.NONE:
             words.append(f"own-shard={self.own_sharding.value}")
         if self.own_tensor > 1:

@@ -7,12 +7,13 @@ those that other ranks own just before its next forward pass, so that they arriv
 before it compute. Both together move as many bytes as an all-reduce. Buckets are large enough that
 most have parameters of every rank: then each link carries data both ways at once.
 
-Where ranks share the weights of layers, the replicas' ranks with the same parts do so.
+Where ranks share the weights of layers, the replicas' ranks with the same parts do so. Replicas of
+a pipeline stage do so with its layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -85,14 +86,26 @@ def owners_of(model: torch.nn.Module, ranks: int) -> list[int]:
 
 
 def keep_owned(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, replicas: Subgroup
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    *,
+    rank: int,
+    ranks: int,
+    apart: Container[int] = (),
 ) -> None:
-    """Remove the parameters of a model from an optimizer that other ranks own."""
-    owner_of = owners_of(model, replicas.size)
-    pairs = zip(model.parameters(), owner_of, strict=True)
-    owned = {id(p) for p, rank in pairs if rank == replicas.rank}
+    """Remove the parameters of a model from an optimizer that other ranks own.
+
+    Args:
+        optimizer: of these parameters, and perhaps others.
+        model: whole, or a stage.
+        rank: this one, of those that hold the model.
+        ranks: their number.
+        apart: ids of parameters that every rank updates.
+    """
+    pairs = zip(model.parameters(), owners_of(model, ranks), strict=True)
+    others = {id(p) for p, owner in pairs if owner != rank and id(p) not in apart}
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in owned]
+        group["params"] = [p for p in group["params"] if id(p) not in others]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -118,8 +131,9 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     """Exchange of gradients and weights between replicas with sliced optimizer state.
 
     Args:
-        model: whole, or with this rank's parts of layers.
+        model: whole or a stage, or with this rank's parts of layers.
         replicas: at least two ranks, which hold the same parameters.
+        apart: ids of parameters that are exchanged otherwise.
         bucket_bytes: a bucket is closed when it has so many bytes for each rank.
     """
 
@@ -127,14 +141,23 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     crossing_bytes: int | None = None
 
     def __init__(
-        self, model: torch.nn.Module, replicas: Subgroup, *, bucket_bytes: int = _BUCKET_BYTES
+        self,
+        model: torch.nn.Module,
+        replicas: Subgroup,
+        *,
+        apart: Container[int] = (),
+        bucket_bytes: int = _BUCKET_BYTES,
     ) -> None:
         self._replicas = replicas
         every = list(model.parameters())
         parts = [OwnParameter(p) for p in every]
         owner_of = owners_of(model, replicas.size)
         # Reversed: the last layers are the first of a backward pass.
-        trained = [i for i in reversed(range(len(every))) if every[i].requires_grad]
+        trained = [
+            i
+            for i in reversed(range(len(every)))
+            if every[i].requires_grad and id(every[i]) not in apart
+        ]
         parameters = [parts[i] for i in trained]
         self._owners = [owner_of[i] for i in trained]
         self._position = {id(every[i]): position for position, i in enumerate(trained)}
@@ -161,12 +184,12 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         self.receive_weights()
         super().begin_last_pass()
 
-    def reduce(self, control: torch.Tensor, count: int) -> list[float]:
+    def reduce(self, control: torch.Tensor, count: float) -> list[float]:
         """Replace gradients by the mean over the whole batch, at their owners; delete the others.
 
         Args:
             control: `CONTROL` float32 values of this rank.
-            count: samples of the batch over all ranks.
+            count: samples of the batch over all ranks, or another divisor.
 
         Returns:
             The control values, summed over the ranks.
@@ -293,7 +316,9 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         for bucket in self._buckets[len(self._started) :]:
             self._start(bucket)
 
-    def _receive_means(self, count: int, *further: StartedCollective) -> list[torch.Tensor | None]:
+    def _receive_means(
+        self, count: float, *further: StartedCollective
+    ) -> list[torch.Tensor | None]:
         """Wait for all buckets, and for further collectives begun after them.
 
         The mean of a bucket is formed while the next ones are on their way.
@@ -309,8 +334,8 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         return means
 
 
-def _mean(gradients: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the sum of the rows, divided by a number of samples; formed in the first row."""
+def _mean(gradients: torch.Tensor, count: float) -> torch.Tensor:
+    """Return the sum of the rows, divided by a number; formed in the first row."""
     own, *others = gradients
     for other in others:
         own.add_(other)

@@ -3,7 +3,8 @@
 The global batch is the same as without stages. It is divided into micro-batches, of
 which replica r of a stage with n replicas takes every nth; the ranks of the first stage
 load their inputs, those of the last their targets. Each replica of a stage is one rank, or
-consecutive ranks that share its weights.
+consecutive ranks that share its weights. Replicas of a stage may divide the state of the optimizer
+(`exchange.sliced_exchange`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from slurm_elastic.training.exchange.sliced_exchange import keep_owned
 from slurm_elastic.training.init_arguments import loss_of, pair
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, merge
@@ -25,7 +28,9 @@ from slurm_elastic.training.parallel.parallel_strategy import LossFunction, move
 from slurm_elastic.training.parallel.shared_layers import SharedLayers
 from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
+from slurm_elastic.training.pipeline.shared_parameters import tied_ids
 from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import Subgroup
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
@@ -88,6 +93,7 @@ class PipelineParallel:
         earlier: an earlier profile of the layers.
         optimizer: of the parameters of all layers; afterwards of those that this rank holds.
         styles: of the script, for layers that ranks share.
+        sliced: replicas of a stage divide the state of the optimizer.
         log: takes one line for the job's log, on rank 0.
 
     Raises:
@@ -110,6 +116,7 @@ class PipelineParallel:
         optimizer: torch.optim.Optimizer,
         earlier: MeasuredLayers | None = None,
         styles: Mapping[str, str] | None = None,
+        sliced: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         layout, lengths = choice.layout, choice.lengths or (len(layers),)
@@ -119,9 +126,11 @@ class PipelineParallel:
         )
         self.split: BatchSplit = self._micro_batch_split
         self.layout = str(choice.text)
-        first = sorted({0, *(ranks[0] for ranks in layout.stages)})
+        writing = {0, *(ranks[0] for ranks in layout.stages)}
+        if sliced:
+            writing = set(range(layout.world_size))
         self.writers = tuple(
-            rank * choice.tensor + part for rank in first for part in range(choice.tensor)
+            rank * choice.tensor + part for rank in sorted(writing) for part in range(choice.tensor)
         )
         self._rank = rank
         self.updates_itself = schedule == "pipedream"
@@ -150,11 +159,16 @@ class PipelineParallel:
                 chunking=Chunking(),
                 log=log,
             )
+        self._sliced = sliced
+        self._hooks: list[Any] = []
+        if sliced:
+            self._divide_optimizer(optimizer)
         self._engine: PipelineEngine | None = None
         self._names = [name for name, _ in layers]
         self.measured = earlier
-        # Only consecutive layers can be measured by the tensors that pass between them.
-        can_profile = len(held) == 1 and earlier is None and self._shared is None
+        # Only consecutive layers can be measured by the tensors that pass between them, and only if
+        # they do not wait for weights.
+        can_profile = len(held) == 1 and earlier is None and self._shared is None and not sliced
         self._profiler = LayerProfiler(own_layers if can_profile else [], device=rank_group.device)
         self._profile_sent = False
 
@@ -217,24 +231,44 @@ class PipelineParallel:
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
         """See `ParallelStrategy`."""
         del changed  # a new engine gives replicas the buffers of the first
+        self.close()
         with self._signals.tolerate_ending_peers():
-            self.close()
             self._start()
 
     def close(self) -> None:
         """See `ParallelStrategy`."""
         if self._engine is not None:
-            self._engine.close()
+            with self._signals.tolerate_ending_peers():
+                self._engine.close()
             self._engine = None
 
     def dissolve(self) -> None:
         """See `ParallelStrategy`."""
+        for hook in self._hooks:
+            hook.remove()
         if self._shared is not None:
             self._shared.undo()
         for parameter in self.model.parameters():
             parameter.grad = None
         for tensor, shape in self._emptied:
             tensor.data = tensor.data.new_empty(shape)
+
+    def _divide_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave to the optimizer what this rank owns of each stage that has several replicas."""
+        tied = tied_ids(self._stages, self._ties)
+        for number, stage in self._stages.items():
+            ranks = sorted(self._pipeline.stages[number])
+            rank = ranks.index(self._rank)
+            keep_owned(optimizer, stage, rank=rank, ranks=len(ranks), apart=tied)
+        self._hooks = [
+            optimizer.register_step_post_hook(lambda *_: self._started().send_weights()),
+            self.model.register_state_dict_pre_hook(self._receive_weights),
+        ]
+
+    def _receive_weights(self, *_: Any) -> None:
+        if self._engine is not None:
+            with self._signals.tolerate_ending_peers():
+                self._engine.receive_weights()
 
     def _profile(self) -> None:
         """Measure the layers held here; rank 0 merges the profiles of all ranks."""
@@ -260,6 +294,7 @@ class PipelineParallel:
             enter=self._step_profiler.enter,
             device=self._rank_group.device,
             tensor_group=self._shared.group if self._shared else None,
+            replicas_of=partial(Subgroup, self._rank_group) if self._sliced else None,
         )
 
     def _started(self) -> PipelineEngine:

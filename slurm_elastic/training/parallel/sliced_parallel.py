@@ -66,7 +66,7 @@ class SlicedParallel(ReplicaStrategy[SlicedExchange]):
         )
         self.writers = tuple(range(rank_group.size))
         self._replicas = Subgroup(rank_group, range(rank_group.size), None)
-        keep_owned(optimizer, model, self._replicas)
+        keep_owned(optimizer, model, rank=self._replicas.rank, ranks=self._replicas.size)
         self._hook = optimizer.register_step_post_hook(self._updated)
 
     def step(

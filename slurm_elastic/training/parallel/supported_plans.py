@@ -73,13 +73,15 @@ def supported_options(
     parts = type(optimizer) in _OPTIMIZERS and not _compiled(model)
     tensor = parts and not undivided and _divisible(model, optimizer, styles)
     shard = parts and _shardable(model)
+    stages = min(max(1, with_parameters), MAX_STAGES)
     return replace(
         own,
-        stages=min(max(1, with_parameters), MAX_STAGES),
+        stages=stages,
         tensor=tensor,
         shard=shard,
         mesh=tensor and shard,
         slices=tensor,
+        sliced_stages=stages > 1,
     )
 
 

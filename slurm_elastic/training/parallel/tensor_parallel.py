@@ -100,7 +100,7 @@ class TensorParallel:
         self._sliced: SlicedExchange | None = None
         self._hook: Any = None
         if sliced:
-            keep_owned(optimizer, model, self._replicas)
+            keep_owned(optimizer, model, rank=self._replicas.rank, ranks=self._replicas.size)
             self._hook = optimizer.register_step_post_hook(self._updated)
         self._reducer = self._new_reducer()
 

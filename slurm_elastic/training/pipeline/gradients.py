@@ -1,21 +1,38 @@
-"""Sums of the gradients of parameters that several ranks hold, in flat buckets.
+"""Sums of the gradients of parameters that several ranks hold.
 
 Replicas of a stage hold the same parameters, and so do stages with tied weights (an
 embedding and the head that shares it). In both cases the gradient is the sum over all
 ranks that hold it. A parameter that no rank used keeps no gradient: with zeros AdamW
 would still move it.
+
+Either every rank gets the sum, in flat buckets, or the one that owns the parameter does
+(`exchange.sliced_exchange`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL
 from slurm_elastic.training.exchange.own_parameter import OwnParameter
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange
 from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.ranks.subgroup import Subgroup
+
+
+class GradientSum(Protocol):
+    """Sum of the gradients of some parameters over the ranks that hold them."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this rank contributes to a sum; 0 without other ranks."""
+
+    def reduce(self, divisor: float) -> None:
+        """Replace the gradients here by their sum over the ranks, divided."""
 
 
 class FlatSum:
@@ -101,3 +118,33 @@ class FlatSum:
                 # Copies of a tie get their own, else clipping would scale it twice.
                 summed = view.view(parameter.shape)
                 parameter.grad = summed.clone() if index else summed
+
+
+class SlicedSum:
+    """Sum of a stage's gradients, each at the replica that owns the parameter.
+
+    Args:
+        module: the stage.
+        replicas: the ranks that hold it, at least two.
+        apart: ids of parameters that are added up otherwise.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, replicas: Subgroup, *, apart: Container[int]
+    ) -> None:
+        self.exchange = SlicedExchange(module, replicas, apart=apart)
+        self._control = torch.zeros(CONTROL, device=replicas.device)
+
+    @property
+    def bytes(self) -> int:
+        """See `GradientSum`."""
+        return self.exchange.bytes
+
+    def reduce(self, divisor: float) -> None:
+        """See `GradientSum`; the gradients of parameters that other ranks own are deleted.
+
+        Raises:
+            LinkError: a rank of the group has ended.
+            GroupBrokenError: a rank is lost, and the others may go on.
+        """
+        self.exchange.reduce(self._control, divisor)

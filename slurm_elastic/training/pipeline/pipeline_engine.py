@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.pipeline.schedules import MicroBatchStep, PassKind, in_flight, order
-from slurm_elastic.training.pipeline.shared_parameters import SharedParameters
+from slurm_elastic.training.pipeline.shared_parameters import MakeSubgroup, SharedParameters
 from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
@@ -54,6 +54,8 @@ class PipelineEngine:
         device: of modules and data.
         timeout_s: how long a rank waits for another.
         tensor_group: ranks that share the weights of this stage, as of `StageGroups`.
+        replicas_of: of `SharedParameters`: replicas of a stage divide the state of the optimizer,
+            and `send_weights` follows each update. Not with pipedream.
 
     Raises:
         LayoutError: invalid arguments, or such that differ between ranks; on all ranks.
@@ -74,6 +76,7 @@ class PipelineEngine:
         device: torch.device | str = "cpu",
         timeout_s: float = TIMEOUT_S,
         tensor_group: Subgroup | None = None,
+        replicas_of: MakeSubgroup | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._groups = StageGroups(
@@ -100,7 +103,12 @@ class PipelineEngine:
         self._modules = {stage: stage_modules[stage] for stage in self._held}
         self._next, self._previous = self._groups.links()
         self._shared = SharedParameters(
-            self._modules, self._groups, ties=ties, holdings=holdings, device=self._device
+            self._modules,
+            self._groups,
+            ties=ties,
+            holdings=holdings,
+            device=self._device,
+            replicas_of=replicas_of,
         )
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held
@@ -229,8 +237,21 @@ class PipelineEngine:
         """
         return self._groups.total(values)
 
+    def send_weights(self) -> None:
+        """Begin to send what this rank has updated to the replicas that do not."""
+        self._shared.send_weights()
+
+    def receive_weights(self) -> None:
+        """Wait for all weights that other replicas have updated.
+
+        Raises:
+            LinkError: another rank has ended.
+        """
+        self._shared.receive_weights()
+
     def close(self) -> None:
         """End the engine's process groups; torch's default group stays."""
+        self._shared.close()
         self._groups.leave()
 
     def _drive(
@@ -251,11 +272,15 @@ class PipelineEngine:
         for stage in self._stages.values():
             stage.begin()
         losses: list[torch.Tensor | float] = [0.0] * count
-        for action in order(self._layout, self._schedule, rank=self.rank, count=count):
+        actions = list(order(self._layout, self._schedule, rank=self.rank, count=count))
+        last = {a.stage: a for a in actions if a.kind is PassKind.BACKWARD}
+        for action in actions:
             match action.kind:
                 case PassKind.FORWARD:
                     self._forward(action, batch, losses)
                 case PassKind.BACKWARD:
+                    if action is last[action.stage]:
+                        self._shared.begin_last_pass(action.stage)
                     self._backward(action)
                 case PassKind.UPDATE:
                     assert update is not None

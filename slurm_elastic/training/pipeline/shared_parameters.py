@@ -1,23 +1,29 @@
 """Parameters that several ranks hold: replicas of a stage, and tied weights.
 
 They begin with the values of the first rank that holds them, and their gradients are
-added up over all ranks that do.
+added up over all ranks that do. Replicas of a stage may divide the state of the optimizer; tied
+parameters are updated by all ranks that hold them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
 from slurm_elastic.training.exchange.own_parameter import OwnParameter
-from slurm_elastic.training.pipeline.gradients import FlatSum
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange
+from slurm_elastic.training.pipeline.gradients import FlatSum, GradientSum, SlicedSum
 from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 from slurm_elastic.training.ranks.link_errors import link_errors
+from slurm_elastic.training.ranks.subgroup import Subgroup
+
+#: Makes the subgroup of these ranks of torch's default group, which have this process group.
+MakeSubgroup = Callable[[Sequence[int], Any], Subgroup]
 
 
 class SharedParameters:
@@ -29,6 +35,8 @@ class SharedParameters:
         ties: sets of names of parameters that are one.
         holdings: description of each rank.
         device: of the parameters.
+        replicas_of: makes subgroups of replicas that divide the state of the optimizer; None: each
+            replica has all of it.
 
     Raises:
         LayoutError: tied parameters that are missing, or differ in type or shape.
@@ -43,11 +51,12 @@ class SharedParameters:
         ties: Sequence[Sequence[str]],
         holdings: Sequence[RankDescription],
         device: torch.device,
+        replicas_of: MakeSubgroup | None = None,
     ) -> None:
         self._modules, self._groups, self._device = modules, groups, device
-        #: Each parameter of the whole model is in this list on exactly one rank.
+        #: Each gradient of the whole model is that of a parameter in this list on exactly one rank.
         self._counted: list[OwnParameter] = []
-        self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
+        self._stages = self._replicas(tied_ids(modules, ties), replicas_of)
         self._tied = self._ties(ties, holdings)
 
     @property
@@ -71,8 +80,32 @@ class SharedParameters:
         squares = math.fsum(float(g.double().square().sum()) for g in gradients)
         return math.sqrt(self._groups.total([squares])[0])
 
-    def _replicas(self, tied: set[int]) -> dict[int, FlatSum]:
-        sums = {}
+    def begin_last_pass(self, stage: int) -> None:
+        """Begin the backward pass after which this rank's gradients of a stage are complete."""
+        total = self._stages[stage]
+        if isinstance(total, SlicedSum):
+            total.exchange.begin_last_pass()
+
+    def send_weights(self) -> None:
+        """Begin to send what this rank has updated to the replicas that do not."""
+        for exchange in self._exchanges():
+            exchange.send_weights()
+
+    def receive_weights(self) -> None:
+        """Wait for all weights that other replicas have updated."""
+        for exchange in self._exchanges():
+            exchange.receive_weights()
+
+    def close(self) -> None:
+        """Wait likewise, and remove the hooks of the stages."""
+        for exchange in self._exchanges():
+            exchange.close()
+
+    def _exchanges(self) -> list[SlicedExchange]:
+        return [total.exchange for total in self._stages.values() if isinstance(total, SlicedSum)]
+
+    def _replicas(self, tied: set[int], replicas_of: MakeSubgroup | None) -> dict[int, GradientSum]:
+        sums: dict[int, GradientSum] = {}
         for stage, ranks in enumerate(self._groups.layout.stages):
             group = self._groups.group(ranks)
             if stage not in self._modules:
@@ -82,6 +115,11 @@ class SharedParameters:
                 tensors = [OwnParameter(p).tensor for p in module.parameters()]
                 self._equalise([*tensors, *module.buffers()], ranks[0], group)
             own = [OwnParameter(p) for p in module.parameters() if id(p) not in tied]
+            if replicas_of and group is not None:
+                processes = [self._groups.process(rank) for rank in sorted(ranks)]
+                sums[stage] = SlicedSum(module, replicas_of(processes, group), apart=tied)
+                self._counted += own  # each has a gradient at its owner only
+                continue
             self._counted += own if self._groups.rank == ranks[0] else []
             sums[stage] = FlatSum(
                 [[p] for p in own], group=group, device=self._device, name=f"stage {stage}"
@@ -113,7 +151,7 @@ class SharedParameters:
                         " expected equal type and shape"
                     )
             group = self._groups.group(ranks)
-            parameters = self._named(names)
+            parameters = _named(self._modules, names)
             if not parameters:
                 continue
             if group is not None:
@@ -133,17 +171,24 @@ class SharedParameters:
             with link_errors(f"taking parameters from rank {source}"):
                 dist.broadcast(tensor.detach(), self._groups.process(source), group=group)
 
-    def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
-        """Return those of the named parameters that are held here, each once."""
-        parameters_by_name = {
-            name: parameter
-            for module in self._modules.values()
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        return list(
-            {
-                id(parameters_by_name[n]): parameters_by_name[n]
-                for n in names
-                if n in parameters_by_name
-            }.values()
-        )
+
+def tied_ids(modules: Mapping[int, torch.nn.Module], ties: Iterable[Sequence[str]]) -> set[int]:
+    """Return the ids of the tied parameters of some stages.
+
+    Args:
+        modules: the stages.
+        ties: sets of names of parameters that are one.
+    """
+    return {id(p) for names in ties for p in _named(modules, names)}
+
+
+def _named(
+    modules: Mapping[int, torch.nn.Module], names: Sequence[str]
+) -> list[torch.nn.Parameter]:
+    """Return those of the named parameters that some stages have, each once."""
+    by_name = {
+        name: parameter
+        for module in modules.values()
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+    return list({id(by_name[n]): by_name[n] for n in names if n in by_name}.values())

@@ -7,6 +7,7 @@
 |---|---|
 | slices | the state of the optimizer is divided among replicas |
 | stages | a small GPT on pipeline stages |
+| sliced-stages | the same; replicas of a stage divide the state of the optimizer |
 | spatial | a 3D network, each sample on several ranks |
 | tensor | a small GPT whose weights pairs of ranks share |
 | plans | a small GPT whose execution plan the controller chooses |
@@ -60,6 +61,10 @@ def stages() -> dict[str, Any]:
     }
 
 
+def sliced_stages() -> dict[str, Any]:
+    return stages() | {"overlap": "sliced"}
+
+
 def tensor() -> dict[str, Any]:
     return stages() | {"tensor": 2}
 
@@ -77,7 +82,8 @@ def spatial() -> dict[str, Any]:
 
 
 LAYOUTS = {
-    "slices": slices, "stages": stages, "spatial": spatial, "tensor": tensor, "plans": stages,
+    "slices": slices, "stages": stages, "sliced-stages": sliced_stages, "spatial": spatial,
+    "tensor": tensor, "plans": stages,
 }  # fmt: skip
 
 

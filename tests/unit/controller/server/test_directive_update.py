@@ -223,6 +223,7 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
     both = "2x1+tensor=2+shard=full"
     assert site.update(layout=both) == (True, f"layout {both}")
     assert (site.orders().layout, site.orders().plan) == ("2x1", both)
+    assert site.update(layout="2x2+shard=optimizer") == (True, "layout 2x2+shard=optimizer")
     # A layout alone ends the options.
     assert site.update(layout="2x2") == (True, "layout 2x2")
     assert (site.orders().layout, site.orders().plan) == ("2x2", "")
@@ -234,9 +235,8 @@ def test_an_execution_plan_is_kept_and_told_with_its_layout(site, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ("1x2+tensor=2+shard=optimizer", "shard=optimizer needs one stage"),
+        ("1x2+tensor=2+shard=full", "shard=full gathers whole layers, stages divide them"),
         ("4x1+shard=offload", "shard=offload cannot be trained with"),
-        ("2x2+shard=optimizer", "shard=optimizer needs one stage"),
         ("4x1+shard", "option 'shard' is invalid"),
         ("16x1+recompute", "needs 16 GPUs"),
     ],

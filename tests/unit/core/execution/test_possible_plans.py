@@ -2,7 +2,7 @@ import pytest
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.execution.execution_plan import Sharding
-from slurm_elastic.core.execution.possible_plans import misfit, possible_plans
+from slurm_elastic.core.execution.possible_plans import misfit, own_plan, possible_plans
 from slurm_elastic.core.execution.supported_options import SupportedOptions
 
 ABLE = SupportedOptions(stages=4, tensor=True, shard=True)
@@ -90,3 +90,31 @@ def test_each_plan_fits_the_directive_and_the_allocation(kind):
                 assert plan.world == gpus
                 assert (gpus // nodes) % plan.tensor == 0
                 assert not misfit(plan, directive)
+
+
+@pytest.mark.parametrize(
+    ("able", "expected"),
+    [
+        (SupportedOptions(stages=2), ["4x1", "2x2"]),
+        (SupportedOptions(stages=2, sliced_stages=True), ["4x1", "2x2", "2x2+shard=optimizer"]),
+        (
+            SupportedOptions(stages=2, sliced_stages=True, recompute=True),
+            ["4x1", "2x2", "2x2+shard=optimizer+recompute"],
+        ),
+        (
+            SupportedOptions(stages=2, sliced_stages=True, own_sharding=Sharding.OPTIMIZER),
+            ["4x1", "2x2"],
+        ),
+    ],
+)
+def test_replicas_of_stages_divide_the_state_of_the_optimizer(able, expected):
+    assert plans("1-8,parallel=hybrid", able, gpus=4) == expected
+
+
+def test_the_own_plan_of_stages_divides_what_the_script_says():
+    directive = Directive.parse("2-8,parallel=hybrid,unit=2")
+    able = SupportedOptions(stages=2, sliced_stages=True, own_sharding=Sharding.OPTIMIZER)
+    assert str(own_plan(directive, able, 4)) == "2x2+shard=optimizer"
+    assert str(own_plan(directive, able, 2)) == "1x2"
+    older = SupportedOptions(stages=2, own_sharding=Sharding.OPTIMIZER)
+    assert str(own_plan(directive, older, 4)) == "2x2"

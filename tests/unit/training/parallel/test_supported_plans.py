@@ -73,24 +73,32 @@ def text(
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
-        (pair(nn.ReLU()), {}, "stages=2,tensor,shard,mesh,slices,recomputable"),
+        (pair(nn.ReLU()), {}, "stages=2,tensor,shard,mesh,slices,sliced-stages,recomputable"),
         (nn.Linear(4, 4), {}, "shard"),
         (nn.Linear(512, 512), {}, "tensor,shard,mesh,slices"),
         (nn.MultiheadAttention(16, 8), {}, "tensor,shard,mesh,slices"),
         (nn.MultiheadAttention(16, 4), {}, "shard"),
-        (pair(width=12), {}, "stages=2,shard,recomputable"),
-        (pair(nn.BatchNorm1d(8)), {}, "stages=3,shard,recomputable"),
-        (pair(), {"undivided": "a reason"}, "stages=2,shard,recomputable"),
-        (pair(), {"styles": {"?": "whole"}}, "stages=2,shard,recomputable"),
+        (pair(width=12), {}, "stages=2,shard,sliced-stages,recomputable"),
+        (pair(nn.BatchNorm1d(8)), {}, "stages=3,shard,sliced-stages,recomputable"),
+        (pair(), {"undivided": "a reason"}, "stages=2,shard,sliced-stages,recomputable"),
+        (pair(), {"styles": {"?": "whole"}}, "stages=2,shard,sliced-stages,recomputable"),
         (
             *(pair(nn.ReLU()), {"styles": {"1": "whole"}}),
-            "stages=2,tensor,shard,mesh,slices,recomputable",
+            "stages=2,tensor,shard,mesh,slices,sliced-stages,recomputable",
         ),
-        (pair(), {"styles": {"0": "colwise", "1": "rowwise"}}, "stages=2,shard,recomputable"),
-        (pair(), {"styles": {"missing": "whole"}}, "stages=2,shard,recomputable"),
-        (pair(), {"optimizer": torch.optim.Rprop}, "stages=2,recomputable"),
-        (pair(Scaled()), {}, "stages=3,recomputable"),
-        (nn.Sequential(pair(), pair().double()), {}, "stages=2,tensor,slices,recomputable"),
+        (
+            pair(),
+            {"styles": {"0": "colwise", "1": "rowwise"}},
+            "stages=2,shard,sliced-stages,recomputable",
+        ),
+        (pair(), {"styles": {"missing": "whole"}}, "stages=2,shard,sliced-stages,recomputable"),
+        (pair(), {"optimizer": torch.optim.Rprop}, "stages=2,sliced-stages,recomputable"),
+        (pair(Scaled()), {}, "stages=3,sliced-stages,recomputable"),
+        (
+            nn.Sequential(pair(), pair().double()),
+            {},
+            "stages=2,tensor,slices,sliced-stages,recomputable",
+        ),
         (Held(shares=False), {}, "recomputable"),
         (Held(shares=True), {}, "shard,recomputable"),
     ],
@@ -117,11 +125,11 @@ def test_an_optimizer_of_several_parameters_at_once_does_not_share_layers() -> N
     ("options", "expected"),
     [
         ({"model": "segmentation"}, "shard,recomputable"),
-        ({}, "stages=2,tensor,shard,mesh,slices,recomputable"),
-        ({"model": "transformer"}, "stages=7,tensor,shard,mesh,slices,recomputable"),
+        ({}, "stages=2,tensor,shard,mesh,slices,sliced-stages,recomputable"),
+        ({"model": "transformer"}, "stages=7,tensor,shard,mesh,slices,sliced-stages,recomputable"),
         (
             {"model": "transformer", "recompute": True},
-            "stages=7,tensor,shard,mesh,slices,recompute,recomputable",
+            "stages=7,tensor,shard,mesh,slices,sliced-stages,recompute,recomputable",
         ),
         ({"directive": "1-2,freeze=auto"}, "recomputable"),
         ({"directive": "1-2,freeze=auto", "recompute": True}, "recompute,recomputable"),
@@ -145,5 +153,5 @@ def test_ranks_under_a_plan_report_what_the_script_allows(
     runs.run(2, launcher=launcher, epochs=1, model="transformer", directive="2", shard=True)
     report = launcher.wait_for("training")
     assert report["plan"] == "1x1+tensor=2+recompute"
-    expected = "stages=7,tensor,shard,mesh,slices,recomputable,own-shard=full"
+    expected = "stages=7,tensor,shard,mesh,slices,sliced-stages,recomputable,own-shard=full"
     assert report["supported_options"] == expected

@@ -39,6 +39,7 @@ HYBRID = {"directive": "2-8,unit=2,parallel=hybrid"}
         ([2, 4, 2], ["1x2", "1x4", "1x2"], PIPELINE | {"model": "tied", "clip_norm": 0.5}),
         ([1, 3, 1], ["1x1", "1x3", "1x1"], PIPELINE | {"optimizer": "sgd"}),
         ([2, 4, 2], ["1x2", "2x2", "1x2"], HYBRID),
+        ([2, 4, 2], ["1x2", "2x2", "1x2"], HYBRID | {"overlap": "sliced", "model": "tied"}),
         (
             [2, 4, 2],
             ["1x1", "2x1", "1x1"],
