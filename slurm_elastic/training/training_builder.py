@@ -424,6 +424,8 @@ class TrainingBuilder:
             self._rank_group.join()
             if fresh and not staged:
                 self._rank_group.broadcast(model.state_dict().values())
+        overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
+        overlap = overlap_on(self._rank_group.device.type, overlap)
         if staged:
             return PipelineParallel(
                 self._layers,
@@ -434,14 +436,13 @@ class TrainingBuilder:
                 earlier=earlier_profile,
                 optimizer=optimizer,
                 styles=self._tensor_styles,
+                overlap=overlap,
                 sliced=sliced,
                 log=self._log,
                 **settings,
             )
         if sliced and choice.tensor == 1:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
-        overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
-        overlap = overlap_on(self._rank_group.device.type, overlap)
         if sharded:
             return FullyShardedParallel(
                 model,

@@ -34,7 +34,7 @@ from slurm_elastic.training.ranks.subgroup import Subgroup
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.step_requests import StepRequests
-from slurm_elastic.training.tensor.chunked_products import Chunking
+from slurm_elastic.training.tensor.chunk_choice import ChunkChoice
 
 #: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
 #: 3.3) finds the time lost to filling and draining negligible from 4 on.
@@ -93,6 +93,8 @@ class PipelineParallel:
         earlier: an earlier profile of the layers.
         optimizer: of the parameters of all layers; afterwards of those that this rank holds.
         styles: of the script, for layers that ranks share.
+        overlap: "none", "buckets" or "auto": whether sums over ranks that share weights travel in
+            chunks.
         sliced: replicas of a stage divide the state of the optimizer.
         log: takes one line for the job's log, on rank 0.
 
@@ -116,6 +118,7 @@ class PipelineParallel:
         optimizer: torch.optim.Optimizer,
         earlier: MeasuredLayers | None = None,
         styles: Mapping[str, str] | None = None,
+        overlap: str = "none",
         sliced: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -147,6 +150,8 @@ class PipelineParallel:
         self._emptied = _empty([module for _, module in layers], keep=self.model)
         _remove_others(optimizer, self.model)
         self._shared: SharedLayers | None = None
+        overlap = overlap if choice.tensor > 1 else "none"
+        self._chunks = ChunkChoice(overlap, leads=rank_group.rank == 0, log=log)
         if choice.tensor > 1:
             self._shared = SharedLayers(
                 stages,
@@ -156,7 +161,7 @@ class PipelineParallel:
                 styles=styles or {},
                 tied=[name for names in ties for name in names],
                 rank_group=rank_group,
-                chunking=Chunking(),
+                chunking=self._chunks.chunking,
                 log=log,
             )
         self._sliced = sliced
@@ -208,6 +213,8 @@ class PipelineParallel:
             inputs, targets = pair(moved(part, self._rank_group.device))
             loaded[micro_batch.number] = inputs, (targets, sizes[micro_batch.number])
         self._profile()
+        if self._chunks.begin():
+            self._step_profiler.schedule_changed()
         self._step_profiler.begin()
         self._step_profiler.enter(SYNC)
         with self._signals.tolerate_ending_peers():
@@ -217,7 +224,11 @@ class PipelineParallel:
                 loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
+            requested = requested._replace(exchange=self._chunks.requested)
             agreed = StepRequests(*engine.total(requested))
+        self._chunks.end()
+        self._chunks.agree(agreed.exchange)
+        self._step_profiler.exchanged(self._chunks.name, None)
         held = self._pipeline.held_by(self._rank)
         shares = (self._pipeline.share(stage, self._rank, len(sizes)) for stage in held)
         self._step_profiler.passed(sum(map(len, shares)), pipeline=True)

@@ -116,6 +116,16 @@ def test_the_number_of_chunks_is_chosen_in_the_first_steps(tmp_path: Path) -> No
     assert "of one with 1 chunk" in runs.log()
 
 
+def test_it_is_chosen_with_stages_too(tmp_path: Path, launcher: FakeLauncher) -> None:
+    alone, staged = TrainingRuns(tmp_path / "alone"), TrainingRuns(tmp_path / "staged")
+    alone.run(1, model="transformer", epochs=12)
+    launcher.set_orders(layout="1x2", plan="1x2+tensor=2")
+    options = {"overlap": "auto", "directive": "1-8,parallel=hybrid", "epochs": 12}
+    staged.run(4, launcher=launcher, model="transformer", **options)
+    assert "of one with 1 chunk" in staged.log()
+    assert staged.losses() == pytest.approx(alone.losses(), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
