@@ -72,20 +72,20 @@ class Slow(torch.nn.Linear):
     the next one's wait. Only time on a core counts, so that a wait for the network stays.
     """
 
-    rest = 0.0  # seconds of a core that the last backward pass and update took
+    other_passes_s = 0.0  # on a core, of the last backward pass and update
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         begun = time.monotonic()
         out = super().forward(values)
-        time.sleep(max(0.0, begun + seconds("COMPUTE") - self.rest - time.monotonic()))
-        self.ended = time.thread_time()
+        time.sleep(max(0.0, begun + seconds("COMPUTE") - self.other_passes_s - time.monotonic()))
+        self.ended_at = time.thread_time()
         return out
 
 
 class Updates(torch.optim.SGD):
     def step(self, closure: None = None) -> None:
         super().step(closure)
-        model.rest = time.thread_time() - model.ended
+        model.other_passes_s = time.thread_time() - model.ended_at
 
 
 torch.set_num_threads(1)

@@ -19,6 +19,7 @@ from benchmarks.support.rank_processes import ROOT
 from tests.gpu.part_program import STOPPED, part_main, read_lines, wait_until
 from tests.gpu.part_runner import KitSetting
 from tests.gpu.report_rows import RowWriter
+from tests.support.process_state import is_alive
 
 #: Steps that a start does before it is ended.
 TURN = 20
@@ -99,7 +100,7 @@ class _Training:
 
     def alive(self) -> int:
         """Return how many processes of the last start are there."""
-        return sum(_alive(pid) for pid in self.pids())
+        return sum(is_alive(pid) for pid in self.pids())
 
     def steps(self) -> int:
         """Return the last step that rank 0 has done."""
@@ -116,15 +117,6 @@ class _Training:
 
     def _lines(self) -> list[dict[str, Any]]:
         return read_lines(self._folder / f"steps-{self._starts}.jsonl")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    # Without an init a container keeps what is left of a process.
-    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def rank(options: dict[str, Any]) -> None:

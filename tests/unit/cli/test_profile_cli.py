@@ -21,6 +21,7 @@ from slurm_elastic.profiler.profile_file import (
     from_body,
     read,
 )
+from tests.support.process_state import is_alive
 
 
 @pytest.fixture(autouse=True)
@@ -115,15 +116,6 @@ def test_a_missing_program_is_named(tmp_path, monkeypatch, capsys):
     assert "Traceback" not in err
 
 
-def is_known(pid):
-    """Return whether the kernel still knows a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
     (tmp_path / "train.sh").write_text(
         """
@@ -148,7 +140,7 @@ def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
     assert "Traceback" not in err
     assert (tmp_path / "selastic-profile" / "1-synthetic-1.json").exists()
     pid, last = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while is_known(pid):  # it has ended, but its new parent may be late to collect it
+    while is_alive(pid):
         assert time.monotonic() < last
         time.sleep(0.05)
 

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
+from tests.support.process_state import is_alive
 from tests.support.trainings.training_runs import (
     EPOCHS,
     SAMPLES,
@@ -129,7 +130,7 @@ def test_data_loader_workers_survive_a_notice_and_end_with_the_job(runs: Trainin
     for pid in [*workers, rank.pid]:
         os.kill(pid, signal.SIGTERM)
     assert runs.join() == [STOPPED]
-    wait(lambda: not any(map(_alive, workers)), "the workers' end")
+    wait(lambda: not any(map(is_alive, workers)), "the workers' end")
 
 
 def test_a_failed_save_leaves_the_notice_unanswered(
@@ -149,11 +150,3 @@ def test_a_failed_save_leaves_the_notice_unanswered(
 
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _alive(pid: int) -> bool:
-    """Return whether a process still runs; in a container it may stay as a zombie."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -15,6 +15,7 @@ import pytest
 from slurm_elastic.job.signals import signal_scripts
 from tests.support.needs import needs
 from tests.support.patience import PATIENCE_S
+from tests.support.process_state import is_alive
 
 #: Of this run of the tests: others may run on the same machine.
 MARK = f"test.{os.getpid()}"
@@ -102,8 +103,7 @@ def test_a_rank_gets_the_signal_and_its_data_loader_does_not(tmp_path: Path) -> 
         assert send("USR2", "another") == 1
         assert send("USR2") == 0
         received(tmp_path / "rank", "SIGUSR2")
-        os.kill(loader, 0)
-        assert "Z" not in Path(f"/proc/{loader}/stat").read_text().split()[2]
+        assert is_alive(loader)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,6 @@ def test_kill_ends_all_processes(tmp_path: Path) -> None:
         while any(Path(f"/proc/{pid}/cmdline").exists() and is_alive(pid) for pid in pids):
             assert time.monotonic() < end
             time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_kill_spares_the_steps_own_srun(tmp_path: Path) -> None:
