@@ -17,9 +17,11 @@ counts, of each arm the median:
     adamw-…     with an update: buckets of 1 MiB, `overlap="sliced"`, whose weights arrive
                 during the forward pass of the next step, and PyTorch's FSDP2
 
-The exposed share of an arm is (its step - alone) / exchange. Then, on the shaped link, a training
-of `init(…, overlap="auto")`, with what it logs about its choice; and, on the loopback, the largest
-difference of the gradients of buckets from those of the flat exchange over 2, 3 and 4 ranks.
+The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
+too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Then, on the
+shaped link, a training of `init(…, overlap="auto")`, with what it logs about its choice; and, on
+the loopback, the largest difference of the gradients of buckets from those of the flat exchange
+over 2, 3 and 4 ranks.
 
 Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
 ranks share, forward and backward pass of 512 tokens. The link's rate makes the two sums of a step
@@ -42,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.overlap.exposed_share import BACKWARD, exposed
+from benchmarks.overlap.exposed_share import BACKWARD, CPU, exposed, least_exposed
 from benchmarks.overlap.ranks import (
     BUCKETS,
     CHUNKS,
@@ -260,6 +262,12 @@ def _show_link(name: str, times: dict[str, float]) -> None:
     for arm in ("flat", *BUCKETS, *DDP):
         share = exposed(times, arm)
         print(f"    {arm:<15} step by flat's {times[arm] / times['flat']:.2f}, exposed {share:.0%}")
+    cores = os.cpu_count() or 1
+    least = least_exposed(times, ranks=2, cores=cores)
+    print(
+        f"    the exchange alone keeps {times[CPU] / times['exchange']:.2f} of {cores} cores busy:"
+        f" at least {least:.0%} is exposed"
+    )
 
 
 if __name__ == "__main__":

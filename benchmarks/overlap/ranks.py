@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks.overlap.exposed_share import CPU
 
 LAYERS, WIDTH = 12, 512
 GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
@@ -93,22 +96,39 @@ def _in_turns(
     steps: dict[str, Callable[[], None]],
     after: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of a step of each arm in each round, the order turned around."""
+    """Return the seconds of a step of each arm in each round, the order turned around.
+
+    One value more is the CPU time of the machine in an exchange alone, a mean over all rounds.
+    """
     import torch  # noqa: PLC0415
 
     times: dict[str, list[float]] = {arm: [] for arm in steps}
+    exchange_s = busy_s = 0.0
     signal = torch.zeros(1)
     for turn in range(_WARM_UP + args.rounds):
         for arm in steps if turn % 2 else reversed(steps):
             torch.distributed.all_reduce(signal)
-            begun = time.perf_counter()
+            begun, busy_before = time.perf_counter(), _busy_s()
             count = args.turn * (_LONGER if arm in UPDATING else 1)
             for _ in range(count):
                 steps[arm]()
             after(arm)
             if turn >= _WARM_UP:
-                times[arm].append((time.perf_counter() - begun) / count)
+                seconds = time.perf_counter() - begun
+                times[arm].append(seconds / count)
+                if arm == "exchange":
+                    exchange_s, busy_s = exchange_s + seconds, busy_s + _busy_s() - busy_before
+    if exchange_s:
+        times[CPU] = [statistics.median(times["exchange"]) * busy_s / exchange_s]
     return times
+
+
+def _busy_s() -> float:
+    """Return the CPU seconds of this machine, those of the kernel among them."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split()[1:8]
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts = map(int, fields)
+    ticks = user + nice + system + interrupts + soft_interrupts
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _products(args: argparse.Namespace, arms: Sequence[str] = PRODUCT_ARMS) -> None:

@@ -74,6 +74,8 @@ def test_idle_nodes_sleep_and_wake_for_a_job(daemon: Daemon, cluster: SlurmClust
     daemon.wait_for(rf"Node={sleeping} Power=on|Node={sleeping} Power=up By=slurm")
     daemon.kill()
     cluster.exec(["scancel", str(late)])
+    cluster.wait(late, "CANCELLED")
+    forget_present_bin(cluster, f"{daemon.home}/ledger.sqlite")
     daemon.start()
     # It remembers what it has switched off before it was killed.
     until(lambda: len(without_power(cluster)) == 4, what=lambda: cluster_state(daemon))

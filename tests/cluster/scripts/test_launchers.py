@@ -171,8 +171,9 @@ class ResizedLaunchers(StagedJobs):
             self.jobs[name] = self.cluster.sbatch(script, f"--job-name={name}")
 
     def watch(self) -> None:
-        """Take the second GPU back once a job trains on it; end the job when it has."""
+        """Take the second GPU back once a job has saved on it; end the job when it has left it."""
         end = time.monotonic() + WAIT_FACTOR * RESIZED_S
+        saved_after: dict[str, int] = {}
         shrunk: set[str] = set()
         while True:
             remaining, steps = self.running("steps")
@@ -180,8 +181,10 @@ class ResizedLaunchers(StagedJobs):
                 return
             assert time.monotonic() < end, self.logs()
             for name in remaining.keys() & steps.keys():
-                world = steps[name]["world"]
-                if world == 2 and name not in shrunk:
+                world, step = steps[name]["world"], steps[name]["step"]
+                # Before its first save in an attempt a script gets no signal.
+                saves = world == 2 and step > saved_after.setdefault(name, step + SAVE_EVERY)
+                if saves and name not in shrunk:
                     self.daemon.selastic("update", str(self.jobs[name]), "--elastic=1-1")
                     shrunk.add(name)
                 elif world == 1 and name in shrunk:
