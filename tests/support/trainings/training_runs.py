@@ -28,6 +28,7 @@ import torch
 from slurm_elastic.core.report import ACTIONS, PHASES, Orders
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.training import init
+from slurm_elastic.training.signals import STOPPED
 from tests.support.patience import PATIENCE_S
 from tests.support.trainings.kill_points import KillPoint, write_pid
 
@@ -434,6 +435,12 @@ class TrainingRuns:
         """Run an attempt that ends by itself."""
         self.start(size, **options)
         assert self.join() == [0] * size, self.log()
+
+    def run_until(self, step: int, size: int, **options: Any) -> None:
+        """Run an attempt that Slurm ends after this step, or that ends by itself after the last."""
+        stop = {"signal_at": step, "signal": signal.SIGTERM} if step < STEPS else {}
+        self.start(size, **options, **stop)
+        assert set(self.join()) == ({STOPPED} if stop else {0}), self.log()
 
     def join(self, timeout: float = PATIENCE_S) -> list[int | None]:
         """Return the exit codes of the attempt's ranks.

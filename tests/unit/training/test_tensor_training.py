@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -30,9 +29,7 @@ def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
     walk = TrainingRuns(tmp_path / "walk")
     ends = [STEPS * (i + 1) // len(WALK) for i in range(len(WALK))]
     for (size, tensor, _), end in zip(WALK, ends, strict=True):
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
-        walk.start(size, model="transformer", tensor=tensor, **options, **stop)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        walk.run_until(end, size, model="transformer", tensor=tensor, **options)
     assert "tensor=2: 8 layers are divided among 2 ranks" in walk.log()
     assert "tensor=2: 3 ranks are no multiple of it; each rank is a replica" in walk.log()
     assert walk.layouts() == ["1x1", "2x1", "1x1", "3x1"]
@@ -87,10 +84,8 @@ def test_stages_whose_ranks_share_weights_have_the_losses_of_one_rank(
     ends = [STEPS * (i + 1) // len(plans) for i in range(len(plans))]
     for (size, plan), end in zip(plans, ends, strict=True):
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan if "+" in plan else "")
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
         directive = "1-8,parallel=hybrid"
-        walk.start(size, launcher=launcher, directive=directive, **options, **stop)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        walk.run_until(end, size, launcher=launcher, directive=directive, **options)
         assert f"plan {plan}, as ordered" in walk.log() or "+" not in plan
     assert walk.layouts() == [plan.partition("+")[0] for _, plan in plans]
     assert walk.losses() == pytest.approx(alone.losses(), rel=1e-5)

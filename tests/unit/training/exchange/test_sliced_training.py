@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -25,9 +24,7 @@ def test_sliced_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
     sliced = TrainingRuns(tmp_path / "sliced")
     options |= {"micro_batch": 3}
     for size, until, overlap in ((2, 5, "sliced"), (3, 10, "sliced"), (2, STEPS, "none")):
-        stop = {"signal_at": until, "signal": signal.SIGTERM} if until < STEPS else {}
-        sliced.start(size, overlap=overlap, **options, **stop)
-        assert set(sliced.join()) == ({143} if stop else {0}), sliced.log()
+        sliced.run_until(until, size, overlap=overlap, **options)
     assert sliced.sizes() == [2, 3, 2]
     assert sliced.losses() == pytest.approx(alone.losses(), abs=1e-6)
     assert sliced.samples() == [Counter(range(SAMPLES))] * EPOCHS

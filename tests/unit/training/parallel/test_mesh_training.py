@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -71,9 +70,7 @@ def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
     divided = [d for d in WALK if options["model"] == "transformer" or d[1].get("tensor") != 3]
     ends = [STEPS * (i + 1) // len(divided) for i in range(len(divided))]
     for (size, division, _), end in zip(divided, ends, strict=True):
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
-        walk.start(size, **options, **division, **stop)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        walk.run_until(end, size, **options, **division)
     layouts = [layout for _, _, layout in divided]
     assert walk.layouts() == [b for a, b in zip(["", *layouts], layouts, strict=False) if a != b]
     assert walk.losses() == pytest.approx(alone.losses(), rel=1e-6)
@@ -93,10 +90,8 @@ def test_a_job_goes_through_plans_with_and_without_stages_by_order(
     for plan, end in zip(PLANS, ends, strict=True):
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
         launcher.clear_reports()
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
         directive = "4,parallel=hybrid"
-        moved.start(4, launcher=launcher, directive=directive, **options, **stop)
-        assert set(moved.join()) == ({143} if stop else {0}), moved.log()
+        moved.run_until(end, 4, launcher=launcher, directive=directive, **options)
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}
         if "accumulation" in plan:
             assert {report.get("accumulation", 1) for report in launcher.reports} == {1}

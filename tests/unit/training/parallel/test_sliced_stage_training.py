@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,8 @@ def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
     for number, layout in enumerate(LAYOUTS, start=1):
         end = STEPS * number // len(LAYOUTS)
         launcher.set_orders(layout=layout)
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
-        settings = {**options, **SLICED, **stop, "directive": DIRECTIVE}
-        walk.start(LayoutText.parse(layout).world, launcher=launcher, **settings)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        settings = {**options, **SLICED, "directive": DIRECTIVE}
+        walk.run_until(end, LayoutText.parse(layout).world, launcher=launcher, **settings)
     assert walk.layouts() == LAYOUTS
     assert walk.losses() == pytest.approx(alone.losses(), rel=1e-6)
     assert walk.samples() == [Counter(range(SAMPLES))] * EPOCHS
@@ -62,10 +59,8 @@ def test_a_job_goes_through_plans_by_order(tmp_path: Path, launcher: FakeLaunche
         end = STEPS * number // len(PLANS)
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
         launcher.clear_reports()
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
         size = ExecutionPlan.parse(plan).world
-        moved.start(size, launcher=launcher, directive=DIRECTIVE, model="transformer", **stop)
-        assert set(moved.join()) == ({143} if stop else {0}), moved.log()
+        moved.run_until(end, size, launcher=launcher, directive=DIRECTIVE, model="transformer")
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}
     assert moved.losses() == pytest.approx(alone.losses(), rel=1e-6)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,7 @@ def test_losses_over_a_walk_across_layouts_are_those_of_one_rank(
     alone.run(1, **options)
     ends = [STEPS * (i + 1) // len(WALK) for i in range(len(WALK))]
     for (size, division, _), end in zip(WALK, ends, strict=True):
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
-        walk.start(size, **options, **division, **stop)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        walk.run_until(end, size, **options, **division)
     layouts = [layout for _, _, layout in WALK]
     assert walk.layouts() == [b for a, b in zip(["", *layouts], layouts, strict=False) if a != b]
     assert walk.losses() == pytest.approx(alone.losses(), rel=1e-6)
@@ -65,10 +62,8 @@ def test_a_job_goes_through_plans_by_order(tmp_path: Path, launcher: FakeLaunche
     for plan, end in zip(PLANS, ends, strict=True):
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
         launcher.clear_reports()
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
         directive = "4,parallel=hybrid"
-        moved.start(4, launcher=launcher, directive=directive, model="transformer", **stop)
-        assert set(moved.join()) == ({143} if stop else {0}), moved.log()
+        moved.run_until(end, 4, launcher=launcher, directive=directive, model="transformer")
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}
     assert moved.losses() == pytest.approx(alone.losses(), rel=1e-6)
 
@@ -97,7 +92,5 @@ def test_checkpoints_pass_to_a_mesh_and_back(tmp_path: Path) -> None:
     alone.run(1, model="transformer")
     mesh = {"tensor": 2, "shard": True}
     for division, end in ((SLICED, 6), (mesh, 12), (SLICED, STEPS)):
-        stop = {"signal_at": end, "signal": signal.SIGTERM} if end < STEPS else {}
-        walk.start(4, model="transformer", **division, **stop)
-        assert set(walk.join()) == ({143} if stop else {0}), walk.log()
+        walk.run_until(end, 4, model="transformer", **division)
     assert walk.losses() == pytest.approx(alone.losses(), rel=1e-6)
