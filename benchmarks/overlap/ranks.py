@@ -108,7 +108,8 @@ def _in_turns(
     for turn in range(_WARM_UP + args.rounds):
         for arm in steps if turn % 2 else reversed(steps):
             torch.distributed.all_reduce(signal)
-            begun, busy_before = time.perf_counter(), _busy_s()
+            busy_before = _busy_s() if arm == "exchange" else 0.0
+            begun = time.perf_counter()
             count = args.turn * (_LONGER if arm in UPDATING else 1)
             for _ in range(count):
                 steps[arm]()

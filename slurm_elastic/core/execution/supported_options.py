@@ -9,7 +9,8 @@ Words, separated by commas, each of which allows a part of a plan
     mesh         both at once (tensor=2+shard=full): older libraries can do each, but not both
     slices       replicas whose ranks share layers can divide the state of the optimizer
                  (tensor=2+shard=optimizer)
-    sliced-stages replicas of pipeline stages can (2x2+shard=optimizer)
+    sliced-stages replicas of a pipeline stage can divide the state of the optimizer
+                 (2x2+shard=optimizer)
     recompute    the script asks for recomputation: each plan with options has to name it
     recomputable layers can run again in the backward pass, where a plan asks for it
     own-shard=S  the script's own choice divides state among replicas: S is full or optimizer
@@ -77,7 +78,7 @@ class SupportedOptions:
         shard: whether replicas can divide parameters.
         mesh: whether replicas whose ranks share layers can do so, too.
         slices: whether such replicas can divide the state of the optimizer.
-        sliced_stages: whether replicas of pipeline stages can divide it.
+        sliced_stages: whether replicas of a pipeline stage can divide the state of the optimizer.
         recompute: whether the script itself asks for recomputation, which each plan has to keep.
         recomputable: whether layers can run again in the backward pass.
         own_sharding: what replicas divide by the script's own choice.

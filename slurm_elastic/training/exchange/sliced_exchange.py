@@ -7,8 +7,8 @@ those that other ranks own just before its next forward pass, so that they arriv
 before it compute. Both together move as many bytes as an all-reduce. Buckets are large enough that
 most have parameters of every rank: then each link carries data both ways at once.
 
-Where ranks share the weights of layers, the replicas' ranks with the same parts do so. Replicas of
-a pipeline stage do so with its layers.
+Where ranks share the weights of layers, the replicas' ranks with the same parts do so. In place of
+a whole model it may be a stage of a pipeline that the ranks are replicas of.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def keep_owned(
     *,
     rank: int,
     ranks: int,
-    apart: Container[int] = (),
+    excluded: Container[int] = (),
 ) -> None:
     """Remove the parameters of a model from an optimizer that other ranks own.
 
@@ -100,10 +100,10 @@ def keep_owned(
         model: whole, or a stage.
         rank: this one, of those that hold the model.
         ranks: their number.
-        apart: ids of parameters that every rank updates.
+        excluded: ids of parameters that every rank updates.
     """
     pairs = zip(model.parameters(), owners_of(model, ranks), strict=True)
-    others = {id(p) for p, owner in pairs if owner != rank and id(p) not in apart}
+    others = {id(p) for p, owner in pairs if owner != rank and id(p) not in excluded}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in others]
 
@@ -133,7 +133,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
     Args:
         model: whole or a stage, or with this rank's parts of layers.
         replicas: at least two ranks, which hold the same parameters.
-        apart: ids of parameters that are exchanged otherwise.
+        excluded: ids of parameters that are exchanged otherwise.
         bucket_bytes: a bucket is closed when it has so many bytes for each rank.
     """
 
@@ -145,7 +145,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         model: torch.nn.Module,
         replicas: Subgroup,
         *,
-        apart: Container[int] = (),
+        excluded: Container[int] = (),
         bucket_bytes: int = _BUCKET_BYTES,
     ) -> None:
         self._replicas = replicas
@@ -156,7 +156,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         trained = [
             i
             for i in reversed(range(len(every)))
-            if every[i].requires_grad and id(every[i]) not in apart
+            if every[i].requires_grad and id(every[i]) not in excluded
         ]
         parameters = [parts[i] for i in trained]
         self._owners = [owner_of[i] for i in trained]

@@ -270,7 +270,7 @@ class PipelineParallel:
         for number, stage in self._stages.items():
             ranks = sorted(self._pipeline.stages[number])
             rank = ranks.index(self._rank)
-            keep_owned(optimizer, stage, rank=rank, ranks=len(ranks), apart=tied)
+            keep_owned(optimizer, stage, rank=rank, ranks=len(ranks), excluded=tied)
         self._hooks = [
             optimizer.register_step_post_hook(lambda *_: self._started().send_weights()),
             self.model.register_state_dict_pre_hook(self._receive_weights),
@@ -305,7 +305,7 @@ class PipelineParallel:
             enter=self._step_profiler.enter,
             device=self._rank_group.device,
             tensor_group=self._shared.group if self._shared else None,
-            replicas_of=partial(Subgroup, self._rank_group) if self._sliced else None,
+            make_subgroup=partial(Subgroup, self._rank_group) if self._sliced else None,
         )
 
     def _started(self) -> PipelineEngine:

@@ -126,13 +126,13 @@ class SlicedSum:
     Args:
         module: the stage.
         replicas: the ranks that hold it, at least two.
-        apart: ids of parameters that are added up otherwise.
+        excluded: ids of parameters that are added up otherwise.
     """
 
     def __init__(
-        self, module: torch.nn.Module, replicas: Subgroup, *, apart: Container[int]
+        self, module: torch.nn.Module, replicas: Subgroup, *, excluded: Container[int]
     ) -> None:
-        self.exchange = SlicedExchange(module, replicas, apart=apart)
+        self.exchange = SlicedExchange(module, replicas, excluded=excluded)
         self._control = torch.zeros(CONTROL, device=replicas.device)
 
     @property

@@ -54,8 +54,8 @@ class PipelineEngine:
         device: of modules and data.
         timeout_s: how long a rank waits for another.
         tensor_group: ranks that share the weights of this stage, as of `StageGroups`.
-        replicas_of: of `SharedParameters`: replicas of a stage divide the state of the optimizer,
-            and `send_weights` follows each update. Not with pipedream.
+        make_subgroup: as of `SharedParameters`. Where replicas divide the state of the optimizer,
+            `send_weights` follows each update. Not with pipedream.
 
     Raises:
         LayoutError: invalid arguments, or such that differ between ranks; on all ranks.
@@ -76,7 +76,7 @@ class PipelineEngine:
         device: torch.device | str = "cpu",
         timeout_s: float = TIMEOUT_S,
         tensor_group: Subgroup | None = None,
-        replicas_of: MakeSubgroup | None = None,
+        make_subgroup: MakeSubgroup | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._groups = StageGroups(
@@ -108,7 +108,7 @@ class PipelineEngine:
             ties=ties,
             holdings=holdings,
             device=self._device,
-            replicas_of=replicas_of,
+            make_subgroup=make_subgroup,
         )
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held

@@ -35,8 +35,8 @@ class SharedParameters:
         ties: sets of names of parameters that are one.
         holdings: description of each rank.
         device: of the parameters.
-        replicas_of: makes subgroups of replicas that divide the state of the optimizer; None: each
-            replica has all of it.
+        make_subgroup: of the replicas of a stage, which divide the state of the optimizer; None:
+            each replica has all of it.
 
     Raises:
         LayoutError: tied parameters that are missing, or differ in type or shape.
@@ -51,12 +51,12 @@ class SharedParameters:
         ties: Sequence[Sequence[str]],
         holdings: Sequence[RankDescription],
         device: torch.device,
-        replicas_of: MakeSubgroup | None = None,
+        make_subgroup: MakeSubgroup | None = None,
     ) -> None:
         self._modules, self._groups, self._device = modules, groups, device
         #: Each gradient of the whole model is that of a parameter in this list on exactly one rank.
         self._counted: list[OwnParameter] = []
-        self._stages = self._replicas(tied_ids(modules, ties), replicas_of)
+        self._stages = self._replicas(tied_ids(modules, ties), make_subgroup)
         self._tied = self._ties(ties, holdings)
 
     @property
@@ -97,14 +97,16 @@ class SharedParameters:
             exchange.receive_weights()
 
     def close(self) -> None:
-        """Wait likewise, and remove the hooks of the stages."""
+        """Wait for these weights, and remove the hooks of the exchange."""
         for exchange in self._exchanges():
             exchange.close()
 
     def _exchanges(self) -> list[SlicedExchange]:
         return [total.exchange for total in self._stages.values() if isinstance(total, SlicedSum)]
 
-    def _replicas(self, tied: set[int], replicas_of: MakeSubgroup | None) -> dict[int, GradientSum]:
+    def _replicas(
+        self, tied: set[int], make_subgroup: MakeSubgroup | None
+    ) -> dict[int, GradientSum]:
         sums: dict[int, GradientSum] = {}
         for stage, ranks in enumerate(self._groups.layout.stages):
             group = self._groups.group(ranks)
@@ -115,9 +117,9 @@ class SharedParameters:
                 tensors = [OwnParameter(p).tensor for p in module.parameters()]
                 self._equalise([*tensors, *module.buffers()], ranks[0], group)
             own = [OwnParameter(p) for p in module.parameters() if id(p) not in tied]
-            if replicas_of and group is not None:
+            if make_subgroup and group is not None:
                 processes = [self._groups.process(rank) for rank in sorted(ranks)]
-                sums[stage] = SlicedSum(module, replicas_of(processes, group), apart=tied)
+                sums[stage] = SlicedSum(module, make_subgroup(processes, group), excluded=tied)
                 self._counted += own  # each has a gradient at its owner only
                 continue
             self._counted += own if self._groups.rank == ranks[0] else []

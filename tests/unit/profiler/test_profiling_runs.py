@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,6 @@ from slurm_elastic.profiler.profiling_plan import (
 from slurm_elastic.profiler.profiling_runs import ProfilingRequest, profile, run
 from slurm_elastic.profiler.run_use import UseSample
 from slurm_elastic.profiler.runners import FinishedRun, LocalRunner
-from tests.support.process_state import is_alive
 
 #: Seconds of a step by GPUs and block.
 TIMES = {"synthetic": 1.0, "warm": 1.5, "cold": 3.0}
@@ -301,4 +301,5 @@ def test_a_program_that_takes_too_long_is_ended(tmp_path):
         (failure,) = run(asks, LocalRunner(1), ProfileStore(tmp_path / "d", {}, again=False), quiet)
     assert "longer than --timeout 2 s" in failure.reason
     assert failure.tail == ("begun",)
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
