@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,15 +227,38 @@ def search(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
     start = [half, half - math.log(micro_batch), whole, 0.1, whole, 0.1, 1.5]
     at = np.clip(start, lower, upper)
     for rounding in _ROUNDINGS:
-        at = minimize(
+        at = _minimum(
             _in_coordinates(objective(points, rounding=rounding)),
             at,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=Bounds(lower, upper),
+            Bounds(lower, upper),
             options={"ftol": _TOLERANCE, "gtol": 1e-7},
-        ).x
+        )
     return [max(value, TINY) for value in _theta(at)]
+
+
+def _minimum(
+    evaluate: Callable[[Floats], tuple[float, Floats]], start: Floats, limits: Bounds, **more: Any
+) -> Floats:
+    """Return where L-BFGS-B ends, from this start."""
+    place, gradient = b"", start
+
+    def value_at(at: Floats) -> float:
+        nonlocal place, gradient
+        place = at.tobytes()
+        value, gradient = evaluate(at)
+        return value
+
+    def gradient_at(at: Floats) -> Floats:
+        if at.tobytes() != place:
+            value_at(at)
+        return gradient
+
+    # scipy asks for both at the same place. Its own way to keep the second (jac=True) compares
+    # places by array functions, which take as long as to evaluate the pair.
+    found: Floats = minimize(
+        value_at, start, jac=gradient_at, method="L-BFGS-B", bounds=limits, **more
+    ).x
+    return found
 
 
 def _theta(at: Floats) -> tuple[float, ...]:
@@ -305,13 +329,10 @@ def published(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
         value, gradient = evaluate(theta.tolist())
         return value, np.array(gradient)
 
-    result = minimize(
+    theta: list[float] = _minimum(
         evaluate_arrays,
         np.clip(PUBLISHED, lower, upper),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=Bounds(lower, upper),
+        Bounds(lower, upper),
         tol=_PUBLISHED_TOLERANCE,
-    )
-    theta: list[float] = result.x.tolist()
+    ).tolist()
     return theta

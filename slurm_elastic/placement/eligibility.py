@@ -296,24 +296,9 @@ def eligibility_of(
 def _running(
     job: Job, record: JobRecord, config: Config, now: float
 ) -> tuple[Eligibility, Reason | None]:
-    deaf = record.deaf_until if record.deaf_until and now < record.deaf_until else None
-    fixed = (
-        (job.state is JobState.COMPLETING, Reason("job-ending")),
-        (job.state is JobState.SUSPENDED, Reason("job-suspended")),
-        (job.allocation is None, Reason("gpus-unknown")),
-        (record.failed is not None, _failed(job, record)),
-        (not job.requeueable, Reason("no-requeue")),
-        (record.held, Reason("held-by-command")),
-        # Without esrun a job never proves anything: not reporting is its first obstacle.
-        (not record.reporting and record.unproven is None, Reason("no-report")),
-        (not record.proven, record.unproven or Reason("not-proven")),
-        (bool(record.jump), Reason("training-jumped", difference=record.jump)),
-        (not record.reporting, Reason("no-report")),
-        (deaf is not None, Reason("save-missed", until=deaf or 0.0)),
-    )
-    for stays, reason in fixed:
-        if stays:
-            return Eligibility.FIXED, reason
+    obstacle = _obstacle(job, record, now)
+    if obstacle is not None:
+        return Eligibility.FIXED, obstacle
     resize = config.resize
     late = time_limit_near(job, record, config, now)
     if late:
@@ -335,10 +320,35 @@ def _running(
     return Eligibility.FREE, None
 
 
-def _failed(job: Job, record: JobRecord) -> Reason:
-    """Return why a job stays until it goes back to where it worked."""
-    because = record.failed or Reason("job-ending")
-    return Reason("change-failed", **shape_parameters(job.allocation), reason=because)
+def _obstacle(  # noqa: PLR0911 - one after the other
+    job: Job, record: JobRecord, now: float
+) -> Reason | None:
+    """Return what keeps a running job from any change; None: nothing."""
+    if job.state is JobState.COMPLETING:
+        return Reason("job-ending")
+    if job.state is JobState.SUSPENDED:
+        return Reason("job-suspended")
+    if job.allocation is None:
+        return Reason("gpus-unknown")
+    if record.failed is not None:  # until it goes back to where it worked
+        held = shape_parameters(job.allocation)
+        return Reason("change-failed", **held, reason=record.failed)
+    if not job.requeueable:
+        return Reason("no-requeue")
+    if record.held:
+        return Reason("held-by-command")
+    # Without esrun a job never proves anything: not reporting is its first obstacle.
+    if not record.reporting and record.unproven is None:
+        return Reason("no-report")
+    if not record.proven:
+        return record.unproven or Reason("not-proven")
+    if record.jump:
+        return Reason("training-jumped", difference=record.jump)
+    if not record.reporting:
+        return Reason("no-report")
+    if record.deaf_until and now < record.deaf_until:
+        return Reason("save-missed", until=record.deaf_until)
+    return None
 
 
 def time_limit_near(job: Job, record: JobRecord, config: Config, now: float) -> Reason | None:
