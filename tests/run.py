@@ -40,7 +40,7 @@ COMPUTATIONS = (
     "tests/unit/training/pipeline", "tests/unit/training/spatial", "tests/unit/training/tensor",
     "tests/unit/training/test_layout_changes.py", "tests/unit/training/test_tensor_training.py",
 )  # fmt: skip
-UNIT_TESTS = ("tests/unit", "tests/property")
+UNIT_TESTS = "tests/unit"
 CLUSTER_TESTS = "tests/cluster"
 RELEASE_TESTS = "tests/releases"
 #: Packages that are built and tried, those of one release of Debian; the rest: make test-packages.
@@ -52,6 +52,8 @@ PACKAGE_TESTS = (
 NO_DOCKER = 3  # exit code of `cluster`
 #: Processes of the unit tests, for two cores: some wait for programs that they start.
 PROCESSES = 3
+#: Processes of the computations: they never wait.
+COMPUTING = 2
 #: Clusters at once: their tests mostly wait. With five, on a machine whose memory was slow, jobs
 #: and nodes were too late for the controller, and for the limits of tests.
 CLUSTERS = 4
@@ -61,7 +63,8 @@ ALONE = 2
 TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
 #: weigh as much as one process of the same priority: without it daemons would wait for their turn.
-YIELDING = ("nice", "-n", "10")
+#: Cluster tests take longest and wait most, so they come first; the others get what they leave.
+YIELDING = ("nice", "-n", "19")
 #: Before computations: whatever else wants a core gets it at once, so that they run beside tests
 #: that measure times, too.
 LAST = ("chrt", "--idle", "0")
@@ -116,11 +119,11 @@ class Run:
         with path.open("wb") as log:
             try:
                 others = [f"--ignore={folder}" for folder in COMPUTATIONS]
-                words = ("-n", str(PROCESSES), YIELDING_LIMIT, *UNIT_TESTS, *others)
+                words = ("-n", str(PROCESSES), YIELDING_LIMIT, UNIT_TESTS, *others)
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
                 self.cores_are_free.set()
-            words = ("-n", "2", YIELDING_LIMIT, *COMPUTATIONS)
+            words = ("-n", str(COMPUTING), YIELDING_LIMIT, *COMPUTATIONS)
             passed &= self._pytest("computations", *words, log=log, before=LAST)
         print(path.read_text("utf-8", "replace"))
         return passed

@@ -24,7 +24,7 @@ WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adam
 APART = ("alone", "exchange")
 ARMS = (*APART, "flat", *BUCKETS, *DDP, *UPDATING)
 #: Of the perceptron whose products are cut into chunks.
-INNER, HIDDEN, TOKENS = 1024, 3072, 512
+INNER, HIDDEN, TOKENS = 1024, 3072, 2048
 CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
 PRODUCT_ARMS = (*APART, *CHUNKS)
 #: Bytes that a rank sums in a step of the perceptron: outputs, and gradients of the inputs.

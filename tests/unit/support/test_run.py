@@ -106,6 +106,23 @@ def test_packages_that_cannot_be_built_fail_the_run(cluster_part):
     assert not run.second_tries
 
 
+def test_each_unit_test_runs_once(tmp_path, monkeypatch, capsys):
+    files = ("unit/test_one", "unit/core/test_two", "property/test_three")
+    for number, name in enumerate(files):
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"def test_{number}(): pass")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "COMPUTATIONS", ("tests/property", "tests/unit/core"))
+    monkeypatch.setattr(module, "PROCESSES", 0)
+    monkeypatch.setattr(module, "COMPUTING", 0)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = Run(["-p", "tests.support.outcomes"], tmp_path)
+    assert run.unit()
+    assert "1 passed" in capsys.readouterr().out
+    assert [o.test.partition("::")[0] for o in run.outcomes] == [f"tests/{n}.py" for n in files]
+
+
 def test_the_slowest_come_first(tmp_path, capsys):
     run = Run([], tmp_path)
     run.outcomes = [Outcome(f"t{i}", seconds=i) for i in range(12)]
