@@ -8,9 +8,10 @@ output of `unit` is printed at its end. Each worker of the cluster tests, and ea
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
 Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
-tests that measure times (mark `alone`) come after all tests but these, two at once. As processes on
-a shared machine are late at times, a test that fails is tried once more at the end, when nothing
-runs beside it. At most `SECOND_TRIES` may need that; all are named.
+tests that measure times (mark `alone`) come last, two at once; beside them run these computations,
+and cluster tests whose jobs only sleep (mark `sleeping`). As processes on a shared machine are late
+at times, a test that fails is tried once more at the end, when nothing runs beside it. At most
+`SECOND_TRIES` may need that; all are named.
 
 Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
@@ -57,8 +58,8 @@ COMPUTING = 2
 #: Clusters at once: their tests mostly wait. With five, on a machine whose memory was slow, jobs
 #: and nodes were too late for the controller, and for the limits of tests.
 CLUSTERS = 4
-#: Clusters of tests that measure times: both of them leave half of two cores idle.
-ALONE = 2
+#: Cluster tests that come last. Two of those that measure times leave half of two cores idle.
+LAST_TESTS = "alone or sleeping"
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
 TRIALS = 2
 #: Before parts that run beside the cluster tests and do not depend on time. All containers together
@@ -133,14 +134,15 @@ class Run:
         if not self._is_up():
             self.broken = True
             return False
-        beside = ["-n", str(CLUSTERS), "-m", "not alone"]
+        clusters = ("-n", str(CLUSTERS))
         with ThreadPoolExecutor(2) as pool:
             others = pool.submit(self._packages), pool.submit(self._releases)
-            passed = self._pytest("cluster", *beside, CLUSTER_TESTS)
+            others_first = ("-m", f"not ({LAST_TESTS})", CLUSTER_TESTS)
+            passed = self._pytest("cluster", *clusters, *others_first)
             passed &= all(other.result() for other in others)
         self.cores_are_free.wait()
-        alone = ["-n", str(ALONE), "-m", "alone"]
-        return passed & self._pytest("cluster, alone", *alone, CLUSTER_TESTS)
+        last = ("-m", LAST_TESTS, CLUSTER_TESTS)
+        return passed & self._pytest("cluster, alone", *clusters, *last)
 
     def _releases(self) -> bool:
         """Try the releases of Slurm."""

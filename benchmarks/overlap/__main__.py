@@ -1,6 +1,6 @@
 """Exchange of gradients during the backward pass, on links of a chosen speed.
 
-    python -m benchmarks.overlap [--rounds 8] [--batch 512] [--rate 600mbit] [--json]
+    python -m benchmarks.overlap [--rounds 6] [--batch 2048] [--rate 600mbit] [--json]
 
 Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
 joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
@@ -15,7 +15,9 @@ counts, of each arm the median:
     buckets-…   `overlap="buckets"` in each size
     ddp-…       DistributedDataParallel, by default (25 MB) and with buckets of 1 MB
     adamw-…     with an update: buckets of 1 MiB, `overlap="sliced"`, whose weights arrive
-                during the forward pass of the next step, and PyTorch's FSDP2
+                during the forward pass of the next step, and PyTorch's FSDP2; with a fourth of
+                the samples, as updates are a considerable part of such steps only, and with a
+                rate of their own
 
 The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
 too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Then, on the
@@ -24,7 +26,7 @@ the loopback, the largest difference of the gradients of buckets from those of t
 over 2, 3 and 4 ranks.
 
 Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
-ranks share, forward and backward pass of 512 tokens. The link's rate makes the two sums of a step
+ranks share, forward and backward pass of 2,048 tokens. The link's rate makes the two sums of a step
 about as long as its other half, so as long as the products during which they can travel. Arms: the
 passes of a rank's part alone, the sums alone, and both in 1, 2, 4 and 8 chunks.
 """
@@ -74,9 +76,9 @@ _PORT = 29512
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--turn", type=int, default=3, help="steps of an arm before the next one")
-    parser.add_argument("--batch", type=int, default=512, help="samples of a rank in a step")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--turn", type=int, default=2, help="steps of an arm before the next one")
+    parser.add_argument("--batch", type=int, default=2048, help="samples of a rank in a step")
     parser.add_argument("--rate", help="of the link, as tc reads it; by default as above")
     parser.add_argument("--steps", type=int, default=70, help="of the training of `init`")
     parser.add_argument("--json", action="store_true")
@@ -101,7 +103,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             figures["no_link"], link = str(error), None
         results = run_ranks("arms", 2, args, link=link)
         figures["unshaped"] = medians([r["times"] for r in results])
-        figures["state"] = max(r["state"][SLICED] / r["state"][WHOLE] for r in results)
         if link is None:
             return figures
         figures["rate"] = args.rate or balanced_rate(
@@ -116,20 +117,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         results = run_ranks("arms", 2, args, link=link)
         figures["shaped"] = medians([r["times"] for r in results])
         figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
-        link.unshape()
-        results = run_ranks("products", 2, args, link=link)
-        figures["products_unshaped"] = medians([r["times"] for r in results])
-        figures["products_rate"] = balanced_rate(
-            link,
-            "products",
-            args,
-            exchanged=PRODUCT_BYTES,
-            passes_s=figures["products_unshaped"]["alone"],
-            share=_HIDING,
-        )
-        link.shape(figures["products_rate"])
-        results = run_ranks("products", 2, args, link=link)
-        figures["products"] = medians([r["times"] for r in results])
+        for part, exchanged, share in (
+            ("updates", GRADIENT_BYTES, BACKWARD),
+            ("products", PRODUCT_BYTES, _HIDING),
+        ):
+            link.unshape()
+            results = run_ranks(part, 2, args, link=link)
+            free = figures[f"{part}_unshaped"] = medians([r["times"] for r in results])
+            rate = figures[f"{part}_rate"] = balanced_rate(
+                link, part, args, exchanged=exchanged, passes_s=free["alone"], share=share
+            )
+            link.shape(rate)
+            results = run_ranks(part, 2, args, link=link)
+            figures[part] = medians([r["times"] for r in results])
+            if part == "updates":
+                states = [r["state"] for r in results]
+                figures["state"] = max(state[SLICED] / state[WHOLE] for state in states)
     return figures
 
 
@@ -236,10 +239,14 @@ def _show(figures: dict[str, Any]) -> None:
     least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
     print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
-    for name, times in (("", shaped), (", without a limit", unshaped)):
-        for other in (WHOLE, SHARDED):
-            aim = " (1.00)" if times is shaped and other == WHOLE else ""
-            print(f"    step by that of {other}{name} {times[SLICED] / times[other]:.2f}{aim}")
+    for name, times, aim in (
+        ("without a limit", figures["updates_unshaped"], ""),
+        (f"tbf {figures['updates_rate']}", figures["updates"], " (1.00)"),
+    ):
+        part = times["exchange"] / times["alone"]
+        print(f"  {name}: exchange alone / passes alone {part:.2f}")
+        print(f"    step by that of {WHOLE} {times[SLICED] / times[WHOLE]:.2f}{aim}")
+        print(f"    step by that of {SHARDED} {times[SLICED] / times[SHARDED]:.2f}")
     for name, times in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),
         (f"  tbf {figures['products_rate']}", figures["products"]),

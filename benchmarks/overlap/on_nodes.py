@@ -29,7 +29,6 @@ from rich.console import Console
 
 from benchmarks import ROOT
 from benchmarks.overlap.exposed_share import BACKWARD, exposed
-from benchmarks.overlap.ranks import GRADIENT_BYTES, LAYERS, WIDTH
 from benchmarks.support.two_core_cluster import NODES, two_cores
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running
 from tests.support.container_cluster.slow_links import slow
@@ -38,6 +37,8 @@ from tests.support.container_cluster.slurm_cluster import SlurmCluster
 NAME = "overlap-nodes"
 HOME = "/shared/home/alice/overlap"
 PROGRAM = ROOT / "benchmarks" / "support" / "wide_training.py"
+LAYERS, WIDTH = 12, 512
+GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 #: Samples of a rank in a step.
 BATCH = 512
 #: Steps before those that count: a trial of schedules waits for 14, and takes two turns of four

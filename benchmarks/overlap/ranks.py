@@ -14,15 +14,20 @@ from typing import Any
 
 from benchmarks.overlap.exposed_share import CPU
 
-LAYERS, WIDTH = 12, 512
+LAYERS, WIDTH = 48, 256
 GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
+#: Layers that FSDP2 gathers at once: 1 MiB.
+GATHERED = 4
 BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
 #: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
 WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adamw-fsdp2")
+#: By which samples are fewer in them: an update is a considerable part of such a step only.
+FEWER = 4
 #: Passes without an exchange, and an exchange without passes.
 APART = ("alone", "exchange")
-ARMS = (*APART, "flat", *BUCKETS, *DDP, *UPDATING)
+ARMS = (*APART, "flat", *BUCKETS, *DDP)
+UPDATING_ARMS = (*APART, *UPDATING)
 #: Of the perceptron whose products are cut into chunks.
 INNER, HIDDEN, TOKENS = 1024, 3072, 2048
 CHUNKS = ("chunks-1", "chunks-2", "chunks-4", "chunks-8")
@@ -73,12 +78,12 @@ def _write(args: argparse.Namespace, rank: int, result: dict[str, Any]) -> None:
     (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS) -> None:
-    """Measure arms of the layers, as one rank."""
+def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS, *, part: int = 1) -> None:
+    """Measure arms of the layers, as one rank, with one of so many parts of the samples."""
     import torch  # noqa: PLC0415
 
     world = _world()
-    inputs = torch.randn(args.batch, WIDTH)
+    inputs = torch.randn(args.batch // part, WIDTH)
     steps = {arm: _step(arm, world, inputs) for arm in arms}
 
     def after(arm: str) -> None:
@@ -252,14 +257,16 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
 
 
 def _sharded_step(inputs: Any) -> Callable[[], None]:
-    """Return a function that takes one step of PyTorch's FSDP2, each layer gathered by itself."""
+    """Return a function that takes one step of PyTorch's FSDP2, some layers gathered at once."""
     import torch  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
-    model = _model()
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer)
+    layers = list(_model())
+    size = 2 * GATHERED
+    blocks = [torch.nn.Sequential(*layers[i : i + size]) for i in range(0, len(layers), size)]
+    model = torch.nn.Sequential(*blocks)
+    for block in blocks:
+        fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -344,6 +351,8 @@ def _training(args: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms": _arms,
     "arms-apart": partial(_arms, arms=APART),
+    "updates": partial(_arms, arms=UPDATING_ARMS, part=FEWER),
+    "updates-apart": partial(_arms, arms=APART, part=FEWER),
     "differences": _differences,
     "products": _products,
     "products-apart": partial(_products, arms=APART),

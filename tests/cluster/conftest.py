@@ -23,12 +23,15 @@ from tests.support.container_cluster.slurm_cluster import (
 #: Files in which the controller acts on step times that it measures. They run one after the other:
 #: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
 #: by then the unit tests are over.
-MEASURING = ("test_hybrid.py", "test_learning_layouts.py", "test_near_places.py")
+MEASURING = (
+    "test_profiler.py", "test_hybrid.py", "test_learning_layouts.py", "test_near_places.py",
+)  # fmt: skip
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last ones run: a long one must not be among the last.
-#: test_profiler runs beside test_icefrog_rounds, which has a cluster of its own.
+#: Of files marked `alone` test_icefrog_rounds runs beside the others, on a cluster of its own.
 LONG = (
-    "test_profiler.py", *MEASURING, "test_rank_restart.py", "test_sleep.py", "test_plan_choice.py",
+    *MEASURING, "test_icefrog_rounds.py", "test_rank_restart.py", "test_sleep.py",
+    "test_plan_choice.py",
     "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
     "test_life.py", "test_companion_faults.py", "test_launchers.py",

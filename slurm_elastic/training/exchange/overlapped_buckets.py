@@ -9,6 +9,7 @@ before it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,9 @@ import torch
 
 from slurm_elastic.training.exchange.own_parameter import OwnParameter
 from slurm_elastic.training.ranks.group_guard import GroupGuard, StartedCollective
+
+#: By which the last buckets may be smaller than others.
+_SMALLEST = 8
 
 
 @dataclass(eq=False, kw_only=True)
@@ -164,21 +168,33 @@ def group_by_size(
 ) -> list[tuple[torch.dtype, list[int]]]:
     """Return type and positions of the parameters of each bucket.
 
+    A bucket is closed when it has so many bytes. What leaves last is not hidden behind the backward
+    pass, so the last buckets are smaller: one is closed, too, when it has as many bytes as are to
+    come, and at least an eighth of the size (our definition).
+
+    >>> eight = [torch.nn.Parameter(torch.zeros(256)) for _ in range(8)]
+    >>> [members for _, members in group_by_size(eight, 4096)]
+    [[0, 1, 2, 3], [4, 5], [6], [7]]
+
     Args:
         parameters: in the order in which their gradients become complete.
-        bucket_bytes: a bucket is closed when it has so many bytes. Smaller ones, one for each
-            type, come last.
-        last: type whose smaller bucket is the last of all.
+        bucket_bytes: the size. What is left over, of each type, comes last.
+        last: type whose rest is the last of all.
     """
     closed: list[tuple[torch.dtype, list[int]]] = []
     open_by_type: dict[torch.dtype, list[int]] = {}
-    sizes: dict[torch.dtype, int] = {}
+    sizes: Counter[torch.dtype] = Counter()
+    coming: Counter[torch.dtype] = Counter()
+    for p in parameters:
+        coming[p.dtype] += p.numel() * p.element_size()
     for i, p in enumerate(parameters):
-        open_by_type.setdefault(p.dtype, []).append(i)
-        sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
-        if sizes[p.dtype] >= bucket_bytes:
-            closed.append((p.dtype, open_by_type.pop(p.dtype)))
-            sizes[p.dtype] = 0
+        kind, size = p.dtype, p.numel() * p.element_size()
+        open_by_type.setdefault(kind, []).append(i)
+        sizes[kind] += size
+        coming[kind] -= size
+        if sizes[kind] >= min(bucket_bytes, max(bucket_bytes // _SMALLEST, coming[kind])):
+            closed.append((kind, open_by_type.pop(kind)))
+            sizes[kind] = 0
     return closed + sorted(open_by_type.items(), key=lambda item: item[0] == last)
 
 

@@ -23,6 +23,9 @@ from tests.support.container_cluster.selasticd import (
 )
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
+#: Its jobs only sleep.
+pytestmark = pytest.mark.sleeping
+
 
 @pytest.fixture(scope="module")
 def powered(cluster: SlurmCluster) -> Iterator[None]:

@@ -9,6 +9,9 @@ import pytest
 
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
+#: Its jobs only sleep.
+pytestmark = pytest.mark.sleeping
+
 DRIVER = Path(__file__).parents[1] / "drivers" / "resize.py"
 STATES = ["RESERVE", "NOTIFY", "REQUEUE", "DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY", "CLEAR"]
 

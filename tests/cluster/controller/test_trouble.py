@@ -20,6 +20,9 @@ from tests.support.container_cluster.selasticd import (
 )
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
+#: Its jobs only sleep.
+pytestmark = pytest.mark.sleeping
+
 SHM = "/dev/shm/selastic"
 LIGHT = "/shared/home/alice/forgotten"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"

@@ -11,6 +11,9 @@ import pytest
 from tests.support.container_cluster.selasticd import Daemon, eager_config, running
 from tests.support.container_cluster.slurm_cluster import SlurmCluster, until
 
+#: Its jobs only sleep.
+pytestmark = pytest.mark.sleeping
+
 #: A script as people write it: rank 0 saves every eight seconds by rename, and reads the newest.
 #: Arguments: what it does on more than two ranks, and how many steps it trains.
 SCRIPT = """

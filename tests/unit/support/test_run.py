@@ -45,7 +45,6 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
         monkeypatch.setattr(module, "TRIALS", 0)
-        monkeypatch.setattr(module, "ALONE", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         # Other plugins would double the time that pytest takes to start.
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
