@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -9,9 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
-from slurm_elastic.training.exchange.sliced_exchange import owners
-from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
+from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, owners, owners_of
+from slurm_elastic.training.ranks.process_group import RankGroup
+from slurm_elastic.training.ranks.subgroup import Subgroup
+from tests.support.patience import PATIENCE_S
+from tests.support.trainings.training_runs import (
+    EPOCHS,
+    PROCESSES,
+    SAMPLES,
+    STEPS,
+    TrainingRuns,
+    unused_port,
+)
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("tied", "adamw"), ("plain", "sgd")])
@@ -28,6 +42,54 @@ def test_sliced_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
     assert sliced.sizes() == [2, 3, 2]
     assert sliced.losses() == pytest.approx(alone.losses(), abs=1e-6)
     assert sliced.samples() == [Counter(range(SAMPLES))] * EPOCHS
+
+
+def exchange_recomputed(rank: int, size: int, port: int) -> None:
+    """Exchange gradients that two recomputed segments complete, one after the other."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
+    os.environ["MASTER_PORT"] = str(port)
+    torch.set_num_threads(1)
+    world = RankGroup()
+    world.connect()
+    world.join()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    reference = copy.deepcopy(model)
+    # Each parameter leaves as soon as it is complete.
+    exchange = SlicedExchange(model, Subgroup(world, range(size), None), bucket_bytes=1)
+    flat = Reducer(reference.parameters(), world)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(2):
+        samples = torch.randn(5, 6, generator=generator)
+        exchange.clear()
+        flat.clear()
+        exchange.begin_last_pass()
+        for net in (model, reference):
+            hidden = samples.clone().requires_grad_()
+            for _ in range(2):
+                hidden = checkpoint(net, hidden, use_reentrant=True).tanh()
+            hidden.square().sum().backward()
+        control = torch.full((CONTROL,), float(rank))
+        assert exchange.reduce(control, 5 * size) == flat.reduce(control, 5 * size)
+        for one, other, owner in zip(
+            model.parameters(), reference.parameters(), owners_of(model, size), strict=True
+        ):
+            assert (one.grad is not None) == (owner == rank)
+            assert one.grad is None or torch.equal(one.grad, other.grad)
+    world.leave()
+
+
+def test_a_gradient_completed_twice_in_one_pass_is_summed_as_it_is_at_last() -> None:
+    size, port = 2, unused_port()
+    running = [
+        PROCESSES.Process(target=exchange_recomputed, args=(rank, size, port))
+        for rank in range(size)
+    ]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(PATIENCE_S)
+    assert [process.exitcode for process in running] == [0] * size
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), ranks=st.integers(1, 6))
