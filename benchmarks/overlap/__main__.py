@@ -5,9 +5,10 @@
 Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
 joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
 on both ends whose rate makes the exchange alone, as measured, as long as the backward pass. Without
-namespaces the loopback is measured, and said so. Arms take turns of a few steps, in an order that
-is turned around in every round (A-B-B-A), each begun at a barrier; of each turn the slower rank
-counts, of each arm the median:
+namespaces the loopback is measured, and said so. With 2,048 samples in a step that link is slow, so
+the exchange needs few of the cores, as where network cards do it. Arms take turns of a few steps,
+in an order that is turned around in every round (A-B-B-A), each begun at a barrier; of each turn
+the slower rank counts, of each arm the median:
 
     alone       forward and backward pass, nothing is exchanged
     exchange    the flat all-reduce, nothing is computed

@@ -22,7 +22,7 @@ BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
 #: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
 WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adamw-fsdp2")
-#: By which samples are fewer in them: an update is a considerable part of such a step only.
+#: By which their samples are fewer: an update is a considerable part of such steps only.
 FEWER = 4
 #: Passes without an exchange, and an exchange without passes.
 APART = ("alone", "exchange")
