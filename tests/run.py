@@ -68,7 +68,7 @@ TRIALS = 2
 YIELDING = ("nice", "-n", "19")
 #: Before computations: whatever else wants a core gets it at once, so that they run beside tests
 #: that measure times, too.
-LAST = ("chrt", "--idle", "0")
+IDLE = ("chrt", "--idle", "0")
 SECOND_TRIES = 3
 #: pytest's limit for a test of the parts that yield, seconds: they may wait long for their turn.
 YIELDING_LIMIT = "--timeout=2400"
@@ -125,7 +125,7 @@ class Run:
             finally:
                 self.cores_are_free.set()
             words = ("-n", str(COMPUTING), YIELDING_LIMIT, *COMPUTATIONS)
-            passed &= self._pytest("computations", *words, log=log, before=LAST)
+            passed &= self._pytest("computations", *words, log=log, before=IDLE)
         print(path.read_text("utf-8", "replace"))
         return passed
 

@@ -78,12 +78,12 @@ def _write(args: argparse.Namespace, rank: int, result: dict[str, Any]) -> None:
     (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS, *, part: int = 1) -> None:
-    """Measure arms of the layers, as one rank, with one of so many parts of the samples."""
+def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS, *, fewer: int = 1) -> None:
+    """Measure arms of the layers, as one rank, with so many times fewer samples."""
     import torch  # noqa: PLC0415
 
     world = _world()
-    inputs = torch.randn(args.batch // part, WIDTH)
+    inputs = torch.randn(args.batch // fewer, WIDTH)
     steps = {arm: _step(arm, world, inputs) for arm in arms}
 
     def after(arm: str) -> None:
@@ -351,8 +351,8 @@ def _training(args: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms": _arms,
     "arms-apart": partial(_arms, arms=APART),
-    "updates": partial(_arms, arms=UPDATING_ARMS, part=FEWER),
-    "updates-apart": partial(_arms, arms=APART, part=FEWER),
+    "updates": partial(_arms, arms=UPDATING_ARMS, fewer=FEWER),
+    "updates-apart": partial(_arms, arms=APART, fewer=FEWER),
     "differences": _differences,
     "products": _products,
     "products-apart": partial(_products, arms=APART),

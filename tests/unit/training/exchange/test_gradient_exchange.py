@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from slurm_elastic.training.exchange.exchange_schedule import SCHEDULES
 from slurm_elastic.training.exchange.gradient_exchange import GradientExchange
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.ranks.process_group import RankGroup
-from tests.support.patience import PATIENCE_S
+from tests.support.trainings.rank_group import run_ranks
 from tests.support.trainings.small_buckets import SmallBuckets
-from tests.support.trainings.training_runs import PROCESSES, unused_port
 
 #: Samples of each rank in the passes of one step; the last rank of four has none at all.
 PASSES = ([2], [1, 3, 2], [1, 1, 1], [])
@@ -115,25 +113,14 @@ def steps(rank: int, kind: type[Any], overlap: str) -> dict[str, Any]:
     return outcome
 
 
-def rank_main(rank: int, size: int, port: int, out: Path, arguments: tuple[Any, ...]) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
+def rank_main(rank: int, size: int, out: Path, arguments: tuple[Any, ...]) -> None:
+    del size
     torch.save(steps(rank, *arguments), out / f"{rank}.pt")
 
 
 def outcomes(out: Path, size: int, *arguments: Any) -> list[dict[str, Any]]:
     """Run the steps on this number of ranks."""
-    port = unused_port()
-    running = [
-        PROCESSES.Process(target=rank_main, args=(rank, size, port, out, arguments))
-        for rank in range(size)
-    ]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join(PATIENCE_S)
-    assert [process.exitcode for process in running] == [0] * size
+    run_ranks(rank_main, size, out, arguments)
     return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -17,15 +16,8 @@ from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange, owners, owners_of
 from slurm_elastic.training.ranks.process_group import RankGroup
 from slurm_elastic.training.ranks.subgroup import Subgroup
-from tests.support.patience import PATIENCE_S
-from tests.support.trainings.training_runs import (
-    EPOCHS,
-    PROCESSES,
-    SAMPLES,
-    STEPS,
-    TrainingRuns,
-    unused_port,
-)
+from tests.support.trainings.rank_group import run_ranks
+from tests.support.trainings.training_runs import EPOCHS, SAMPLES, STEPS, TrainingRuns
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("tied", "adamw"), ("plain", "sgd")])
@@ -44,11 +36,8 @@ def test_sliced_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
     assert sliced.samples() == [Counter(range(SAMPLES))] * EPOCHS
 
 
-def exchange_recomputed(rank: int, size: int, port: int) -> None:
+def exchange_recomputed(rank: int, size: int) -> None:
     """Exchange gradients that two recomputed segments complete, one after the other."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
     world = RankGroup()
     world.connect()
     world.join()
@@ -80,16 +69,7 @@ def exchange_recomputed(rank: int, size: int, port: int) -> None:
 
 
 def test_a_gradient_completed_twice_in_one_pass_is_summed_as_it_is_at_last() -> None:
-    size, port = 2, unused_port()
-    running = [
-        PROCESSES.Process(target=exchange_recomputed, args=(rank, size, port))
-        for rank in range(size)
-    ]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join(PATIENCE_S)
-    assert [process.exitcode for process in running] == [0] * size
+    run_ranks(exchange_recomputed, 2)
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), ranks=st.integers(1, 6))

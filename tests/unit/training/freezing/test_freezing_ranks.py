@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
-from tests.support.patience import PATIENCE_S
 from tests.support.trainings.fixed_criterion import FixedCriterion
-from tests.support.trainings.training_runs import PROCESSES, unused_port
+from tests.support.trainings.rank_group import run_ranks
 
 SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
 STEPS = EPOCHS * SAMPLES // BATCH
@@ -26,10 +25,7 @@ def network(norm: bool) -> nn.Sequential:
     return nn.Sequential(*first, nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 4))
 
 
-def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
+def rank_main(rank: int, size: int, out: Path, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(5)
     points = torch.randn(SAMPLES, 6, generator=generator)
     labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
@@ -65,16 +61,7 @@ def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any
 def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
     """Return the output of each rank, by step."""
     out.mkdir(parents=True, exist_ok=True)
-    port = unused_port()
-    ranks = [
-        PROCESSES.Process(target=rank_main, args=(rank, size, port, out, options))
-        for rank in range(size)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(PATIENCE_S)
-    assert [process.exitcode for process in ranks] == [0] * size
+    run_ranks(rank_main, size, out, options)
     logs = [(out / f"rank{rank}.jsonl").read_text().splitlines() for rank in range(size)]
     return [[json.loads(line) for line in log] for log in logs]
 

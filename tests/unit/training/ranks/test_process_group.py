@@ -1,6 +1,5 @@
 """Gradients of any split of the batch add up to those of the whole batch."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import torch
 
 from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer
 from slurm_elastic.training.ranks.process_group import RankGroup
-from tests.support.patience import PATIENCE_S
-from tests.support.trainings.training_runs import PROCESSES, unused_port
+from tests.support.trainings.rank_group import run_ranks
 
 BATCH = 5
 
@@ -56,24 +54,13 @@ def gradients(rank: int, size: int) -> tuple[dict[str, torch.Tensor | None], lis
     return found, summed
 
 
-def rank_main(rank: int, size: int, port: int, out: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
+def rank_main(rank: int, size: int, out: Path) -> None:
     torch.save(gradients(rank, size), out / f"{size}-{rank}.pt")
 
 
 def test_gradients_of_uneven_shares_are_those_of_the_whole_batch(tmp_path: Path) -> None:
-    running = []
     for size in (1, 2, 3):
-        port = unused_port()
-        for rank in range(size):
-            arguments = (rank, size, port, tmp_path)
-            running.append(PROCESSES.Process(target=rank_main, args=arguments))
-            running[-1].start()
-    for process in running:
-        process.join(PATIENCE_S)
-    assert [process.exitcode for process in running] == [0] * 6
+        run_ranks(rank_main, size, tmp_path)
     alone, control = torch.load(tmp_path / "1-0.pt")
     assert len(control) == CONTROL
     assert alone["never.weight"] is None
