@@ -15,13 +15,16 @@ the slower rank counts, of each arm the median:
     flat        both, one after the other: `overlap="none"`
     buckets-…   `overlap="buckets"` in each size
     ddp-…       DistributedDataParallel, by default (25 MB) and with buckets of 1 MB
-    adamw-…     with an update: buckets of 1 MiB, `overlap="sliced"`, whose weights arrive
-                during the forward pass of the next step, and PyTorch's FSDP2; with a fourth of
-                the samples, as updates are a considerable part of such steps only, and with a
-                rate of their own
+    adamw-…     with an update: buckets of 1 MiB, DistributedDataParallel with buckets of 1 MB,
+                `overlap="sliced"`, whose weights arrive during the forward pass of the next step,
+                and PyTorch's FSDP2; with a fourth of the samples, as updates are a considerable
+                part of such steps only, and with a rate of their own
 
 The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
-too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Then, on the
+too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Buckets of
+1 MiB and DistributedDataParallel with equal ones differ by less than the medians of six rounds do,
+so they also take turns by themselves, in four times the rounds; of these, the median and the
+quartiles of the ratios of each round are printed. Then, on the
 shaped link, a training of `init(…, overlap="auto")`, with what it logs about its choice; and, on
 the loopback, the largest difference of the gradients of buckets from those of the flat exchange
 over 2, 3 and 4 ranks.
@@ -53,10 +56,12 @@ from benchmarks.overlap.ranks import (
     CHUNKS,
     DDP,
     GRADIENT_BYTES,
+    PAIR,
     PRODUCT_BYTES,
     SHARDED,
     SLICED,
     WHOLE,
+    WHOLE_BY_DDP,
 )
 from benchmarks.support.joined_namespaces import (
     ADDRESSES,
@@ -117,6 +122,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         link.shape(figures["rate"])
         results = run_ranks("arms", 2, args, link=link)
         figures["shaped"] = medians([r["times"] for r in results])
+        figures["pair"] = pair_ratios(run_ranks("pair", 2, args, link=link))
         figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
         for part, exchanged, share in (
             ("updates", GRADIENT_BYTES, BACKWARD),
@@ -179,6 +185,15 @@ def medians(results: Sequence[dict[str, list[float]]]) -> dict[str, float]:
     }
 
 
+def pair_ratios(results: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the quartiles of the ratios of a step of `PAIR`, each of one round's slower ranks."""
+    own, other = (
+        [max(steps) for steps in zip(*(r["times"][arm] for r in results), strict=True)]
+        for arm in PAIR
+    )
+    return statistics.quantiles((a / b for a, b in zip(own, other, strict=True)), n=4)
+
+
 def run_ranks(
     part: str, ranks: int, args: argparse.Namespace, *, link: Link | None
 ) -> list[dict[str, Any]]:
@@ -237,6 +252,10 @@ def _show(figures: dict[str, Any]) -> None:
     )
     print(f"    step by flat's           {shaped[best] / shaped['flat']:.2f} (0.85)")
     print(f"    step by the best ddp's   {shaped[best] / shaped[ddp]:.2f} (1.00), {ddp}")
+    low, median, high = figures["pair"]
+    print(
+        f"    {PAIR[0]} by {PAIR[1]}, in turns {median:.2f} (1.00), quartiles {low:.2f}, {high:.2f}"
+    )
     least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
     print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
@@ -247,6 +266,7 @@ def _show(figures: dict[str, Any]) -> None:
         part = times["exchange"] / times["alone"]
         print(f"  {name}: exchange alone / passes alone {part:.2f}")
         print(f"    step by that of {WHOLE} {times[SLICED] / times[WHOLE]:.2f}{aim}")
+        print(f"    step by that of {WHOLE_BY_DDP} {times[SLICED] / times[WHOLE_BY_DDP]:.2f}{aim}")
         print(f"    step by that of {SHARDED} {times[SLICED] / times[SHARDED]:.2f}")
     for name, times in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),

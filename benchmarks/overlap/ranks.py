@@ -20,10 +20,16 @@ GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 GATHERED = 4
 BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
+#: Of equal buckets, which are compared in more rounds than all arms.
+PAIR = ("buckets-1MiB", "ddp-1MB")
 #: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
-WHOLE, SLICED, SHARDED = UPDATING = ("adamw-buckets-1MiB", "adamw-sliced", "adamw-fsdp2")
+WHOLE, WHOLE_BY_DDP = "adamw-buckets-1MiB", "adamw-ddp-1MB"
+SLICED, SHARDED = "adamw-sliced", "adamw-fsdp2"
+UPDATING = (WHOLE, WHOLE_BY_DDP, SLICED, SHARDED)
 #: By which their samples are fewer: an update is a considerable part of such steps only.
 FEWER = 4
+#: By which the rounds of the pair are more: its arms differ by less than two rounds of one.
+_MORE = 4
 #: Passes without an exchange, and an exchange without passes.
 APART = ("alone", "exchange")
 ARMS = (*APART, "flat", *BUCKETS, *DDP)
@@ -78,8 +84,17 @@ def _write(args: argparse.Namespace, rank: int, result: dict[str, Any]) -> None:
     (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
-def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS, *, fewer: int = 1) -> None:
-    """Measure arms of the layers, as one rank, with so many times fewer samples."""
+def _arms(
+    args: argparse.Namespace, arms: Sequence[str] = ARMS, *, fewer: int = 1, more: int = 1
+) -> None:
+    """Measure arms of the layers, as one rank.
+
+    Args:
+        args: options of the command line.
+        arms: their names.
+        fewer: by which the samples are divided.
+        more: by which the rounds are multiplied.
+    """
     import torch  # noqa: PLC0415
 
     world = _world()
@@ -90,7 +105,7 @@ def _arms(args: argparse.Namespace, arms: Sequence[str] = ARMS, *, fewer: int = 
         if arm == SLICED:
             steps[arm].exchange.receive_weights()  # type: ignore[attr-defined]
 
-    times = _in_turns(args, steps, after)
+    times = _in_turns(args, steps, after, more=more)
     state = {arm: _state_bytes(steps[arm]) for arm in arms if arm in UPDATING}
     _write(args, world.rank, {"times": times, "state": state})
     world.leave()
@@ -100,6 +115,8 @@ def _in_turns(
     args: argparse.Namespace,
     steps: dict[str, Callable[[], None]],
     after: Callable[[str], None] = lambda _: None,
+    *,
+    more: int = 1,
 ) -> dict[str, list[float]]:
     """Return the seconds of a step of each arm in each round, the order turned around.
 
@@ -110,7 +127,7 @@ def _in_turns(
     times: dict[str, list[float]] = {arm: [] for arm in steps}
     exchange_s = busy_s = 0.0
     signal = torch.zeros(1)
-    for turn in range(_WARM_UP + args.rounds):
+    for turn in range(_WARM_UP + more * args.rounds):
         for arm in steps if turn % 2 else reversed(steps):
             torch.distributed.all_reduce(signal)
             busy_before = _busy_s() if arm == "exchange" else 0.0
@@ -186,6 +203,8 @@ def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     """Return a function that takes one step of an arm."""
     if arm == SHARDED:
         return _sharded_step(inputs)
+    if arm == WHOLE_BY_DDP:
+        return _plain_step(_in_ddp(_model(), arm), inputs)
     if arm in UPDATING:
         return _updating_step(arm, world, inputs)
     import torch  # noqa: PLC0415
@@ -195,9 +214,8 @@ def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     from slurm_elastic.training.exchange.gradient_reducer import CONTROL, Reducer  # noqa: PLC0415
 
     model: Any = _model()
-    if arm.startswith("ddp"):
-        size = 25 if arm == "ddp-25MB" else 1
-        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=size)
+    if arm in DDP:
+        model = _in_ddp(model, arm)
     parameters, control = list(model.parameters()), torch.zeros(CONTROL)
     reducer: Any = None
     if arm in BUCKETS:
@@ -216,6 +234,29 @@ def _step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
         if reducer is not None:
             reducer.reduce(control, 2 * len(inputs))
 
+    return step
+
+
+def _in_ddp(model: Any, arm: str) -> Any:
+    """Return a model in DistributedDataParallel, with the buckets of an arm."""
+    import torch  # noqa: PLC0415
+
+    size = 25 if arm.endswith("25MB") else 1
+    return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=size)
+
+
+def _plain_step(model: Any, inputs: Any) -> Callable[[], None]:
+    """Return a function that takes one step, with AdamW, of a model that exchanges gradients."""
+    import torch  # noqa: PLC0415
+
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+    step.optimizer = optimizer  # type: ignore[attr-defined]
     return step
 
 
@@ -268,15 +309,7 @@ def _sharded_step(inputs: Any) -> Callable[[], None]:
     for block in blocks:
         fully_shard(block)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).square().sum().backward()
-        optimizer.step()
-
-    step.optimizer = optimizer  # type: ignore[attr-defined]
-    return step
+    return _plain_step(model, inputs)
 
 
 def _state_bytes(step: Any) -> int:
@@ -351,6 +384,7 @@ def _training(args: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms": _arms,
     "arms-apart": partial(_arms, arms=APART),
+    "pair": partial(_arms, arms=PAIR, more=_MORE),
     "updates": partial(_arms, arms=UPDATING_ARMS, fewer=FEWER),
     "updates-apart": partial(_arms, arms=APART, fewer=FEWER),
     "differences": _differences,
