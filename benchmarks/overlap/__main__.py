@@ -1,6 +1,6 @@
 """Exchange of gradients during the backward pass, on links of a chosen speed.
 
-    python -m benchmarks.overlap [--rounds 6] [--batch 2048] [--rate 600mbit] [--json]
+    python -m benchmarks.overlap [--rounds 10] [--batch 2048] [--rate 600mbit] [--json]
 
 Two ranks of one thread each, gloo, in two network namespaces of this machine that a pair of veth
 joins; needs root, `ip` and `tc`. They are measured twice: without a limit, and with a token bucket
@@ -8,7 +8,8 @@ on both ends whose rate makes the exchange alone, as measured, as long as the ba
 namespaces the loopback is measured, and said so. With 2,048 samples in a step that link is slow, so
 the exchange needs few of the cores, as where network cards do it. Arms take turns of a few steps,
 in an order that is turned around in every round (A-B-B-A), each begun at a barrier; of each turn
-the slower rank counts, of each arm the median:
+the slower rank counts. Times are medians, and ratios of two arms medians of those of each round,
+in which both meet the same machine:
 
     alone       forward and backward pass, nothing is exchanged
     exchange    the flat all-reduce, nothing is computed
@@ -22,12 +23,11 @@ the slower rank counts, of each arm the median:
 
 The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
 too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Buckets of
-1 MiB and DistributedDataParallel with equal ones differ by less than the medians of six rounds do,
-so they also take turns by themselves, in four times the rounds; of these, the median and the
-quartiles of the ratios of each round are printed. Then, on the
-shaped link, a training of `init(…, overlap="auto")`, with what it logs about its choice; and, on
-the loopback, the largest difference of the gradients of buckets from those of the flat exchange
-over 2, 3 and 4 ranks.
+1 MiB and DistributedDataParallel with equal ones differ by less than such medians do, so they also
+take turns by themselves, in four times the rounds, of whose ratios the quartiles are printed, too.
+Then, on the shaped link, a training of `init(…, overlap="auto")`, with what it logs about its
+choice; and, on the loopback, the largest difference of the gradients of buckets from those of the
+flat exchange over 2, 3 and 4 ranks.
 
 Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
 ranks share, forward and backward pass of 2,048 tokens. The link's rate makes the two sums of a step
@@ -72,6 +72,11 @@ from benchmarks.support.joined_namespaces import (
     joined_namespaces,
 )
 
+#: Seconds of a step of each arm in each round.
+Steps = dict[str, list[float]]
+
+#: Arms whose ratio is the exchange's share.
+_SHARE = ("exchange", "alone")
 #: Of the sums of shared layers to their passes: three of six products can hide a sum.
 _HIDING = 1 / 2
 #: Corrections of a link's rate, after which the exchange takes about as long as it should.
@@ -82,7 +87,7 @@ _PORT = 29512
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turn", type=int, default=2, help="steps of an arm before the next one")
     parser.add_argument("--batch", type=int, default=2048, help="samples of a rank in a step")
     parser.add_argument("--rate", help="of the link, as tc reads it; by default as above")
@@ -97,7 +102,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Return medians by arm, with and without a limit, and what the library has chosen."""
+    """Return the steps of all arms, with and without a limit, and what the library has chosen."""
     figures: dict[str, Any] = {"differences": {}}
     for ranks in (2, 3, 4):
         results = run_ranks("differences", ranks, args, link=None)
@@ -108,7 +113,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         except LinkSetupError as error:
             figures["no_link"], link = str(error), None
         results = run_ranks("arms", 2, args, link=link)
-        figures["unshaped"] = medians([r["times"] for r in results])
+        figures["unshaped"] = slower(results)
         if link is None:
             return figures
         figures["rate"] = args.rate or balanced_rate(
@@ -116,13 +121,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "arms",
             args,
             exchanged=GRADIENT_BYTES,
-            passes_s=figures["unshaped"]["alone"],
+            passes_s=medians(figures["unshaped"])["alone"],
             share=BACKWARD,
         )
         link.shape(figures["rate"])
         results = run_ranks("arms", 2, args, link=link)
-        figures["shaped"] = medians([r["times"] for r in results])
-        figures["pair"] = pair_ratios(run_ranks("pair", 2, args, link=link))
+        figures["shaped"] = slower(results)
+        figures["pair"] = slower(run_ranks("pair", 2, args, link=link))
         figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
         for part, exchanged, share in (
             ("updates", GRADIENT_BYTES, BACKWARD),
@@ -130,13 +135,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ):
             link.unshape()
             results = run_ranks(part, 2, args, link=link)
-            free = figures[f"{part}_unshaped"] = medians([r["times"] for r in results])
+            free = figures[f"{part}_unshaped"] = slower(results)
             rate = figures[f"{part}_rate"] = balanced_rate(
-                link, part, args, exchanged=exchanged, passes_s=free["alone"], share=share
+                link, part, args, exchanged=exchanged, passes_s=medians(free)["alone"], share=share
             )
             link.shape(rate)
             results = run_ranks(part, 2, args, link=link)
-            figures[part] = medians([r["times"] for r in results])
+            figures[part] = slower(results)
             if part == "updates":
                 states = [r["state"] for r in results]
                 figures["state"] = max(state[SLICED] / state[WHOLE] for state in states)
@@ -168,30 +173,44 @@ def balanced_rate(
     mbit_s = 8 * exchanged / (share * passes_s) / 1e6
     for _ in range(_CORRECTIONS):
         link.shape(f"{mbit_s:.0f}mbit")
-        apart = medians([r["times"] for r in run_ranks(f"{part}-apart", 2, args, link=link)])
+        apart = medians(slower(run_ranks(f"{part}-apart", 2, args, link=link)))
         mbit_s *= apart["exchange"] / (share * apart["alone"])
     return f"{mbit_s:.0f}mbit"
 
 
-def medians(results: Sequence[dict[str, list[float]]]) -> dict[str, float]:
-    """Return the median step of each arm, of the slower rank in each round.
+def slower(results: Sequence[dict[str, Any]]) -> Steps:
+    """Return the seconds of a step of each arm in each round, of the slower rank.
 
-    >>> medians([{"flat": [1.0, 2.0, 5.0]}, {"flat": [3.0, 1.0, 1.0]}])
-    {'flat': 3.0}
+    >>> slower([{"times": {"flat": [1.0, 2.0]}}, {"times": {"flat": [3.0, 1.0]}}])
+    {'flat': [3.0, 2.0]}
     """
     return {
-        arm: statistics.median(max(steps) for steps in zip(*(r[arm] for r in results), strict=True))
-        for arm in results[0]
+        arm: [max(steps) for steps in zip(*(r["times"][arm] for r in results), strict=True)]
+        for arm in results[0]["times"]
     }
 
 
-def pair_ratios(results: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the quartiles of the ratios of a step of `PAIR`, each of one round's slower ranks."""
-    own, other = (
-        [max(steps) for steps in zip(*(r["times"][arm] for r in results), strict=True)]
-        for arm in PAIR
-    )
-    return statistics.quantiles((a / b for a, b in zip(own, other, strict=True)), n=4)
+def medians(steps: Steps) -> dict[str, float]:
+    """Return the median step of each arm.
+
+    >>> medians({"flat": [3.0, 1.0, 5.0]})
+    {'flat': 3.0}
+    """
+    return {arm: statistics.median(seconds) for arm, seconds in steps.items()}
+
+
+def ratios(steps: Steps, arm: str, other: str) -> list[float]:
+    """Return the ratio of the steps of two arms in each round.
+
+    >>> ratios({"flat": [3.0, 2.0], "ddp-1MB": [2.0, 2.0]}, "flat", "ddp-1MB")
+    [1.5, 1.0]
+    """
+    return [own / its for own, its in zip(steps[arm], steps[other], strict=True)]
+
+
+def ratio(steps: Steps, arm: str, other: str) -> float:
+    """Return the median ratio of two arms: both steps of a round meet the same machine."""
+    return statistics.median(ratios(steps, arm, other))
 
 
 def run_ranks(
@@ -244,52 +263,49 @@ def _show(figures: dict[str, Any]) -> None:
         return
     shaped = figures["shaped"]
     _show_link(f"  tbf {figures['rate']}", shaped)
-    best = min(BUCKETS, key=lambda arm: shaped[arm])
-    ddp = min(DDP, key=lambda arm: shaped[arm])
+    best = min(BUCKETS, key=lambda arm: ratio(shaped, arm, "flat"))
+    ddp = min(DDP, key=lambda arm: ratio(shaped, arm, "flat"))
+    shares = [exposed(medians(shaped), arm) for arm in (best, "flat")]
     print(f"  best on the shaped link: {best}")
-    print(
-        f"    exposed by flat's        {exposed(shaped, best) / exposed(shaped, 'flat'):.2f} (0.5)"
-    )
-    print(f"    step by flat's           {shaped[best] / shaped['flat']:.2f} (0.85)")
-    print(f"    step by the best ddp's   {shaped[best] / shaped[ddp]:.2f} (1.00), {ddp}")
-    low, median, high = figures["pair"]
+    print(f"    exposed by flat's        {shares[0] / shares[1]:.2f} (0.5)")
+    print(f"    step by flat's           {ratio(shaped, best, 'flat'):.2f} (0.85)")
+    print(f"    step by the best ddp's   {ratio(shaped, best, ddp):.2f} (1.00), {ddp}")
+    low, median, high = statistics.quantiles(ratios(figures["pair"], *PAIR), n=4)
     print(
         f"    {PAIR[0]} by {PAIR[1]}, in turns {median:.2f} (1.00), quartiles {low:.2f}, {high:.2f}"
     )
-    least = min(unshaped[arm] for arm in ("flat", *BUCKETS))
-    print(f"    without a limit: best of flat and buckets by flat's {least / unshaped['flat']:.2f}")
+    least = min(ratio(unshaped, arm, "flat") for arm in ("flat", *BUCKETS))
+    print(f"    without a limit: best of flat and buckets by flat's {least:.2f} (1.03)")
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
-    for name, times, aim in (
+    for name, steps, aim in (
         ("without a limit", figures["updates_unshaped"], ""),
         (f"tbf {figures['updates_rate']}", figures["updates"], " (1.00)"),
     ):
-        part = times["exchange"] / times["alone"]
-        print(f"  {name}: exchange alone / passes alone {part:.2f}")
-        print(f"    step by that of {WHOLE} {times[SLICED] / times[WHOLE]:.2f}{aim}")
-        print(f"    step by that of {WHOLE_BY_DDP} {times[SLICED] / times[WHOLE_BY_DDP]:.2f}{aim}")
-        print(f"    step by that of {SHARDED} {times[SLICED] / times[SHARDED]:.2f}")
-    for name, times in (
+        print(f"  {name}: exchange alone / passes alone {ratio(steps, *_SHARE):.2f}")
+        for other in (WHOLE, WHOLE_BY_DDP):
+            print(f"    step by that of {other} {ratio(steps, SLICED, other):.2f}{aim}")
+        print(f"    step by that of {SHARDED} {ratio(steps, SLICED, SHARDED):.2f}")
+    for name, steps in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),
         (f"  tbf {figures['products_rate']}", figures["products"]),
     ):
-        part = times["exchange"] / times["alone"]
-        print(f"{name}: sums alone / passes alone {part:.2f}")
-        for arm in CHUNKS:
-            ratio = times[arm] / times[CHUNKS[0]]
-            print(f"    {arm:<15} step by that of 1 chunk {ratio:.2f}")
-    shared = figures["products"]
-    best = min(CHUNKS, key=lambda arm: shared[arm])
-    print(f"    best {best}: {shared[best] / shared[CHUNKS[0]]:.2f} (0.90)")
+        print(f"{name}: sums alone / passes alone {ratio(steps, *_SHARE):.2f}")
+        by_one = {arm: ratio(steps, arm, CHUNKS[0]) for arm in CHUNKS}
+        for arm, value in by_one.items():
+            print(f"    {arm:<15} step by that of 1 chunk {value:.2f}")
+    best = min(by_one, key=lambda arm: by_one[arm])
+    print(f"    best {best}: {by_one[best]:.2f} (0.90)")
     print("5 a training of init(overlap='auto') on the shaped link:")
     for line in figures["chosen"]:
         print(f"    {line}")
 
 
-def _show_link(name: str, times: dict[str, float]) -> None:
-    print(f"{name}: exchange alone / passes alone {times['exchange'] / times['alone']:.2f}")
+def _show_link(name: str, steps: Steps) -> None:
+    times = medians(steps)
+    print(f"{name}: exchange alone / passes alone {ratio(steps, *_SHARE):.2f}")
     for arm in ("flat", *BUCKETS, *DDP):
         share = exposed(times, arm)
-        print(f"    {arm:<15} step by flat's {times[arm] / times['flat']:.2f}, exposed {share:.0%}")
+        print(f"    {arm:<15} step by flat's {ratio(steps, arm, 'flat'):.2f}, exposed {share:.0%}")
     cores = os.cpu_count() or 1
     least = least_exposed(times, ranks=2, cores=cores)
     print(

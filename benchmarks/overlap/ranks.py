@@ -30,6 +30,8 @@ UPDATING = (WHOLE, WHOLE_BY_DDP, SLICED, SHARDED)
 FEWER = 4
 #: By which the rounds of the pair are more: its arms differ by less than two rounds of one.
 _MORE = 4
+#: Learning rate of AdamW: values stay about as they are, so steps take as long at the end.
+_RATE = 1e-6
 #: Passes without an exchange, and an exchange without passes.
 APART = ("alone", "exchange")
 ARMS = (*APART, "flat", *BUCKETS, *DDP)
@@ -65,6 +67,9 @@ def _model() -> Any:
     layers: list[Any] = []
     for _ in range(LAYERS):
         layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()]
+        # By default values fade from layer to layer, and updates of gradients that are divided by
+        # more samples are slow, as their squares are subnormal.
+        torch.nn.init.kaiming_normal_(layers[-2].weight)
     return torch.nn.Sequential(*layers)
 
 
@@ -249,7 +254,7 @@ def _plain_step(model: Any, inputs: Any) -> Callable[[], None]:
     """Return a function that takes one step, with AdamW, of a model that exchanges gradients."""
     import torch  # noqa: PLC0415
 
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -275,7 +280,7 @@ def _updating_step(arm: str, world: Any, inputs: Any) -> Callable[[], None]:
     model = _model()
     parameters, control = list(model.parameters()), torch.zeros(CONTROL)
     exchange: Any
-    optimizer = torch.optim.AdamW(parameters)
+    optimizer = torch.optim.AdamW(parameters, lr=_RATE)
     if arm == SLICED:
         replicas = Subgroup(world, range(world.size), None)
         keep_owned(optimizer, model, rank=replicas.rank, ranks=replicas.size)
