@@ -1,6 +1,6 @@
 """Samples cut in space: memory, bytes, reading and speed of a rank against its share.
 
-    python -m benchmarks.spatial [--width 64] [--steps 5] [--ranks 1,2,4] [--rate 400mbit]
+    python -m benchmarks.spatial [--width 64] [--steps 5] [--ranks 1,2,4] [--rate 40mbit]
 
 One spatial group of 1, 2 and 4 ranks of one thread each on this machine, gloo, cut along the first
 dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What is printed:
@@ -13,8 +13,9 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
     speed       CPU seconds of both passes against the model, whose layers are measured without
                 messages
-    overlap     waits for planes in a forward pass, sent beside the interior and before it, over two
-                network namespaces with a limited rate; needs root
+    overlap     a forward pass whose planes travel beside the interior, and before it, against one
+                without planes, over two network namespaces; needs root. By default the link has
+                the rate at which planes take half as long as the layers
 
 CPU seconds are compared, since ranks share processors: they tell how well the model adds up work
 and surfaces, not how fast a group would be on GPUs of its own; so nothing but this benchmark uses
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="voxels of CosmoFlow's input")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each arm")
     parser.add_argument("--ranks", default="1,2,4", help="sizes of groups")
-    parser.add_argument("--rate", default="400mbit", help="of the limited link, as tc reads it")
+    parser.add_argument("--rate", help="of the limited link, as tc reads it; by default as above")
     parser.add_argument("--volume", type=int, default=128, help="voxels of samples that are read")
     parser.add_argument("--no-overlap", action="store_true", help="leave out the limited link")
     args = parser.parse_args()
@@ -195,13 +196,38 @@ def _print_overlap(args: argparse.Namespace) -> None:
         except LinkSetupError as error:
             print(f"overlap: left out: {error}")
             return
-        link.shape(args.rate)
-        figures = run_ranks("overlap", "cosmoflow", args.width, 2, args.steps, link=link)
-    print(f"overlap: forward pass of cosmoflow, two ranks, {args.rate}; medians, slower rank")
-    for arm in ("waiting", "overlapped"):
-        step_s = max(statistics.median(f["step_s"][arm]) for f in figures)
-        waited_s = max(statistics.median(f["waited_s"][arm]) for f in figures)
-        print(f"  {arm:10} {step_s:7.3f} s, of it waiting {waited_s:7.3f} s")
+        rate = args.rate or _balanced_rate(args, link)
+        link.shape(rate)
+        times = _overlap_times(args, args.steps, link)
+    alone, waiting, overlapped = (times[arm] for arm in ("alone", "waiting", "overlapped"))
+    late = statistics.median(own - none for own, none in zip(waiting, alone, strict=True))
+    exposed = statistics.median(own - none for own, none in zip(overlapped, alone, strict=True))
+    print(f"overlap: forward pass of cosmoflow, two ranks, {rate}; medians, slower rank")
+    print(f"  without planes                   {statistics.median(alone):7.3f} s")
+    print(f"  planes before the computation   +{late:7.3f} s")
+    print(f"  planes beside the interior      +{exposed:7.3f} s, {exposed / late:.2f} of it (0.5)")
+
+
+def _balanced_rate(args: argparse.Namespace, link: Link) -> str:
+    """Return the rate at which the planes of a forward pass take half as long as its layers."""
+    from benchmarks.spatial.ranks import NETWORKS  # noqa: PLC0415
+    from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
+    from slurm_elastic.training.spatial.network_trace import trace_network  # noqa: PLC0415
+
+    channels, make = NETWORKS["cosmoflow"]
+    network = trace_network(make(args.width), channels, (args.width,) * 3)
+    sent, _ = network.sent_bytes(SlabGrid((2, 1, 1)))
+    layers_s = statistics.median(_overlap_times(args, 1, link)["alone"])
+    return f"{8 * sent / (layers_s / 2) / 1e6:.0f}mbit"
+
+
+def _overlap_times(args: argparse.Namespace, steps: int, link: Link) -> dict[str, list[float]]:
+    """Return the seconds of each arm in each turn, of the slower rank."""
+    figures = run_ranks("overlap", "cosmoflow", args.width, 2, steps, link=link)
+    return {
+        arm: [max(turn) for turn in zip(*(f["times"][arm] for f in figures), strict=True)]
+        for arm in figures[0]["times"]
+    }
 
 
 def run_ranks(

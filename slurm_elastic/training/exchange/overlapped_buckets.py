@@ -1,7 +1,8 @@
 """Buckets of gradients that leave as soon as they are complete, during the backward pass.
 
-A hook runs when the gradient of a parameter is complete. When all gradients of a bucket are, it is
-copied and sent; the copies leave the gradients themselves as they are, local to this rank.
+A hook runs when the gradient of a parameter is complete, and copies it, as it is in the processor's
+cache then. When all gradients of a bucket are complete, it is sent; the gradients themselves stay as
+they are, local to this rank.
 All ranks start their buckets in the same order, so one that is complete early waits for those
 before it.
 """
@@ -64,6 +65,9 @@ class OverlappedBuckets(ABC, Generic[B]):
         self._parameters: list[Any] = list(parameters)
         self._buckets, self._early = list(buckets), early
         self._bucket_of = {i: bucket for bucket in buckets for i in bucket.members}
+        self._view_of = {
+            i: view for b in buckets for i, view in zip(b.members, b.views, strict=True)
+        }
         self._armed = self._late = False
         self._complete: list[bool] = []
         self._started: list[StartedCollective] = []
@@ -109,12 +113,15 @@ class OverlappedBuckets(ABC, Generic[B]):
         return [*(0.0 if p.grad is None else 1.0 for p in self._parameters), float(self._late)]
 
     def _completed(self, index: int, _: torch.Tensor) -> None:
-        """Note that a gradient is complete, and start the buckets that are."""
+        """Copy a gradient that is complete, and start the buckets that are."""
         if not self._armed:
             return
-        bucket = self._bucket_of[index]
-        if self._complete[index]:
-            self._late |= any(bucket is b for b in self._buckets[: len(self._started)])
+        bucket, again = self._bucket_of[index], self._complete[index]
+        if again and any(bucket is b for b in self._buckets[: len(self._started)]):
+            self._late = True
+            return
+        self._view_of[index].copy_(self._parameters[index].grad)
+        if again:
             return
         self._complete[index] = True
         bucket.missing -= 1
@@ -125,8 +132,10 @@ class OverlappedBuckets(ABC, Generic[B]):
             self._start(first_waiting)
 
     def _start(self, bucket: B) -> None:
-        """Copy the gradients of a bucket, and start to send them."""
+        """Copy the gradients of a bucket that no hook has copied, and start to send it."""
         for i, view in zip(bucket.members, bucket.views, strict=True):
+            if self._complete[i]:
+                continue
             gradient = self._parameters[i].grad
             if gradient is None:
                 view.zero_()
