@@ -15,7 +15,7 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
                 messages
     overlap     a forward pass whose planes travel beside the interior, and before it, against one
                 without planes, over two network namespaces; needs root. By default the link has
-                the rate at which planes take half as long as the layers
+                the rate at which those before it take half as long as the layers
 
 CPU seconds are compared, since ranks share processors: they tell how well the model adds up work
 and surfaces, not how fast a group would be on GPUs of its own; so nothing but this benchmark uses
@@ -53,6 +53,10 @@ from slurm_elastic.job.launch import free_port
 
 _GIB, _MIB = 2**30, 2**20
 _GPU_BYTES = 16 * 10**9
+#: Bytes that pass at once, far fewer than planes have.
+_BURST = "16kb"
+#: Corrections of the link's rate, and the least factor of one.
+_CORRECTIONS, _LEAST_CORRECTION = 4, 0.2
 
 
 def main() -> None:
@@ -197,28 +201,32 @@ def _print_overlap(args: argparse.Namespace) -> None:
             print(f"overlap: left out: {error}")
             return
         rate = args.rate or _balanced_rate(args, link)
-        link.shape(rate)
+        link.shape(rate, _BURST)
         times = _overlap_times(args, args.steps, link)
-    alone, waiting, overlapped = (times[arm] for arm in ("alone", "waiting", "overlapped"))
-    late = statistics.median(own - none for own, none in zip(waiting, alone, strict=True))
-    exposed = statistics.median(own - none for own, none in zip(overlapped, alone, strict=True))
+    awaited, beside = (_median_difference(times, arm) for arm in ("waiting", "overlapped"))
     print(f"overlap: forward pass of cosmoflow, two ranks, {rate}; medians, slower rank")
-    print(f"  without planes                   {statistics.median(alone):7.3f} s")
-    print(f"  planes before the computation   +{late:7.3f} s")
-    print(f"  planes beside the interior      +{exposed:7.3f} s, {exposed / late:.2f} of it (0.5)")
+    print(f"  without planes                   {statistics.median(times['alone']):7.3f} s")
+    print(f"  planes before the computation   +{awaited:7.3f} s")
+    print(f"  planes beside the interior      +{beside:7.3f} s, {beside / awaited:.2f} of it (0.5)")
 
 
 def _balanced_rate(args: argparse.Namespace, link: Link) -> str:
-    """Return the rate at which the planes of a forward pass take half as long as its layers."""
-    from benchmarks.spatial.ranks import NETWORKS  # noqa: PLC0415
-    from slurm_elastic.core.slab_grid import SlabGrid  # noqa: PLC0415
-    from slurm_elastic.training.spatial.network_trace import trace_network  # noqa: PLC0415
+    """Return the rate at which awaited planes lengthen a forward pass by half.
 
-    channels, make = NETWORKS["cosmoflow"]
-    network = trace_network(make(args.width), channels, (args.width,) * 3)
-    sent, _ = network.sent_bytes(SlabGrid((2, 1, 1)))
-    layers_s = statistics.median(_overlap_times(args, 1, link)["alone"])
-    return f"{8 * sent / (layers_s / 2) / 1e6:.0f}mbit"
+    Messages also take time to begin and end, so the rate is measured, and corrected.
+    """
+    mbit_s = 100.0
+    for _ in range(_CORRECTIONS):
+        link.shape(f"{mbit_s:.1f}mbit", _BURST)
+        times = _overlap_times(args, 3, link)
+        wanted_s = statistics.median(times["alone"]) / 2
+        mbit_s *= max(_median_difference(times, "waiting") / wanted_s, _LEAST_CORRECTION)
+    return f"{mbit_s:.1f}mbit"
+
+
+def _median_difference(times: dict[str, list[float]], arm: str) -> float:
+    """Return the seconds by which an arm takes longer than one without planes."""
+    return statistics.median(a - b for a, b in zip(times[arm], times["alone"], strict=True))
 
 
 def _overlap_times(args: argparse.Namespace, steps: int, link: Link) -> dict[str, list[float]]:

@@ -21,10 +21,10 @@ class LinkSetupError(Exception):
 class Link:
     """Two network namespaces, joined by a pair of veth."""
 
-    def shape(self, rate: str) -> None:
-        """Limit the rate of both directions, as `tc` reads it."""
+    def shape(self, rate: str, burst: str = "256kb") -> None:
+        """Limit both directions to a rate, but for bytes that pass at once, as `tc` reads both."""
         for namespace, device in zip(NAMESPACES, LINKS, strict=True):
-            limit = f"tbf rate {rate} burst 256kb latency 50ms"
+            limit = f"tbf rate {rate} burst {burst} latency 50ms"
             _run(f"ip netns exec {namespace} tc qdisc replace dev {device} root {limit}")
 
     def unshape(self) -> None:

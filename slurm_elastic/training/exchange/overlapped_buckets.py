@@ -1,10 +1,9 @@
 """Buckets of gradients that leave as soon as they are complete, during the backward pass.
 
 A hook runs when the gradient of a parameter is complete, and copies it, as it is in the processor's
-cache then. When all gradients of a bucket are complete, it is sent; the gradients themselves stay as
-they are, local to this rank.
-All ranks start their buckets in the same order, so one that is complete early waits for those
-before it.
+cache then. When all gradients of a bucket are complete, it is sent; the gradients themselves stay
+as they are, local to this rank. All ranks start their buckets in the same order, so one that is
+complete early waits for those before it.
 """
 
 from __future__ import annotations
