@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="voxels of CosmoFlow's input")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each arm")
     parser.add_argument("--ranks", default="1,2,4", help="sizes of groups")
-    parser.add_argument("--rate", help="of the limited link, as tc reads it; by default as above")
+    parser.add_argument("--rate", help="of the limited link, as tc reads it; sought by default")
     parser.add_argument("--volume", type=int, default=128, help="voxels of samples that are read")
     parser.add_argument("--no-overlap", action="store_true", help="leave out the limited link")
     args = parser.parse_args()
