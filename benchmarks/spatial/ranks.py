@@ -154,7 +154,7 @@ class AbsentGroup(SpatialGroup):
         """Send nothing."""
         for _, memory in receives:
             memory.zero_()
-        return PlaneMessages(self, [], [tensor.contiguous() for _, tensor in sends])
+        return PlaneMessages([], [tensor.contiguous() for _, tensor in sends])
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor of this rank."""

@@ -6,7 +6,6 @@ receptions and transmissions, so that no rank waits for another one that waits f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,14 +28,13 @@ class SpatialGroup:
 
     Attributes:
         sent_bytes: by this rank in messages, so far.
-        waited_s: for messages, so far.
     """
 
     def __init__(self, grid: SlabGrid, ranks: Sequence[int], process_group: Any = None) -> None:
         if len(ranks) != grid.size:
             raise ValueError(f"ranks: {len(ranks)} is invalid: expected {grid.size}, as the grid")
         self.grid, self._ranks, self._process_group = grid, list(ranks), process_group
-        self.sent_bytes, self.waited_s = 0, 0.0
+        self.sent_bytes = 0
 
     @property
     def size(self) -> int:
@@ -66,10 +64,10 @@ class SpatialGroup:
         ]
         self.sent_bytes += sum(t.numel() * t.element_size() for _, t in kept)
         if not operations:
-            return PlaneMessages(self, [], [])
+            return PlaneMessages([], [])
         with link_errors(_OPERATION):
             works = distributed.batch_isend_irecv(operations)
-        return PlaneMessages(self, works, [tensor for _, tensor in kept])
+        return PlaneMessages(works, [tensor for _, tensor in kept])
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace a tensor by its sum over the group, and return it."""
@@ -91,16 +89,12 @@ class SpatialGroup:
 class PlaneMessages:
     """Messages under way."""
 
-    def __init__(
-        self, group: SpatialGroup, works: Sequence[Any], kept: Sequence[torch.Tensor]
-    ) -> None:
-        self._group, self._works, self._kept = group, list(works), list(kept)
+    def __init__(self, works: Sequence[Any], kept: Sequence[torch.Tensor]) -> None:
+        self._works, self._kept = list(works), list(kept)
 
     def wait(self) -> None:
         """Wait for all of them."""
-        begun_at = time.monotonic()
         with link_errors(_OPERATION):
             for work in self._works:
                 work.wait()
-        self._group.waited_s += time.monotonic() - begun_at
         self._works, self._kept = [], []
