@@ -23,11 +23,11 @@ in which both meet the same machine:
 
 The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
 too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Buckets of
-1 MiB and DistributedDataParallel with equal ones differ by less than such medians do, so they also
-take turns by themselves, in four times the rounds, of whose ratios the quartiles are printed, too.
-Then, on the shaped link, a training of `init(…, overlap="auto")`, with what it logs about its
-choice; and, on the loopback, the largest difference of the gradients of buckets from those of the
-flat exchange over 2, 3 and 4 ranks.
+1 MiB and DistributedDataParallel with buckets of 1 MB differ by less than ten rounds can show. So
+they also take turns without other arms, in four times the rounds; the quartiles of those ratios are
+printed, too. Then, on the shaped link, a training of `init(…, overlap="auto")`, with what it logs
+about its choice; and, on the loopback, the largest difference of the gradients of buckets from
+those of the flat exchange over 2, 3 and 4 ranks.
 
 Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
 ranks share, forward and backward pass of 2,048 tokens. The link's rate makes the two sums of a step
@@ -45,7 +45,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,7 @@ from benchmarks.support.joined_namespaces import (
     LinkSetupError,
     joined_namespaces,
 )
-
-#: Seconds of a step of each arm in each round.
-Steps = dict[str, list[float]]
+from benchmarks.support.turn_times import TurnTimes, of_slowest_rank
 
 #: Arms whose ratio is the exchange's share.
 _SHARE = ("exchange", "alone")
@@ -113,7 +110,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         except LinkSetupError as error:
             figures["no_link"], link = str(error), None
         results = run_ranks("arms", 2, args, link=link)
-        figures["unshaped"] = slower(results)
+        figures["unshaped"] = of_slowest_rank(results)
         if link is None:
             return figures
         figures["rate"] = args.rate or balanced_rate(
@@ -126,8 +123,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
         link.shape(figures["rate"])
         results = run_ranks("arms", 2, args, link=link)
-        figures["shaped"] = slower(results)
-        figures["pair"] = slower(run_ranks("pair", 2, args, link=link))
+        figures["shaped"] = of_slowest_rank(results)
+        figures["pair"] = of_slowest_rank(run_ranks("pair", 2, args, link=link))
         figures["chosen"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
         for part, exchanged, share in (
             ("updates", GRADIENT_BYTES, BACKWARD),
@@ -135,13 +132,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ):
             link.unshape()
             results = run_ranks(part, 2, args, link=link)
-            free = figures[f"{part}_unshaped"] = slower(results)
+            free = figures[f"{part}_unshaped"] = of_slowest_rank(results)
             rate = figures[f"{part}_rate"] = balanced_rate(
                 link, part, args, exchanged=exchanged, passes_s=medians(free)["alone"], share=share
             )
             link.shape(rate)
             results = run_ranks(part, 2, args, link=link)
-            figures[part] = slower(results)
+            figures[part] = of_slowest_rank(results)
             if part == "updates":
                 states = [r["state"] for r in results]
                 figures["state"] = max(state[SLICED] / state[WHOLE] for state in states)
@@ -173,24 +170,12 @@ def balanced_rate(
     mbit_s = 8 * exchanged / (share * passes_s) / 1e6
     for _ in range(_CORRECTIONS):
         link.shape(f"{mbit_s:.0f}mbit")
-        apart = medians(slower(run_ranks(f"{part}-apart", 2, args, link=link)))
+        apart = medians(of_slowest_rank(run_ranks(f"{part}-apart", 2, args, link=link)))
         mbit_s *= apart["exchange"] / (share * apart["alone"])
     return f"{mbit_s:.0f}mbit"
 
 
-def slower(results: Sequence[dict[str, Any]]) -> Steps:
-    """Return the seconds of a step of each arm in each round, of the slower rank.
-
-    >>> slower([{"times": {"flat": [1.0, 2.0]}}, {"times": {"flat": [3.0, 1.0]}}])
-    {'flat': [3.0, 2.0]}
-    """
-    return {
-        arm: [max(steps) for steps in zip(*(r["times"][arm] for r in results), strict=True)]
-        for arm in results[0]["times"]
-    }
-
-
-def medians(steps: Steps) -> dict[str, float]:
+def medians(steps: TurnTimes) -> dict[str, float]:
     """Return the median step of each arm.
 
     >>> medians({"flat": [3.0, 1.0, 5.0]})
@@ -199,7 +184,7 @@ def medians(steps: Steps) -> dict[str, float]:
     return {arm: statistics.median(seconds) for arm, seconds in steps.items()}
 
 
-def ratios(steps: Steps, arm: str, other: str) -> list[float]:
+def ratios(steps: TurnTimes, arm: str, other: str) -> list[float]:
     """Return the ratio of the steps of two arms in each round.
 
     >>> ratios({"flat": [3.0, 2.0], "ddp-1MB": [2.0, 2.0]}, "flat", "ddp-1MB")
@@ -208,7 +193,7 @@ def ratios(steps: Steps, arm: str, other: str) -> list[float]:
     return [own / its for own, its in zip(steps[arm], steps[other], strict=True)]
 
 
-def ratio(steps: Steps, arm: str, other: str) -> float:
+def ratio(steps: TurnTimes, arm: str, other: str) -> float:
     """Return the median ratio of two arms: both steps of a round meet the same machine."""
     return statistics.median(ratios(steps, arm, other))
 
@@ -300,7 +285,7 @@ def _show(figures: dict[str, Any]) -> None:
         print(f"    {line}")
 
 
-def _show_link(name: str, steps: Steps) -> None:
+def _show_link(name: str, steps: TurnTimes) -> None:
     times = medians(steps)
     print(f"{name}: exchange alone / passes alone {ratio(steps, *_SHARE):.2f}")
     for arm in ("flat", *BUCKETS, *DDP):

@@ -49,6 +49,7 @@ from benchmarks.support.joined_namespaces import (
     LinkSetupError,
     joined_namespaces,
 )
+from benchmarks.support.turn_times import TurnTimes, of_slowest_rank
 from slurm_elastic.job.launch import free_port
 
 _GIB, _MIB = 2**30, 2**20
@@ -224,18 +225,14 @@ def _balanced_rate(args: argparse.Namespace, link: Link) -> str:
     return f"{mbit_s:.1f}mbit"
 
 
-def _median_difference(times: dict[str, list[float]], arm: str) -> float:
+def _median_difference(times: TurnTimes, arm: str) -> float:
     """Return the seconds by which an arm takes longer than one without planes."""
     return statistics.median(a - b for a, b in zip(times[arm], times["alone"], strict=True))
 
 
-def _overlap_times(args: argparse.Namespace, steps: int, link: Link) -> dict[str, list[float]]:
-    """Return the seconds of each arm in each turn, of the slower rank."""
-    figures = run_ranks("overlap", "cosmoflow", args.width, 2, steps, link=link)
-    return {
-        arm: [max(turn) for turn in zip(*(f["times"][arm] for f in figures), strict=True)]
-        for arm in figures[0]["times"]
-    }
+def _overlap_times(args: argparse.Namespace, steps: int, link: Link) -> TurnTimes:
+    """Return the seconds of a forward pass of each arm in each turn."""
+    return of_slowest_rank(run_ranks("overlap", "cosmoflow", args.width, 2, steps, link=link))
 
 
 def run_ranks(
