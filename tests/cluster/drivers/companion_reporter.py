@@ -18,14 +18,15 @@ from slurm_elastic.core.member_orders import CompanionComment
 from slurm_elastic.rpc import frames
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
-FORMAT = "JobID:12,RestartCnt:12,State:16,QOS:20,Name:60"
+FORMAT = "JobID:12,RestartCnt:12,State:16,Account:20,QOS:20,Name:60"
 
 
 class Base:
     """One attempt of a base."""
 
-    def __init__(self, job_id: int, run: int, name: str, qos: str) -> None:
-        self.job_id, self.run, self.name, self.qos = job_id, run, name, qos
+    def __init__(self, job_id: int, run: int, name: str, account: str, qos: str) -> None:
+        self.job_id, self.run, self.name = job_id, run, name
+        self.account, self.qos = account, qos
         self.companions: dict[int, tuple[int, str]] = {}
         self.change: int | None = None
         self.fields: dict[str, Any] = {}
@@ -76,7 +77,8 @@ class Base:
                 [
                     *("sbatch", "-H", "--parsable", "--no-requeue", "-N1", "-n1", "-o/dev/null"),
                     *(f"--gres={kind}", f"--comment={comment}", f"--job-name={self.name}+1"),
-                    *(f"--qos={self.qos}", "--time=30", "--wrap=exec sleep 1200"),
+                    *(f"--account={self.account}", f"--qos={self.qos}", "--time=30"),
+                    "--wrap=exec sleep 1200",
                 ],
                 env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/",
             )  # fmt: skip
@@ -120,14 +122,14 @@ def main(address: str) -> None:
         listed = {}
         names = {}
         for line in done.stdout.splitlines():
-            number, run, state, qos, name = line.split(maxsplit=4)
+            number, run, state, account, qos, name = line.split(maxsplit=5)
             listed[int(number)] = state
             if state == "RUNNING" and name.startswith(("place", "stays", "plain")):
-                names[int(number), int(run)] = (name, qos)
-        for (job_id, run), (name, qos) in names.items():
+                names[int(number), int(run)] = (name, account, qos)
+        for (job_id, run), (name, account, qos) in names.items():
             if "+" in name:
                 continue
-            base = bases.setdefault((job_id, run), Base(job_id, run, name, qos))
+            base = bases.setdefault((job_id, run), Base(job_id, run, name, account, qos))
             base.follow(listed)
             with contextlib.suppress(frames.ChannelError):
                 base.report(address)

@@ -243,7 +243,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     return runs
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(len(TRAININGS)))
 def test_a_training_with_ten_kills_equals_an_undisturbed_one(
     runs: TrainingRuns, undisturbed: dict[tuple[str, str], TrainingRuns], seed: int
@@ -263,7 +262,6 @@ def test_a_training_with_ten_kills_equals_an_undisturbed_one(
     assert len([open_checkpoint(path) for path in left]) <= 3, str(history)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(unsupported()), reason=unsupported())
 @pytest.mark.parametrize("background", [False, True])
 def test_a_training_whose_replicas_and_their_ranks_divide_parameters_survives_kills(
