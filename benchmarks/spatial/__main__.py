@@ -13,9 +13,10 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
     speed       CPU seconds of both passes against the model, whose layers are measured without
                 messages
-    overlap     a forward pass whose planes travel beside the interior, and before it, against one
+    overlap     both passes when planes travel beside the computation, and before it, against passes
                 without planes, over two network namespaces; needs root. By default the link has
-                the rate at which those before it take half as long as the layers
+                the rate at which those before it take half as long as the layers; for this width
+                and twice of it
 
 CPU seconds are compared, since ranks share processors: they tell how well the model adds up work
 and surfaces, not how fast a group would be on GPUs of its own; so nothing but this benchmark uses
@@ -76,7 +77,8 @@ def main() -> None:
         _print_network(network, width, sizes, args.steps)
     _print_reading(args.volume, sizes, args.steps)
     if not args.no_overlap:
-        _print_overlap(args)
+        for width in (args.width, 2 * args.width):
+            _print_overlap(width, args.steps, args.rate)
 
 
 def _print_layers() -> None:
@@ -190,7 +192,7 @@ def _print_reading(width: int, sizes: Sequence[int], repeated: int) -> None:
                 )
 
 
-def _print_overlap(args: argparse.Namespace) -> None:
+def _print_overlap(width: int, steps: int, rate: str | None) -> None:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     if any(name in listed.stdout for name in NAMESPACES):
         print("overlap: left out: another run has its network namespaces")
@@ -201,25 +203,25 @@ def _print_overlap(args: argparse.Namespace) -> None:
         except LinkSetupError as error:
             print(f"overlap: left out: {error}")
             return
-        rate = args.rate or _balanced_rate(args, link)
+        rate = rate or _balanced_rate(width, link)
         link.shape(rate, _BURST)
-        times = _overlap_times(args, args.steps, link)
+        times = _overlap_times(width, 2 * steps, link)
     awaited, beside = (_median_difference(times, arm) for arm in ("waiting", "overlapped"))
-    print(f"overlap: forward pass of cosmoflow, two ranks, {rate}; medians, slower rank")
+    print(f"overlap: cosmoflow, {width} voxels wide, two ranks, {rate}; medians, slower rank")
     print(f"  without planes                   {statistics.median(times['alone']):7.3f} s")
     print(f"  planes before the computation   +{awaited:7.3f} s")
-    print(f"  planes beside the interior      +{beside:7.3f} s, {beside / awaited:.2f} of it (0.5)")
+    print(f"  planes beside the computation   +{beside:7.3f} s, {beside / awaited:.2f} of it (0.5)")
 
 
-def _balanced_rate(args: argparse.Namespace, link: Link) -> str:
-    """Return the rate at which awaited planes lengthen a forward pass by half.
+def _balanced_rate(width: int, link: Link) -> str:
+    """Return the rate at which awaited planes lengthen both passes by half.
 
     Messages also take time to begin and end, so the rate is measured, and corrected.
     """
-    mbit_s = 100.0
+    mbit_s = 50.0
     for _ in range(_CORRECTIONS):
         link.shape(f"{mbit_s:.1f}mbit", _BURST)
-        times = _overlap_times(args, 3, link)
+        times = _overlap_times(width, 3, link)
         wanted_s = statistics.median(times["alone"]) / 2
         mbit_s *= max(_median_difference(times, "waiting") / wanted_s, _LEAST_CORRECTION)
     return f"{mbit_s:.1f}mbit"
@@ -230,9 +232,9 @@ def _median_difference(times: TurnTimes, arm: str) -> float:
     return statistics.median(a - b for a, b in zip(times[arm], times["alone"], strict=True))
 
 
-def _overlap_times(args: argparse.Namespace, steps: int, link: Link) -> TurnTimes:
-    """Return the seconds of a forward pass of each arm in each turn."""
-    return of_slowest_rank(run_ranks("overlap", "cosmoflow", args.width, 2, steps, link=link))
+def _overlap_times(width: int, steps: int, link: Link) -> TurnTimes:
+    """Return the seconds of both passes of each arm in each turn."""
+    return of_slowest_rank(run_ranks("overlap", "cosmoflow", width, 2, steps, link=link))
 
 
 def run_ranks(

@@ -16,7 +16,7 @@ from torch import distributed, nn
 from benchmarks.spatial.networks import UNet3d, cosmoflow
 from slurm_elastic.core.slab_grid import SlabGrid
 from slurm_elastic.models.spatial.volume_layers import VolumeLayer
-from slurm_elastic.training.spatial import halo, slab_rules  # noqa: F401 - registers the rules
+from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers the rules
 from slurm_elastic.training.spatial.network_trace import trace_network
 from slurm_elastic.training.spatial.slab_layers import slab_of
 from slurm_elastic.training.spatial.slab_tensor import plain, slab_tensor
@@ -165,6 +165,20 @@ class AbsentGroup(SpatialGroup):
         return torch.stack([tensor] * self.size)
 
 
+class WaitingGroup(SpatialGroup):
+    """A group whose messages are over before any other work."""
+
+    def start(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+    ) -> PlaneMessages:
+        """Send and receive."""
+        messages = super().start(sends, receives)
+        messages.wait()
+        return messages
+
+
 def _layer_times(
     model: nn.Module, volume: torch.Tensor, group: SpatialGroup, steps: int
 ) -> list[float]:
@@ -205,31 +219,24 @@ def _layer_pass(
 def _overlap_figures(
     model: nn.Module, volume: torch.Tensor, group: SpatialGroup, steps: int
 ) -> dict[str, Any]:
-    """Return the seconds of forward passes: without planes, waiting for them, and overlapped.
+    """Return the seconds of both passes: without planes, waiting for them, and overlapped.
 
     Arms take turns, in an order that is turned around in every round.
     """
-    start = halo.Halo.start
-
-    def waiting(self: halo.Halo, exchange: Any, tensor: torch.Tensor) -> halo.StartedExchange:
-        begun = start(self, exchange, tensor)
-        begun.wait()
-        return begun
-
-    absent = AbsentGroup(group.grid, range(group.size))
-    slabs = {"alone": _cut(volume, absent)}
-    slabs |= {"waiting": _cut(volume, group), "overlapped": _cut(volume, group)}
-    times: dict[str, list[float]] = {arm: [] for arm in slabs}
+    arms = {
+        "alone": AbsentGroup(group.grid, range(group.size)),
+        "waiting": WaitingGroup(group.grid, range(group.size)),
+        "overlapped": group,
+    }
+    slabs = {arm: _cut(volume, arm_group) for arm, arm_group in arms.items()}
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
     for turn in range(1 + steps):
-        for arm in slabs if turn % 2 else reversed(slabs):
-            setattr(halo.Halo, "start", waiting if arm == "waiting" else start)  # noqa: B010
+        for arm in arms if turn % 2 else reversed(arms):
             distributed.barrier()
             begun = time.monotonic()
-            with torch.no_grad():
-                model(slabs[arm])
+            _step(model, slabs[arm], group)
             if turn:  # the first one allocates
                 times[arm].append(time.monotonic() - begun)
-    setattr(halo.Halo, "start", start)  # noqa: B010
     return {"times": times}
 
 

@@ -80,6 +80,10 @@ class VolumeLayer:
             return []
         sizes = [int(part.stop - part.start) for part in grid.slab(inputs)]
         values = []
+        if self.kind == "pooling" and not self.gathers(grid):
+            # Dimensions behind the last one that is cut are pooled before.
+            behind = grid.cut_axes[-1] + 1 if grid.cut_axes else len(sizes)
+            sizes[behind:] = self.extents[1][behind:]
         for axis in grid.cut_axes:
             bounds = slab_bounds(inputs[axis], grid.parts[axis])
             place = grid.coordinates[axis]

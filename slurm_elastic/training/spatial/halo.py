@@ -6,13 +6,18 @@ that the first one has brought, and so the corners.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from slurm_elastic.core.slab_grid import slab_bounds
 from slurm_elastic.training.spatial.spatial_group import PlaneMessages, SpatialGroup
+
+#: Function of planes.
+Operation = Callable[[torch.Tensor], torch.Tensor]
+#: Planes of other ranks: the first one's position, and the tensor.
+Pieces = list[tuple[int, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,47 @@ class AxisExchange:
         """Planes of this rank."""
         return self.bounds[self.place], self.bounds[self.place + 1]
 
-    @property
-    def margins(self) -> tuple[int, int]:
-        """Planes of padding before and after the planes that this rank needs."""
-        return outside(self.windows[self.place], self.bounds[-1])
+    def held_planes(self, slab: torch.Tensor, first: int, piece: torch.Tensor) -> torch.Tensor:
+        """Return the planes of this rank's slab for which a piece that begins with `first` is."""
+        return slab.narrow(self.axis, first - self.held[0], piece.shape[self.axis])
+
+    def held_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the gradient of this rank's planes, from that of all that it needs."""
+        low, high = self.overlap(self.place, self.place)
+        first, end = self.held
+        offset = max(0, self.windows[self.place][0])
+        if (low, high) == (first, end):
+            return gradient.narrow(self.axis, low - offset, high - low).clone()
+        shape = list(gradient.shape)
+        shape[self.axis] = end - first
+        held = gradient.new_zeros(shape)
+        if high > low:
+            held.narrow(self.axis, low - first, high - low).copy_(
+                gradient.narrow(self.axis, low - offset, high - low)
+            )
+        return held
+
+    def assemble(
+        self, slab: torch.Tensor, pieces: Pieces, span: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return consecutive planes.
+
+        Args:
+            slab: of this rank.
+            pieces: planes of others.
+            span: the planes, of which those outside the volume are left out; None: all that this
+                rank needs.
+        """
+        low, high = span or self.windows[self.place]
+        low, high = max(0, low), min(self.bounds[-1], high)
+        parts = []
+        for first, tensor in sorted([*pieces, (self.held[0], slab)], key=lambda part: part[0]):
+            begin, end = max(low, first), min(high, first + tensor.shape[self.axis])
+            if end > begin:
+                parts.append(tensor.narrow(self.axis, begin - first, end - begin))
+        if not parts:  # windows that lie in the padding
+            return slab.narrow(self.axis, 0, 0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.axis)
 
 
 class Halo:
@@ -56,7 +98,11 @@ class Halo:
     Args:
         group: of the sample.
         extents: of the whole input.
-        windows: by spatial dimension that is cut: the planes that each rank along it needs.
+        windows: by spatial dimension: the planes that each rank along it needs. Dimensions that are
+            not cut may be left out if they are not to be padded.
+
+    Attributes:
+        axes: the exchange of each dimension that is cut.
     """
 
     def __init__(
@@ -76,21 +122,42 @@ class Halo:
                 windows=tuple(needed),
             )
             for axis, needed in sorted(windows.items())
+            if grid.parts[axis] > 1
         ]
+        # By dimension, counted from the last one: planes of padding before and after.
+        self._margins = {
+            axis - len(extents): outside(needed[grid.coordinates[axis]], extents[axis])
+            for axis, needed in windows.items()
+        }
 
-    def start(self, exchange: AxisExchange, slab: torch.Tensor) -> StartedExchange:
-        """Start to send planes of a slab and to receive those of others, along one dimension."""
+    def start(
+        self, exchange: AxisExchange, slab: torch.Tensor, reduction: Operation | None = None
+    ) -> StartedExchange:
+        """Start to send planes of a slab and to receive those of others, along one dimension.
+
+        Args:
+            exchange: of that dimension.
+            slab: of this rank.
+            reduction: of each plane by itself, before it is sent.
+        """
         offset = exchange.held[0]
+
+        def reduced(first: int, count: int) -> torch.Tensor:
+            planes = slab.narrow(exchange.axis, first, count)
+            return planes if reduction is None else reduction(planes)
+
         sends, receives, pieces = [], [], []
+        like: torch.Tensor | None = None
         for other, index in enumerate(exchange.line):
             if other == exchange.place:
                 continue
             low, high = exchange.overlap(exchange.place, other)
             if high > low:
-                sends.append((index, slab.narrow(exchange.axis, low - offset, high - low)))
+                sends.append((index, reduced(low - offset, high - low)))
             low, high = exchange.overlap(other, exchange.place)
             if high > low:
-                shape = list(slab.shape)
+                like = reduced(0, 1) if like is None else like
+                shape = list(like.shape)
                 shape[exchange.axis] = high - low
                 pieces.append((low, slab.new_empty(shape)))
                 receives.append((index, pieces[-1][1]))
@@ -101,44 +168,76 @@ class Halo:
         received: list[Pieces] = []
         for exchange in self.axes:
             received.append(self.start(exchange, slab).wait())
-            slab = assemble(exchange, slab, received[-1])
+            slab = exchange.assemble(slab, received[-1])
         return slab, received
 
     def rebuild(self, slab: torch.Tensor, received: Sequence[Pieces]) -> torch.Tensor:
         """Return the result of `fetch` again, from the planes of others that it received."""
         for exchange, pieces in zip(self.axes, received, strict=True):
-            slab = assemble(exchange, slab, pieces)
+            slab = exchange.assemble(slab, pieces)
         return slab
 
-    def start_return(self, gradient: torch.Tensor) -> ReturnedGradient:
+    def start_return(self, exchange: AxisExchange, gradient: torch.Tensor) -> StartedExchange:
+        """Start to give gradients of planes of others back, and to receive those of own planes.
+
+        Args:
+            exchange: of the dimension.
+            gradient: of the planes that this rank needs, those of others included.
+        """
+        offset = max(0, exchange.windows[exchange.place][0])
+        sends, receives, pieces = [], [], []
+        for other, index in enumerate(exchange.line):
+            if other == exchange.place:
+                continue
+            low, high = exchange.overlap(other, exchange.place)
+            if high > low:
+                sends.append((index, gradient.narrow(exchange.axis, low - offset, high - low)))
+            low, high = exchange.overlap(exchange.place, other)
+            if high > low:
+                shape = list(gradient.shape)
+                shape[exchange.axis] = high - low
+                pieces.append((low, gradient.new_empty(shape)))
+                receives.append((index, pieces[-1][1]))
+        return StartedExchange(self._group.start(sends, receives), pieces)
+
+    def return_gradient(self, gradient: torch.Tensor) -> ReturnedGradient:
         """Start to give the gradients of planes of others back to these.
 
         Args:
             gradient: of the result of `fetch`.
         """
-        return ReturnedGradient(self._group, self.axes, gradient)
+        return ReturnedGradient(self, gradient)
 
-    def pad(self, extended: torch.Tensor, value: float) -> torch.Tensor:
-        """Return the result of `fetch` with the padding at the faces of the volume."""
+    def pad(
+        self, extended: torch.Tensor, value: float, span: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return planes with the padding at the faces of the volume.
+
+        Args:
+            extended: the result of `fetch`.
+            value: of the padding.
+            span: if only one dimension is cut: the planes in it that `extended` has, with those
+                outside the volume; None: all that this rank needs.
+        """
         pads = [0, 0] * extended.dim()
-        for exchange in self.axes:
-            at = 2 * (-exchange.axis - 1)
-            pads[at : at + 2] = exchange.margins
+        for axis, margins in self._margins_of(span).items():
+            at = 2 * (-axis - 1)
+            pads[at : at + 2] = margins
         if not any(pads):
             return extended
         return torch.nn.functional.pad(extended, pads, value=value)
 
-    def unpad(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient without that of the padding."""
-        for exchange in self.axes:
-            before, after = exchange.margins
-            size = gradient.shape[exchange.axis] - before - after
-            gradient = gradient.narrow(exchange.axis, before, size)
+    def unpad(self, gradient: torch.Tensor, span: tuple[int, int] | None = None) -> torch.Tensor:
+        """Return the gradient of the planes before `pad`, from that of its result."""
+        for axis, (before, after) in self._margins_of(span).items():
+            gradient = gradient.narrow(axis, before, gradient.shape[axis] - before - after)
         return gradient
 
-
-#: Planes of other ranks: the first one's position, and the tensor.
-Pieces = list[tuple[int, torch.Tensor]]
+    def _margins_of(self, span: tuple[int, int] | None) -> dict[int, tuple[int, int]]:
+        if span is None:
+            return self._margins
+        (cut,) = self.axes
+        return self._margins | {cut.axis: outside(span, cut.bounds[-1])}
 
 
 class StartedExchange:
@@ -151,33 +250,6 @@ class StartedExchange:
         """Return the planes of others, in the order of their places."""
         self._messages.wait()
         return self._pieces
-
-
-def assemble(
-    exchange: AxisExchange,
-    slab: torch.Tensor,
-    pieces: Pieces,
-    span: tuple[int, int] | None = None,
-) -> torch.Tensor:
-    """Return consecutive planes, from a slab and the planes of others.
-
-    Args:
-        exchange: along the dimension.
-        slab: of this rank.
-        pieces: of others.
-        span: the planes; None: all that this rank needs.
-    """
-    axis, extent = exchange.axis, exchange.bounds[-1]
-    low, high = span or exchange.windows[exchange.place]
-    low, high = max(0, low), min(extent, high)
-    parts = []
-    for first, tensor in sorted([*pieces, (exchange.held[0], slab)], key=lambda part: part[0]):
-        begin, end = max(low, first), min(high, first + tensor.shape[axis])
-        if end > begin:
-            parts.append(tensor.narrow(axis, begin - first, end - begin))
-    if not parts:  # windows that lie in the padding
-        return slab.narrow(axis, 0, 0)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=axis)
 
 
 def outside(span: tuple[int, int], extent: int) -> tuple[int, int]:
@@ -193,57 +265,16 @@ class ReturnedGradient:
     `wait`.
     """
 
-    def __init__(
-        self, group: SpatialGroup, axes: Sequence[AxisExchange], gradient: torch.Tensor
-    ) -> None:
-        self._group, self._axes, self._gradient = group, list(axes), gradient
-        self._started = self._start() if self._axes else None
+    def __init__(self, halo: Halo, gradient: torch.Tensor) -> None:
+        self._halo, self._gradient = halo, gradient
+        self._started = halo.start_return(halo.axes[-1], gradient) if halo.axes else None
 
     def wait(self) -> torch.Tensor:
         """Return the gradient of this rank's slab."""
-        while self._axes:
-            if self._started is None:
-                self._started = self._start()
-            self._gradient = self._finish(self._axes.pop())
+        for exchange in reversed(self._halo.axes):
+            started = self._started or self._halo.start_return(exchange, self._gradient)
             self._started = None
+            self._gradient = exchange.held_gradient(self._gradient)
+            for first, piece in started.wait():
+                exchange.held_planes(self._gradient, first, piece).add_(piece)
         return self._gradient
-
-    def _start(self) -> tuple[PlaneMessages, Pieces]:
-        exchange, gradient = self._axes[-1], self._gradient
-        offset = max(0, exchange.windows[exchange.place][0])
-        sends, receives, pieces = [], [], []
-        for other, index in enumerate(exchange.line):
-            if other == exchange.place:
-                continue
-            low, high = exchange.overlap(other, exchange.place)
-            if high > low:
-                sends.append((index, gradient.narrow(exchange.axis, low - offset, high - low)))
-            low, high = exchange.overlap(exchange.place, other)
-            if high > low:
-                shape = list(gradient.shape)
-                shape[exchange.axis] = high - low
-                pieces.append((low, gradient.new_empty(shape)))
-                receives.append((index, pieces[-1][1]))
-        return self._group.start(sends, receives), pieces
-
-    def _finish(self, exchange: AxisExchange) -> torch.Tensor:
-        messages, pieces = self._started or (None, [])
-        low, high = exchange.overlap(exchange.place, exchange.place)
-        first, end = exchange.held
-        offset = max(0, exchange.windows[exchange.place][0])
-        if (low, high) == (first, end):
-            # A copy, as the gradient may be one that autograd still uses.
-            own = self._gradient.narrow(exchange.axis, low - offset, high - low).clone()
-        else:
-            shape = list(self._gradient.shape)
-            shape[exchange.axis] = end - first
-            own = self._gradient.new_zeros(shape)
-            if high > low:
-                own.narrow(exchange.axis, low - first, high - low).copy_(
-                    self._gradient.narrow(exchange.axis, low - offset, high - low)
-                )
-        if messages is not None:
-            messages.wait()
-        for begin, piece in pieces:
-            own.narrow(exchange.axis, begin - first, piece.shape[exchange.axis]).add_(piece)
-        return own

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.slab_grid import SlidingWindow, TransposedWindow, slab_bounds
-from slurm_elastic.training.spatial.halo import AxisExchange, Halo, Pieces, assemble, outside
+from slurm_elastic.training.spatial.halo import Halo, Pieces
+from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 
 
@@ -83,6 +84,13 @@ class SlabConvolution:
                 self._needed(axis, bounds[i], bounds[i + 1]) for i in range(grid.parts[axis])
             ]
         self.halo = Halo(group, extents, needed)
+        self._planes: PlanesAtOnce | InteriorAndBorders = PlanesAtOnce(self.halo, 0.0)
+        axis = next(iter(needed), 0)
+        window = self._windows[axis]
+        if len(needed) == 1 and isinstance(window, SlidingWindow):
+            place = grid.coordinates[axis]
+            own = self._outputs[axis][place], self._outputs[axis][place + 1]
+            self._planes = InteriorAndBorders(self.halo, window, own, 0.0)
         # Padding of the dimensions that are cut is added by `Halo`, only where the volume ends.
         self._padding = [
             0 if axis in needed else padding for axis, padding in enumerate(settings.padding)
@@ -101,45 +109,7 @@ class SlabConvolution:
         if self.settings.transposed:
             extended, received = self.halo.fetch(slab)
             return self._cropped(self._run(extended, weight, None), bias), received
-        if len(self.halo.axes) != 1:
-            extended, received = self.halo.fetch(slab)
-            return self._run(self.halo.pad(extended, 0.0), weight, bias), received
-        return self._overlapped(self.halo.axes[0], slab, weight, bias)
-
-    def _overlapped(
-        self,
-        exchange: AxisExchange,
-        slab: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, list[Pieces]]:
-        """Compute the interior while planes are on their way, then the borders."""
-        axis = exchange.axis + len(self._windows)
-        window = self._windows[axis]
-        assert isinstance(window, SlidingWindow)
-        first, end = self._outputs[axis][exchange.place : exchange.place + 2]
-        inner = window.complete(first, end, exchange.held, self._inputs[axis])
-        started = self.halo.start(exchange, slab)
-
-        def outputs(begin: int, stop: int, pieces: Pieces) -> torch.Tensor:
-            span = window.needed(begin, stop)
-            part = assemble(exchange, slab, pieces, span)
-            pads = [0, 0] * part.dim()
-            at = 2 * (-exchange.axis - 1)
-            pads[at : at + 2] = outside(span, self._inputs[axis])
-            if any(pads):
-                part = torch.nn.functional.pad(part, pads)
-            return self._run(part, weight, bias)
-
-        parts = [outputs(*inner, [])] if inner[1] > inner[0] else []
-        received = started.wait()
-        if not parts:
-            return outputs(first, end, received), [received]
-        if inner[0] > first:
-            parts.insert(0, outputs(first, inner[0], received))
-        if end > inner[1]:
-            parts.append(outputs(inner[1], end, received))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, exchange.axis)), [received]
+        return self._planes.outputs(slab, lambda padded: self._run(padded, weight, bias))
 
     def backward(
         self,
@@ -180,7 +150,7 @@ class SlabConvolution:
             of_slab = run([True, False, False])[0]
             if not self.settings.transposed:
                 of_slab = self.halo.unpad(of_slab)
-            returned = self.halo.start_return(of_slab)
+            returned = self.halo.return_gradient(of_slab)
         _, of_weight, of_bias = run([False, wanted[1], wanted[2] and kernel_bias])
         if not self.settings.transposed:
             bias_gradient = of_bias if wanted[2] else None

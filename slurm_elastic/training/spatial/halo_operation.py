@@ -6,15 +6,12 @@ kept beside the slab.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from slurm_elastic.training.spatial.halo import Halo
-
-#: Function from the planes that a rank needs, with padding, to its outputs.
-Operation = Callable[[torch.Tensor], torch.Tensor]
+from slurm_elastic.training.spatial.halo import Halo, Operation
+from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
 
 
 class HaloOperation(torch.autograd.Function):  # type: ignore[misc] # torch is untyped here
@@ -22,22 +19,25 @@ class HaloOperation(torch.autograd.Function):  # type: ignore[misc] # torch is u
 
     @staticmethod
     def forward(
-        ctx: Any, slab: torch.Tensor, halo: Halo, operation: Operation, padding_value: float
+        ctx: Any,
+        slab: torch.Tensor,
+        planes: PlanesAtOnce | InteriorAndBorders,
+        operation: Operation,
+        reduction: Operation | None,
     ) -> torch.Tensor:
         """Return the operation's result.
 
         Args:
             ctx: of autograd.
             slab: of this rank.
-            halo: the planes that it needs.
+            planes: that it needs.
             operation: of these planes.
-            padding_value: outside the volume.
+            reduction: of each plane by itself, before `operation`.
         """
-        extended, received = halo.fetch(slab)
-        ctx.halo, ctx.operation, ctx.padding_value = halo, operation, padding_value
+        result, received = planes.outputs(slab, operation, reduction)
+        ctx.planes, ctx.operation, ctx.reduction = planes, operation, reduction
         ctx.firsts = [[first for first, _ in pieces] for pieces in received]
         ctx.save_for_backward(slab, *[t for pieces in received for _, t in pieces])
-        result = operation(halo.pad(extended, padding_value))
         return result.clone() if result is slab else result
 
     @staticmethod
@@ -46,13 +46,8 @@ class HaloOperation(torch.autograd.Function):  # type: ignore[misc] # torch is u
         slab, *tensors = ctx.saved_tensors
         remaining = iter(tensors)
         received = [[(first, next(remaining)) for first in firsts] for firsts in ctx.firsts]
-        extended = ctx.halo.pad(ctx.halo.rebuild(slab, received), ctx.padding_value)
-        with torch.enable_grad():
-            extended = extended.detach().requires_grad_()
-            result = ctx.operation(extended)
-        (of_extended,) = torch.autograd.grad(result, extended, gradient)
-        returned = ctx.halo.start_return(ctx.halo.unpad(of_extended))
-        return returned.wait(), None, None, None
+        total = ctx.planes.slab_gradient(gradient, slab, received, ctx.operation, ctx.reduction)
+        return total, None, None, None
 
 
 class Gathering(torch.autograd.Function):  # type: ignore[misc] # torch is untyped here
@@ -74,7 +69,7 @@ class Gathering(torch.autograd.Function):  # type: ignore[misc] # torch is untyp
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Return the gradient of the slab: the sum of those of all ranks."""
-        return ctx.halo.start_return(gradient).wait(), None
+        return ctx.halo.return_gradient(gradient).wait(), None
 
 
 class GroupSum(torch.autograd.Function):  # type: ignore[misc] # torch is untyped here

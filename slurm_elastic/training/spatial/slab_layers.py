@@ -24,6 +24,7 @@ from slurm_elastic.training.spatial.halo_convolution import (
     SlabConvolution,
 )
 from slurm_elastic.training.spatial.halo_operation import Gathering, GroupSum, HaloOperation
+from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrapped
 
 
@@ -102,13 +103,13 @@ def pool_largest(
             spatial_whole(tensor), kernel, stride, padding, dilation, ceil_mode=ceil_mode
         )
         return whole
-    sizes = [w.kernel for w in windows], [w.stride for w in windows], [w.dilation for w in windows]
 
-    def operation(extended: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = pool(extended, sizes[0], sizes[1], 0, sizes[2])
+    def largest(padded: torch.Tensor, windows: Sequence[SlidingWindow]) -> torch.Tensor:
+        dilations = [w.dilation for w in windows]
+        result: torch.Tensor = pool(padded, *_sizes(windows), 0, dilations)
         return result
 
-    return _with_halo(tensor, windows, extents, operation, -math.inf)
+    return _on_windows(tensor, windows, extents, largest, -math.inf)
 
 
 def pool_mean(
@@ -132,7 +133,6 @@ def pool_mean(
             spatial_whole(tensor), kernel, stride, padding, ceil_mode, count_padding, **further
         )
         return whole
-    sizes = [w.kernel for w in windows], [w.stride for w in windows]
     slab = plain(tensor)
     factors = []
     for axis, (window, own) in enumerate(
@@ -148,16 +148,18 @@ def pool_mean(
         factors.append(
             slab.new_tensor([window.kernel / number for number in counted]).reshape(shape)
         )
-    scale = None if divisor is None else math.prod(sizes[0]) / divisor
-    corrected = any(bool((factor != 1).any()) for factor in factors)
 
-    def operation(extended: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = pool(extended, sizes[0], sizes[1], 0)
-        for factor in factors if corrected else []:
-            result = result * factor
-        return result if scale is None else result * scale
+    def mean(padded: torch.Tensor, windows: Sequence[SlidingWindow]) -> torch.Tensor:
+        result: torch.Tensor = pool(padded, *_sizes(windows), 0)
+        return result
 
-    return _with_halo(tensor, windows, extents, operation, 0.0)
+    result = _on_windows(tensor, windows, extents, mean, 0.0)
+    if any(bool((factor != 1).any()) for factor in factors):
+        means = plain(result)
+        for factor in factors:
+            means = means * factor
+        result = wrapped(means, tensor.group, extents)
+    return result if divisor is None else result * (math.prod(w.kernel for w in windows) / divisor)
 
 
 def enlarge(tensor: SlabTensor, factors: Sequence[int]) -> torch.Tensor:
@@ -183,8 +185,8 @@ def enlarge(tensor: SlabTensor, factors: Sequence[int]) -> torch.Tensor:
             result = result.narrow(axis + 2, begin, part.stop - part.start)
         return result
 
-    halo = Halo(tensor.group, tensor.extents, windows)
-    output = HaloOperation.apply(plain(tensor), halo, operation, 0.0)
+    planes = PlanesAtOnce(Halo(tensor.group, tensor.extents, windows), 0.0)
+    output = HaloOperation.apply(plain(tensor), planes, operation, None)
     return wrapped(output, tensor.group, extents)
 
 
@@ -239,22 +241,57 @@ def _random_slab(tensor: SlabTensor, slab: torch.Tensor) -> torch.Tensor:
     return values.to(slab.device)
 
 
-def _with_halo(
+#: Function from padded planes and the window of each dimension to outputs.
+_Pool = Callable[[torch.Tensor, Sequence[SlidingWindow]], torch.Tensor]
+_NO_POOLING = SlidingWindow(kernel=1, stride=1, padding=0)
+
+
+def _on_windows(
     tensor: SlabTensor,
     windows: Sequence[SlidingWindow],
     extents: tuple[int, ...],
-    operation: Callable[[torch.Tensor], torch.Tensor],
+    pool: _Pool,
     padding_value: float,
-) -> torch.Tensor:
-    """Return an operation's result on windows; it pads nothing itself."""
-    grid = tensor.group.grid
-    needed = {}
-    for axis, window in enumerate(windows):
-        bounds = slab_bounds(extents[axis], grid.parts[axis])
-        needed[axis] = [window.needed(low, high) for low, high in pairwise(bounds)]
-    halo = Halo(tensor.group, tensor.extents, needed)
-    output = HaloOperation.apply(plain(tensor), halo, operation, padding_value)
-    return wrapped(output, tensor.group, extents)
+) -> SlabTensor:
+    """Return the result of pooling.
+
+    Dimensions behind the last one that is cut are pooled first, so that the planes that are sent
+    are smaller. As these dimensions change fastest, the first of several equal largest values is
+    the one that it would be on one rank.
+    """
+    group = tensor.group
+    last = max(group.grid.cut_axes, default=len(windows) - 1)
+    before = [*windows[: last + 1], *[_NO_POOLING] * (len(windows) - last - 1)]
+    behind = [*[_NO_POOLING] * (last + 1), *windows[last + 1 :]]
+
+    def padded_planes(first: int, end: int) -> Halo:
+        needed = {}
+        for axis in range(first, end):
+            bounds = pairwise(slab_bounds(extents[axis], group.grid.parts[axis]))
+            needed[axis] = [windows[axis].needed(low, high) for low, high in bounds]
+        return Halo(group, tensor.extents, needed)
+
+    halo, around = padded_planes(0, last + 1), padded_planes(last + 1, len(windows))
+    planes: PlanesAtOnce | InteriorAndBorders = PlanesAtOnce(halo, padding_value)
+    if len(halo.axes) == 1:
+        own = group.grid.slab(extents)[last]
+        planes = InteriorAndBorders(halo, windows[last], (own.start, own.stop), padding_value)
+
+    def reduction(plane: torch.Tensor) -> torch.Tensor:
+        return pool(around.pad(plane, padding_value), behind)
+
+    output = HaloOperation.apply(
+        plain(tensor),
+        planes,
+        lambda padded: pool(padded, before),
+        reduction if last + 1 < len(windows) else None,
+    )
+    return wrapped(output, group, extents)
+
+
+def _sizes(windows: Sequence[SlidingWindow]) -> tuple[list[int], list[int]]:
+    """Return the kernel and the stride of each dimension."""
+    return [w.kernel for w in windows], [w.stride for w in windows]
 
 
 def _windows(

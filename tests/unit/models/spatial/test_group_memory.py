@@ -29,17 +29,33 @@ def _unet(width: int) -> VolumeNetwork:
 
 
 @pytest.mark.parametrize(
-    ("width", "plain_gib", "norm_gib", "planes_mib", "parameters_m"),
-    [(128, 0.39, 0.55, 3.4, 35.3), (256, 3.08, 4.41, 13.7, 37.0), (512, 24.65, 35.31, 54.9, 38.8)],
+    ("width", "plain_gib", "norm_gib", "planes_mib", "of_convolutions_mib", "parameters_m"),
+    [
+        (128, 0.39, 0.55, 3.4, 1.4, 35.3),
+        (256, 3.08, 4.41, 13.7, 5.9, 37.0),
+        (512, 24.65, 35.31, 54.9, 23.6, 38.8),
+    ],
 )
 def test_cosmoflow_keeps_and_sends_what_the_layer_sizes_imply(
-    width: int, plain_gib: float, norm_gib: float, planes_mib: float, parameters_m: float
+    width: int,
+    plain_gib: float,
+    norm_gib: float,
+    planes_mib: float,
+    of_convolutions_mib: float,
+    parameters_m: float,
 ) -> None:
     plain, normed = _cosmoflow(width), _cosmoflow(width, norm=True)
     assert group_memory(plain, (1, 1, 1)).activations / _GIB == pytest.approx(plain_gib, rel=0.02)
     assert group_memory(normed, (1, 1, 1)).activations / _GIB == pytest.approx(norm_gib, rel=0.02)
     inner = SlabGrid((4, 1, 1), 1)
-    assert plain.sent_bytes(inner)[0] / 2**20 == pytest.approx(planes_mib, rel=0.02)
+    sent_mib = {
+        kind: sum(layer.halo_values(inner) for layer in plain.layers if layer.kind == kind) / 2**18
+        for kind in ("convolution", "pooling")
+    }
+    assert sent_mib["convolution"] == pytest.approx(of_convolutions_mib, rel=0.04)
+    # The paper sends whole planes; here those of pooling layers are pooled first, to a quarter.
+    whole_mib = plain.sent_bytes(inner)[0] / 2**20 + 3 * sent_mib["pooling"]
+    assert whole_mib == pytest.approx(planes_mib, rel=0.02)
     assert plain.parameters / 1e6 == pytest.approx(parameters_m, rel=0.002)
 
 

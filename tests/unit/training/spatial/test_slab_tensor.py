@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.spatial import networks
 from slurm_elastic.core.slab_grid import SlabGrid, SpatialCutError
+from slurm_elastic.training.spatial.network_trace import trace_network
 from slurm_elastic.training.spatial.slab_layers import spatial_whole
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
@@ -21,6 +23,15 @@ from tests.support.trainings.spatial_ranks import largest_differences, spatial_g
 EXTENTS = (6, 5, 4)
 
 
+def _cosmoflow() -> nn.Module:
+    convolutions, dense = networks.cosmoflow(16, first=2)[:-6], nn.LazyLinear(3)
+    return nn.Sequential(*convolutions, nn.MaxPool3d(3, 2, 1), nn.Flatten(), dense)
+
+
+def _unet() -> nn.Module:
+    return networks.UNet3d(first=2)
+
+
 @pytest.mark.parametrize("parts", [(2, 1, 1), (3, 1, 1), (1, 4, 1), (2, 1, 2)])
 def test_results_gradients_and_statistics_are_those_of_one_rank(
     tmp_path: Path, parts: tuple[int, ...]
@@ -28,6 +39,37 @@ def test_results_gradients_and_statistics_are_those_of_one_rank(
     for differences in spawn(tmp_path, math.prod(parts), largest_differences, parts):
         worst = max(differences, key=differences.__getitem__)
         assert differences[worst] < 1e-10, worst
+
+
+def _sent_and_predicted(
+    rank: int, make: Callable[[], nn.Module], shape: tuple[int, ...], parts: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """Return the bytes that the rank sends in forward and backward pass, and those predicted."""
+    channels, *extents = shape
+    group, model, volume = spatial_group(rank, parts), make(), torch.randn(1, *shape)
+    model(volume)  # the last layer of one network learns its shape from it
+    network = trace_network(model, channels, tuple(extents))
+    slab = volume[(..., *group.grid.slab(extents))]
+    output = model(slab_tensor(slab, group, tuple(extents)))
+    sent = [group.sent_bytes]
+    output.sum().backward()
+    sent.append(group.sent_bytes - sent[0])
+    return list(zip(sent, network.sent_bytes(group.grid), strict=True))
+
+
+@pytest.mark.parametrize("parts", [(2, 1, 1), (3, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("make", "shape"), [(_cosmoflow, (4, 19, 18, 17)), (_unet, (1, 24, 16, 16))]
+)
+def test_ranks_send_the_bytes_that_the_model_predicts(
+    tmp_path: Path,
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    parts: tuple[int, ...],
+) -> None:
+    for passes in spawn(tmp_path, math.prod(parts), _sent_and_predicted, make, shape, parts):
+        for sent, predicted in passes:
+            assert sent == predicted > 0
 
 
 def _losses(rank: int) -> list[tuple[float, float]]:
