@@ -110,8 +110,9 @@ class ChangeStarter:
             return
         records = self._store.records(snapshot, live)
         for decision, job in due:  # one by one: their nodes may be in several reservations
-            record = records.get(job.job_id)
-            may_restart = record is not None and record.restarts
+            may_restart = self._store.may_restart(
+                job, snapshot.time, on_own=decision.target == job.base_allocation
+            )
             kind = ResizeKind.RESTART if may_restart else ResizeKind.REQUEUE
             change = self._of_kind(kind, decision, job, snapshot, records)
             self._begin([change._replace(failed=True)], snapshot, records)

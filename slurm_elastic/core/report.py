@@ -112,6 +112,8 @@ class Report:
             newest checkpoint; those of the job itself where the new size did not cause it. None:
             its members had not changed.
         out_of_memory: whether a rank of that start has shown that it ran out of memory.
+        failed_in_companions: whether ranks of companions failed in that start while those of the
+            job itself went on.
         layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
             reported.
         plan: execution plan of this attempt, if one with options was ordered; else "".
@@ -193,6 +195,7 @@ class Report:
     failed_start: int | None = None
     failed_gpus: int | None = None
     out_of_memory: bool = False
+    failed_in_companions: bool = False
     layout: str = ""
     plan: str = ""
     supported_options: str = ""

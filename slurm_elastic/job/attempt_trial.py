@@ -139,6 +139,7 @@ class AttemptTrial:
         *,
         unmodified: bool,
         out_of_memory: bool = False,
+        in_companions: bool = False,
         is_due: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Wait, after the end of a program on trial, for the controller.
@@ -150,6 +151,7 @@ class AttemptTrial:
             unmodified: whether its checkpoints are watched. Exit code 0 of others is their end: the
                 training library has saved the complete training.
             out_of_memory: whether a rank has shown that it ran out of memory.
+            in_companions: whether ranks of companions failed while those of the job itself went on.
             is_due: returns whether the program is to be started again with other companions.
 
         Returns:
@@ -165,7 +167,10 @@ class AttemptTrial:
             return False
         if self._stopped.wait(_GRACE_S):
             return False
-        self._state.set_own({"failed_gpus": failed_gpus, "out_of_memory": out_of_memory})
+        self._state.set_own({
+            "failed_gpus": failed_gpus, "out_of_memory": out_of_memory,
+            "failed_in_companions": in_companions,
+        })  # fmt: skip
         self._state.update({"phase": "ended", "exit_code": code, "failed_start": self._start})
         if out_of_memory:
             log_line("the program ran out of memory: asking the controller for another plan")

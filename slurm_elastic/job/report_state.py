@@ -27,7 +27,7 @@ _MEASURED = ("busy_cpus", "read_bytes_s", "memory_bytes_s", "gpu_busy", "gpu_mem
 _OWN = frozenset({
     "job_id", "run", "gpus", "nodes", "in_place", "not_in_place", "restarts", "change",
     "change_state", "change_reason", "companions", "generation", "pause_s", "failed_gpus",
-    "out_of_memory", *_MEASURED,
+    "out_of_memory", "failed_in_companions", *_MEASURED,
 })  # fmt: skip
 #: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
@@ -45,7 +45,7 @@ _KEPT_IN_PLACE = frozenset({
     "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
     "certified_penalty", "supported_options", "weight_bytes", "optimizer_bytes", "gpu_bytes",
     "jump",
-}) - {"failed_gpus", "out_of_memory", *_MEASURED}  # fmt: skip
+}) - {"failed_gpus", "out_of_memory", "failed_in_companions", *_MEASURED}  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0

@@ -277,6 +277,7 @@ class Supervisor:
             code,
             unmodified=unmodified,
             out_of_memory=self._lacked_memory,
+            in_companions=self._step.failed_in_companions,
             is_due=self._restart_is_due,
         )
         return goes_on and self._may_start_again()

@@ -121,6 +121,10 @@ SENTENCES: Mapping[str, Sentence] = {
     "in-place-failed": lambda p: (
         f"not before {clock(p['until'])}, since a change in place failed: {p['reason']}"
     ),
+    "companions-unsuitable": (
+        "no, as it failed in companions and worked with as many GPUs after a requeue; its batch"
+        " script may prepare something on its nodes, such as copies of data"
+    ),
     "companions-refused": "its esrun could not submit companions: {reason}",
     "companions-unanswered": "its esrun did not submit companions in time",
     "companions-not-joined": _not_joined,

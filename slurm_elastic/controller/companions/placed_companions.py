@@ -39,6 +39,9 @@ class PlacedCompanions:
         problem: how the last one failed; None: it did not.
         only_in_place: whether restarts of all ranks are not barred by that.
         restart_s: seconds without training of the last restart of all ranks; None: not known.
+        doubted: GPU type and number of GPUs with which the program failed in companions only, until
+            a requeue has shown whether these are the cause; None: none.
+        unsuitable: whether it worked then, so that companions are the cause.
     """
 
     run: int = -1
@@ -50,6 +53,8 @@ class PlacedCompanions:
     problem: Reason | None = None
     only_in_place: bool = False
     restart_s: float | None = None
+    doubted: tuple[str, int] | None = None
+    unsuitable: bool = False
 
     def of(self, run: int) -> frozenset[int]:
         """Return the companions of an attempt."""
@@ -64,7 +69,8 @@ class PlacedCompanions:
         """Record a change that was carried out."""
         self.changes += kind is ResizeKind.IN_PLACE
         self.pause_s = self.pause_s if pause_s is None else pause_s
-        self.failures, self.barred_until, self.problem = 0, 0.0, None
+        if self.doubted is None:  # the way back to the job's own GPUs is a change, too
+            self.failures, self.barred_until, self.problem = 0, 0.0, None
 
     def fail(self, problem: Reason, *, now: float, kind: ResizeKind = ResizeKind.IN_PLACE) -> None:
         """Record a change that failed: the job is changed by other kinds for some time."""
@@ -74,8 +80,32 @@ class PlacedCompanions:
         self.barred_until = now + min(_BARRED_S * 4 ** (self.failures - 1), _MOST_BARRED_S)
         self.problem = problem
 
+    def doubt(self, shape: tuple[str, int], problem: Reason, *, now: float) -> None:
+        """Record that the program failed in companions while the job's own ranks went on.
+
+        The next change is a requeue, as what the batch script has prepared on its nodes, such as
+        copies of data, may lack on others.
+        """
+        self.fail(problem, now=now, kind=ResizeKind.RESTART)
+        self.doubted = shape
+
+    def settle(self, shape: tuple[str, int], *, worked: bool) -> None:
+        """Record how the program did in a shape without companions."""
+        if shape != self.doubted:
+            return
+        self.doubted, self.unsuitable = None, worked
+        if not worked:  # the shape was the cause
+            self.failures, self.barred_until, self.problem = 0, 0.0, None
+
+    def clear(self) -> None:
+        """Allow changes with companions again: the owner has changed the job."""
+        self.failures, self.barred_until, self.problem = 0, 0.0, None
+        self.doubted, self.unsuitable = None, False
+
     def barred(self, now: float, *, kind: ResizeKind = ResizeKind.IN_PLACE) -> Reason | None:
         """Return why the job is not changed in this way now, or None."""
+        if self.unsuitable:
+            return Reason("companions-unsuitable")
         if now >= self.barred_until or self.problem is None:
             return None
         if kind is ResizeKind.RESTART and self.only_in_place:
@@ -95,4 +125,7 @@ class PlacedCompanions:
         names = {f.name for f in dataclasses.fields(cls)}
         placed = cls(**{k: v for k, v in body.items() if k in names})
         placed.problem = Reason.from_json(body.get("problem"))
+        if placed.doubted is not None:
+            gpu_type, gpus = placed.doubted
+            placed.doubted = (str(gpu_type), int(gpus))
         return placed

@@ -215,7 +215,7 @@ class RequestHandler:
             ordered, text = updated(as_ordered, store.entry(job).layout, args)
             if not dry:
                 if args.get("elastic") is not None:
-                    store.entry(job).trials.clear()
+                    store.entry(job).clear_failures()
                 store.order(job, override=ordered.override, layout=ordered.layout)
                 if ordered.override:
                     directive = Directive.parse(ordered.override)
@@ -225,7 +225,7 @@ class RequestHandler:
         held = op == "hold"
         if not dry:
             if not held:
-                store.entry(job).trials.clear()
+                store.entry(job).clear_failures()
             store.order(job, held=held)
             if op == "release" and store.let_go(job):
                 if not self._controller.acts:

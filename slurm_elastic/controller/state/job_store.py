@@ -269,17 +269,24 @@ class JobStore:
             return Reason("in-place-declined")
         if report is None or report.run != job.run or report.in_place is None:
             return Reason("in-place-unknown")
-        if not report.in_place:
+        placed = self.entry(job).placed
+        if not report.in_place and not placed.unsuitable:
             return Reason("in-place-unsupported", why=report.not_in_place)
-        return self.entry(job).placed.barred(now)
+        return placed.barred(now)
 
-    def may_restart(self, job: Job, now: float) -> bool:
-        """Return whether all ranks of a running job can be started again on other companions."""
+    def may_restart(self, job: Job, now: float, *, on_own: bool = False) -> bool:
+        """Return whether all ranks of a running job can be started again on other companions.
+
+        Args:
+            job: running.
+            now: epoch s.
+            on_own: on its own GPUs alone, whatever failed in companions.
+        """
         report = self.last_report(job.job_id)
         if report is None or report.run != job.run or not report.restarts:
             return False
         barred = self.entry(job).placed.barred(now, kind=ResizeKind.RESTART)
-        return barred is None and self.allows_in_place(job)
+        return (on_own or barred is None) and self.allows_in_place(job)
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
         """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""

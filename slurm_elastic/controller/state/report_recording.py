@@ -11,6 +11,7 @@ from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileS
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
 from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.trials.barred_shapes import shape_of
 from slurm_elastic.controller.state.trials.plan_trials import failed_on
 from slurm_elastic.controller.state.trials.shape_trials import program_failure
 from slurm_elastic.core.cluster import Allocation, Job, JobState
@@ -129,6 +130,9 @@ class ReportRecording:
             trials.follow(job.run, job.allocation, now=now)
             trials.regroup(report, job.allocation, now=now)
         ended = trials.record(report, now=now)
+        shape, is_alone = shape_of(trials.held), job.allocation == job.base_allocation
+        if ended and shape and is_alone:
+            entry.placed.settle(shape, worked=True)
         failure = program_failure(report, trials)
         if report.run != trials.run or failure is None or lost_node:
             return ended
@@ -141,10 +145,18 @@ class ReportRecording:
         if may_be_plan and entry.plan_trials.fail(report, failed_on(report, job), now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
+        # Elsewhere the same number of GPUs may do: see `PlacedCompanions.doubt`.
+        in_companions = report.failed_in_companions and not report.out_of_memory
         if report.failed_gpus is not None and own is not None:
-            return trials.fail_in_place(report, own, failure, now=now) or ended
-        failed = trials.failure is None
-        trials.fail(failure, now=now)
+            shape = (own.gpu_type, report.failed_gpus)
+            failed = trials.fail_in_place(report, own, failure, now=now, bars=not in_companions)
+        else:
+            failed = trials.failure is None
+            trials.fail(failure, now=now, bars=not in_companions)
+        if failed and shape and in_companions:
+            entry.placed.doubt(shape, failure, now=now)
+        elif failed and shape and is_alone:
+            entry.placed.settle(shape, worked=False)
         return ended or failed
 
     def _update_gradient_bytes(self, entry: StoredJob, report: Report, job: Job) -> None:

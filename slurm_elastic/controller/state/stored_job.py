@@ -92,6 +92,11 @@ class StoredJob:
     recorded: KeptSubmission | None = None
     dirty: bool = True
 
+    def clear_failures(self) -> None:
+        """Allow again what failed: the owner has changed or released the job."""
+        self.trials.clear()
+        self.placed.clear()
+
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -180,7 +180,7 @@ class CrashLoopGuard:
             self._comment(job, "")
         self._log.info(f"JobId={job.display_id} Hold=released")
         watch.why, watch.freed, watch.vain = None, False, 0
-        self._store.entry(job).trials.clear()
+        self._store.entry(job).clear_failures()
         self._store.command(job, watch=watch)
 
     def _comment(self, job: Job, text: str) -> None:

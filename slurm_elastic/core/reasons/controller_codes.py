@@ -108,6 +108,11 @@ IN_PLACE = (
         "A change in place failed, so the job is changed by requeues for some time.",
         BECAUSE, UNTIL,
     ),
+    define(
+        "companions-unsuitable",
+        "The program failed in companions, and worked with as many GPUs after a requeue, so the job"
+        " is changed by requeues.",
+    ),
     define("companions-refused", "esrun could not submit companions.", BECAUSE),
     define("companions-unanswered", "esrun did not say in time that it has submitted companions."),
     define(

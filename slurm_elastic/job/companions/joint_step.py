@@ -93,6 +93,11 @@ class JointStep:
         return any(step.lacked_memory for _, step in self._by_job)
 
     @property
+    def failed_in_companions(self) -> bool:
+        """Whether ranks of companions have failed, and those of the base still ran then."""
+        return self.failed_in is not None and None in self._killed
+
+    @property
     def has_unreached_node(self) -> bool:
         """Whether a node did not answer the only srun."""
         return not self._parts and self._base.has_unreached_node

@@ -28,7 +28,11 @@ TRAIN = Path(plain_training.__file__).read_text()
 COMMANDS = {
     "plain": "python3 train.py",
     "torchrun": "torchrun --standalone --nproc_per_node=gpu train.py torch",
+    "copied": "python3 /tmp/copy-$SLURM_JOB_ID/train.py",
 }
+#: Runs in the batch script before esrun, on the nodes of the job itself.
+COPY = "mkdir -p /tmp/copy-$SLURM_JOB_ID && cp train.py /tmp/copy-$SLURM_JOB_ID"
+BEFORE = {"copied": f"srun --ntasks-per-node=1 bash -c '{COPY}'\n"}
 CONFIG = (
     eager_config()
     .replace("[resize]", "[resize]\nmin_gain = 0.01")
@@ -72,6 +76,7 @@ class Script:
         self.cluster.exec(begin, user="alice", stdin=TRAIN)
         self.job = self.cluster.sbatch(
             "export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=ctld:7321\n"
+            f"{BEFORE.get(command, '')}"
             f"exec esrun --checkpoint out/ckpt.json --signal USR2 {COMMANDS[command]}",
             *(f"--elastic={directive}", "--gres=gpu:1", "--time=30", "--open-mode=append"),
             *("-wg01", f"--chdir={self.folder}", "--output=log", f"--job-name={name}"),
@@ -113,20 +118,24 @@ class Script:
         )
         until(lambda: saved.search(self.output()), seconds=150, what=self.log)
 
+    def has_saved_in_attempt(self, number: int) -> None:
+        saved = re.compile(rf"attempt {number}: .*esrun: resumed:", re.DOTALL)
+        until(lambda: saved.search(self.output()), seconds=150, what=self.log)
+
     def companions(self) -> list[int]:
         return companions(self.cluster, self.job, "PD,R")
 
     def kinds(self) -> set[str]:
         return {row["kind"] for row in self.changes()}
 
-    def ends_well(self, *, again: int) -> None:
+    def ends_well(self, *, again: int, requeues: int = 0) -> None:
         """End it; check its ranks, and that its steps are those of an undisturbed run.
 
         Args:
             again: most steps that it may have computed twice.
+            requeues: that it may have had beside its rehearsal.
         """
-        runs = shown(self.cluster, self.job)["restart_cnt"]
-        assert runs <= 1, "only the rehearsal is a requeue"
+        assert shown(self.cluster, self.job)["restart_cnt"] <= 1 + requeues
         self.cluster.exec(f"touch {self.folder}/stop", user="alice")
         self.cluster.wait(self.job, "COMPLETED", timeout=90)
         until(lambda: not self.companions(), seconds=30, what="a companion outlives its base")
@@ -229,6 +238,24 @@ def test_a_shape_in_which_it_fails_is_barred(daemon: Daemon, cluster: SlurmClust
     assert [row["gpus"] for row in answer["barred"]] == [4]
     assert script.kinds() == {"restart"}
     script.ends_well(again=50)
+
+
+def test_what_the_batch_script_copies_to_its_nodes_lacks_in_companions(daemon: Daemon) -> None:
+    """The size is not barred: a requeue runs the batch script on all nodes."""
+    script = Script(daemon, "copied", "copied", directive="1-2")
+    script.changed("shrink")  # the way back from a companion
+    script.changed("grow")
+    script.trains_on(2)
+    script.has_saved_in_attempt(3)
+
+    def explained() -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(daemon.selastic("explain", str(script.job), "--json"))
+        return answer
+
+    until(lambda: (explained()["not_in_place"] or {}).get("code") == "companions-unsuitable")
+    assert explained()["barred"] == []
+    assert [row["kind"] for row in script.changes()] == ["restart", "restart", "requeue"]
+    script.ends_well(again=50, requeues=1)
 
 
 def test_the_node_of_a_companion_is_lost(daemon: Daemon, cluster: SlurmCluster) -> None:

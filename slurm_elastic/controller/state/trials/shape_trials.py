@@ -194,7 +194,9 @@ class ShapeTrials:
         self.base = _newest(self.newest, self.step, report.step)
         self.since = self.moved = now
 
-    def fail_in_place(self, report: Report, own: Allocation, reason: Reason, *, now: float) -> bool:
+    def fail_in_place(
+        self, report: Report, own: Allocation, reason: Reason, *, now: float, bars: bool = True
+    ) -> bool:
         """Record, once, that a start has failed after a change in place.
 
         Args:
@@ -203,6 +205,7 @@ class ShapeTrials:
                 has failed since the newest checkpoint already.
             reason: how it failed.
             now: epoch s.
+            bars: whether the job is not to get that shape again.
 
         Returns:
             Whether that is new.
@@ -218,7 +221,7 @@ class ShapeTrials:
             self.fail(reason, now=now)
             return True
         self._count_failure(reason)
-        if shape != shape_of(own):
+        if bars and shape != shape_of(own):
             self._bar(shape, reason, now)
         self.restarts, self.left, self.held = start, BarredShape(*shape, reason, now), own
         self.on, self.step, self.base = True, None, _newest(self.newest, report.checkpoint_step)
@@ -319,13 +322,19 @@ class ShapeTrials:
         """Begin the wait for progress anew: the job is suspended."""
         self.moved = now
 
-    def fail(self, reason: Reason, *, now: float) -> None:
-        """Record, once, that the present attempt has failed."""
+    def fail(self, reason: Reason, *, now: float, bars: bool = True) -> None:
+        """Record, once, that the present attempt has failed.
+
+        Args:
+            reason: how.
+            now: epoch s.
+            bars: whether the job is not to get its shape again.
+        """
         if self.failure is not None:
             return
         self.failure, self.on = reason, False
         self._count_failure(reason)
-        if (shape := shape_of(self.held)) is not None:
+        if bars and (shape := shape_of(self.held)) is not None:
             self._bar(shape, reason, now, half=self.on_half)
 
     def _count_failure(self, reason: Reason) -> None:

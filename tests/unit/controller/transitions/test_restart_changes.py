@@ -19,6 +19,7 @@ class RestartedProgram(SimulatedTraining):
     """One job's esrun, which starts its ranks again at each change; fault `deaf`: saves nothing."""
 
     restarts = True
+    failed_in_companions = False
 
     def __init__(self, site, job_id, **more):
         super().__init__(site, job_id, able=False, **more)
@@ -70,12 +71,29 @@ class RestartedProgram(SimulatedTraining):
         self._follow_companions(now)
         self._carry_out(now)
         if self.failed_gpus is not None:
-            self._report(job, now, phase="ended", exit_code=3, failed_start=self.starts)
+            more = {"failed_in_companions": self.failed_in_companions}
+            self._report(job, now, phase="ended", exit_code=3, failed_start=self.starts, **more)
 
     def _report(self, job, now, **ended):
         if self.fault == "deaf" and self.orders and self.orders.action == "notice":
             self.answered = self.orders.notice
         super()._report(job, now, **ended)
+
+
+class CopyingProgram(RestartedProgram):
+    """One whose batch script copies what the ranks read to its own nodes, so companions lack it."""
+
+    failed_in_companions = True
+
+    def __init__(self, site, job_id, **more):
+        super().__init__(site, job_id, **more)
+        self.fails_anyway, self.fails_on = self.fails_on, self
+
+    def __contains__(self, gpus):
+        """Return whether it fails on these GPUs now."""
+        in_companions = bool(self.jobs_of("joined"))
+        self.failed_in_companions = in_companions
+        return in_companions or gpus in self.fails_anyway
 
 
 @pytest.fixture
@@ -172,6 +190,36 @@ def test_a_program_that_fails_goes_back_without_a_requeue(site):
     rows = [("restart", "grow", "DONE"), ("restart", "shrink", "DONE")]
     assert kinds(site)[:2] == rows
     assert 4 not in program.started_on[1:], "three are tried next"
+
+
+def test_a_program_that_fails_in_companions_only_is_requeued_and_its_size_not_barred(site):
+    site.slurm.submit(7, elastic="2-4,sizes=2:4", gpus=2)
+    program = CopyingProgram(site, 7)
+    until(site, [program], lambda: program.started_on == [4, 2], seconds=900)
+    assert not site.controller.view.records[7].barred
+    until(site, [program], lambda: site.slurm.listed[7].run == 1, seconds=900)
+    until(site, [program], lambda: program.gpus == 4 and not running_companions(site))
+    site.restart()
+    play(site, [program], 60)
+    record = site.controller.view.records[7]
+    assert [row[0] for row in kinds(site)] == ["restart", "restart", "requeue"]
+    assert (record.not_in_place.code, record.restarts, record.barred) == (
+        "companions-unsuitable", False, (),
+    )  # fmt: skip
+    site.controller.store.entry(site.controller.job(7)).clear_failures()  # as `selastic release`
+    play(site, [program], 5)
+    assert site.controller.view.records[7].restarts
+
+
+def test_a_size_that_fails_after_the_requeue_as_well_is_barred(site):
+    site.slurm.submit(7, elastic="2-4,sizes=2:4", gpus=2)
+    program = CopyingProgram(site, 7, fails_on=(4,))
+    until(site, [program], lambda: site.slurm.listed[7].run == 1, seconds=900)
+    until(site, [program], lambda: site.slurm.listed[7].run == 2, seconds=900)
+    play(site, [program], 60)
+    record = site.controller.view.records[7]
+    assert [(gpus, why.code) for _, gpus, why in record.barred] == [(4, "program-failed")]
+    assert record.restarts, "companions were not the cause"
 
 
 @pytest.mark.parametrize("state", ["RESERVE", "ASK", "PIN", "START", "NOTIFY", "JOIN"])

@@ -48,6 +48,22 @@ def test_ranks_that_wait_in_vain_are_killed_and_not_blamed(
     assert step.failed_in is None
 
 
+@pytest.mark.parametrize(("base_fails", "in_companions"), [(False, True), (True, False)])
+def test_ranks_of_companions_fail_alone_or_with_those_of_the_base(
+    base_fails: bool, in_companions: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_step, "_OTHERS_S", 60.0 if base_fails else 0.5)
+    killed, failed = tmp_path / "killed", tmp_path / "failed"
+    waiting = stand_in(
+        f"until [ -e {failed if base_fails else killed} ]; do sleep 0.1; done; exit 1"
+    )
+    step = JointStep(
+        waiting, [(7, stand_in(f"touch {failed}; exit 2"))], end_ranks=lambda _: killed.touch()
+    )
+    assert step.wait() == 2
+    assert (step.failed_in, step.failed_in_companions) == (7, in_companions)
+
+
 def test_ranks_that_others_leave_before_the_first_checkpoint_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
