@@ -267,10 +267,12 @@ class JobStore:
         directive, report = self.directive(job), self.last_report(job.job_id)
         if directive is not None and directive.in_place != "auto":
             return Reason("in-place-declined")
+        placed = self.entry(job).placed
+        if placed.unsuitable:
+            return placed.barred(now)
         if report is None or report.run != job.run or report.in_place is None:
             return Reason("in-place-unknown")
-        placed = self.entry(job).placed
-        if not report.in_place and not placed.unsuitable:
+        if not report.in_place:
             return Reason("in-place-unsupported", why=report.not_in_place)
         return placed.barred(now)
 

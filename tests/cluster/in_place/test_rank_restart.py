@@ -252,7 +252,10 @@ def test_what_the_batch_script_copies_to_its_nodes_lacks_in_companions(daemon: D
         answer: dict[str, Any] = json.loads(daemon.selastic("explain", str(script.job), "--json"))
         return answer
 
-    until(lambda: (explained()["not_in_place"] or {}).get("code") == "companions-unsuitable")
+    until(
+        lambda: (explained()["not_in_place"] or {}).get("code") == "companions-unsuitable",
+        what=explained,
+    )
     assert explained()["barred"] == []
     assert [row["kind"] for row in script.changes()] == ["restart", "restart", "requeue"]
     script.ends_well(again=50, requeues=1)
