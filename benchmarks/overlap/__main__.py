@@ -42,13 +42,8 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.overlap.exposed_share import BACKWARD, CPU, exposed, least_exposed
 from benchmarks.overlap.ranks import (
     BUCKETS,
@@ -63,11 +58,9 @@ from benchmarks.overlap.ranks import (
     WHOLE_BY_DDP,
 )
 from benchmarks.support.joined_namespaces import (
-    ADDRESSES,
-    LINKS,
-    NAMESPACES,
     Link,
     LinkSetupError,
+    figures_of_ranks,
     joined_namespaces,
 )
 from benchmarks.support.turn_times import TurnTimes, of_slowest_rank
@@ -78,7 +71,6 @@ _SHARE = ("exchange", "alone")
 _HIDING = 1 / 2
 #: Corrections of a link's rate, after which the exchange takes about as long as it should.
 _CORRECTIONS = 2
-_PORT = 29512
 
 
 def main() -> None:
@@ -206,34 +198,9 @@ def run_ranks(
     Raises:
         SystemExit: a rank failed.
     """
-    with tempfile.TemporaryDirectory() as out:
-        given = [
-            "--rounds",
-            args.rounds,
-            "--turn",
-            args.turn,
-            "--batch",
-            args.batch,
-            "--steps",
-            args.steps,
-        ]
-        command = [sys.executable, "-m", "benchmarks.overlap.ranks", "--part", part, "--out", out]
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
-        processes = []
-        for rank in range(ranks):
-            environment = plain | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            environment |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(_PORT)}
-            environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # namespaces have no names
-            environment |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1"}
-            environment |= {"GLOO_SOCKET_IFNAME": LINKS[rank] if link else "lo"}
-            where = ["ip", "netns", "exec", NAMESPACES[rank]] if link else []
-            words = [*where, *command, *map(str, given)]
-            processes.append(subprocess.Popen(words, cwd=ROOT, env=environment))
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"{part}: ranks ended with {codes}")
-        paths = [Path(out) / f"{rank}.json" for rank in range(ranks)]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    options = {"part": part, "rounds": args.rounds, "turn": args.turn}
+    options |= {"batch": args.batch, "steps": args.steps}
+    return figures_of_ranks("benchmarks.overlap.ranks", ranks, options, link=link)
 
 
 def _show(figures: dict[str, Any]) -> None:

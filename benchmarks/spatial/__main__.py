@@ -29,29 +29,24 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import math
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.support.joined_namespaces import (
-    ADDRESSES,
-    LINKS,
     NAMESPACES,
     Link,
     LinkSetupError,
+    figures_of_ranks,
     joined_namespaces,
 )
 from benchmarks.support.turn_times import TurnTimes, of_slowest_rank
-from slurm_elastic.job.launch import free_port
 
 _GIB, _MIB = 2**30, 2**20
 _GPU_BYTES = 16 * 10**9
@@ -254,25 +249,8 @@ def run_ranks(
     Raises:
         SystemExit: a rank failed.
     """
-    with tempfile.TemporaryDirectory() as out:
-        port, processes = free_port(29600), []
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
-        for rank in range(ranks):
-            given: list[Any] = ["--part", part, "--network", network, "--width", width]
-            given += ["--steps", steps, "--rank", rank, "--ranks", ranks, "--out", out]
-            given += ["--parts", parts]
-            environment = plain | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(port)}
-            environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "USE_LIBUV": "0"}
-            environment |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1"}
-            environment |= {"GLOO_SOCKET_IFNAME": LINKS[rank] if link else "lo"}
-            where = ["ip", "netns", "exec", NAMESPACES[rank]] if link else []
-            words = [*where, sys.executable, "-m", "benchmarks.spatial.ranks", *map(str, given)]
-            processes.append(subprocess.Popen(words, cwd=ROOT, env=environment))
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"{part}: ranks ended with {codes}")
-        paths = [Path(out) / f"{rank}.json" for rank in range(ranks)]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    options = {"part": part, "network": network, "width": width, "steps": steps, "parts": parts}
+    return figures_of_ranks("benchmarks.spatial.ranks", ranks, options, link=link)
 
 
 if __name__ == "__main__":

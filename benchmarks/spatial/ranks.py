@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -37,11 +38,10 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, required=True)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--parts", type=int, default=1, help="of the group whose layers are timed")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     channels, make = NETWORKS[args.network]
@@ -50,13 +50,13 @@ def main() -> None:
         alone = AbsentGroup(SlabGrid((args.parts, 1, 1), args.parts // 2), range(args.parts))
         figures: dict[str, Any] = {"layers": _layer_times(model, volume, alone, args.steps)}
     else:
-        distributed.init_process_group("gloo", rank=args.rank, world_size=args.ranks)
-        grid = SlabGrid((args.ranks, 1, 1), args.rank)
-        group = SpatialGroup(grid, range(args.ranks))
+        distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+        grid = SlabGrid((ranks, 1, 1), rank)
+        group = SpatialGroup(grid, range(ranks))
         part = _group_figures if args.part == "group" else _overlap_figures
         figures = part(model, volume, group, args.steps)
         distributed.barrier()
-    (args.out / f"{args.rank}.json").write_text(json.dumps(figures), encoding="utf-8")
+    (args.out / f"{rank}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
 class KeptBytes:

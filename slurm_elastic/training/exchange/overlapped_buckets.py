@@ -99,6 +99,10 @@ class OverlappedBuckets(ABC, Generic[B]):
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
 
+    def _begin_again(self) -> None:
+        """Take all gradients as they are now: some were completed after they had left."""
+        self._complete, self._started = [False] * len(self._parameters), []
+
     def _end_passes(self) -> list[float]:
         """End the passes of a step.
 

@@ -202,7 +202,7 @@ class SlicedExchange(OverlappedBuckets[SlicedBucket]):
         means = self._receive_means(count, values)
         *used, late = self._values[:-CONTROL].tolist()
         if late:  # a gradient was completed twice in one pass, and has left too early
-            self._started, self._complete = [], [False] * len(self._parameters)
+            self._begin_again()
             self._start_rest()
             means = self._receive_means(count)
         self._started = []  # their handles keep what has arrived
