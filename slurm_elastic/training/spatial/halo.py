@@ -50,7 +50,7 @@ class AxisExchange:
         return self.bounds[self.place], self.bounds[self.place + 1]
 
     def held_planes(self, slab: torch.Tensor, first: int, piece: torch.Tensor) -> torch.Tensor:
-        """Return the planes of this rank's slab for which a piece that begins with `first` is."""
+        """Return the part of this rank's slab to which a piece with that first plane belongs."""
         return slab.narrow(self.axis, first - self.held[0], piece.shape[self.axis])
 
     def held_gradient(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ of an undisturbed run only if every rank has computed its part. They add up by s
 rank 0 listens at MASTER_ADDR:MASTER_PORT, or by torch. Rank 0 saves out/ckpt.json at USR2 and now
 and then; all read it when they begin. In the directory of the run, each rank adds a line to
 `ranks`, and rank 0 one to `steps` for each step. The file `stop` ends the training; where the file
-`fails-on` has the number of ranks, they fail at once; with the file `in-place` the checkpoint is
-overwritten, in as many seconds as that says.
+`fails-on` has the number of ranks, rank 0 fails and the others hang; with the file `in-place` the
+checkpoint is overwritten, in as many seconds as that says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Protocol, TextIO
 STEP_S = 0.25
 SAVE_EVERY = 40
 POINTS, WEIGHTS, RATE = 12, 4, 0.002
-CONNECT_S = 120.0
+CONNECT_S = HANG_S = 120.0
 
 
 def loss_and_gradient(weights: list[float], step: int, rank: int, world: int) -> list[float]:
@@ -166,6 +166,7 @@ def main(kind: str = "sockets") -> None:
     append("ranks", description(f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{step}"))
     fails_on = Path("fails-on")
     if fails_on.exists() and world == int(fails_on.read_text()):
+        time.sleep(HANG_S if rank else 0.0)
         sys.exit(3)
     while True:
         time.sleep(STEP_S)

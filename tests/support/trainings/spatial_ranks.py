@@ -57,6 +57,7 @@ def layers() -> dict[str, nn.Module]:
                 k, s, p, ceil_mode=ceil, count_include_pad=counted
             )
     return cases | {
+        "mean, own divisor": nn.AvgPool3d(3, 2, 1, divisor_override=5),
         "batch norm": nn.BatchNorm3d(CHANNELS),
         "batch norm, evaluating": nn.BatchNorm3d(CHANNELS).eval(),
         "instance norm": nn.InstanceNorm3d(CHANNELS, affine=True),
