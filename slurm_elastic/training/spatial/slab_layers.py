@@ -153,13 +153,13 @@ def pool_mean(
         result: torch.Tensor = pool(padded, *_sizes(windows), 0)
         return result
 
-    result = _on_windows(tensor, windows, extents, mean, 0.0)
+    means = plain(_on_windows(tensor, windows, extents, mean, 0.0))
     if any(bool((factor != 1).any()) for factor in factors):
-        means = plain(result)
         for factor in factors:
             means = means * factor
-        result = wrapped(means, tensor.group, extents)
-    return result if divisor is None else result * (math.prod(w.kernel for w in windows) / divisor)
+    if divisor is not None:
+        means = means * (math.prod(w.kernel for w in windows) / divisor)
+    return wrapped(means, tensor.group, extents)
 
 
 def enlarge(tensor: SlabTensor, factors: Sequence[int]) -> torch.Tensor:
