@@ -39,8 +39,8 @@ class PlacedCompanions:
         problem: how the last one failed; None: it did not.
         only_in_place: whether restarts of all ranks are not barred by that.
         restart_s: seconds without training of the last restart of all ranks; None: not known.
-        doubted: GPU type and number of GPUs with which the program failed in companions only, until
-            a requeue has shown whether these are the cause; None: none.
+        failed_shape: GPU type and number of GPUs with which the program failed in companions only,
+            until a requeue has shown whether companions are the cause; None: none.
         unsuitable: whether it worked then, so that companions are the cause.
     """
 
@@ -53,7 +53,7 @@ class PlacedCompanions:
     problem: Reason | None = None
     only_in_place: bool = False
     restart_s: float | None = None
-    doubted: tuple[str, int] | None = None
+    failed_shape: tuple[str, int] | None = None
     unsuitable: bool = False
 
     def of(self, run: int) -> frozenset[int]:
@@ -69,8 +69,8 @@ class PlacedCompanions:
         """Record a change that was carried out."""
         self.changes += kind is ResizeKind.IN_PLACE
         self.pause_s = self.pause_s if pause_s is None else pause_s
-        if self.doubted is None:  # the way back to the job's own GPUs is a change, too
-            self.failures, self.barred_until, self.problem = 0, 0.0, None
+        if self.failed_shape is None:  # else it may be the way back to the job's own GPUs
+            self._allow()
 
     def fail(self, problem: Reason, *, now: float, kind: ResizeKind = ResizeKind.IN_PLACE) -> None:
         """Record a change that failed: the job is changed by other kinds for some time."""
@@ -80,27 +80,31 @@ class PlacedCompanions:
         self.barred_until = now + min(_BARRED_S * 4 ** (self.failures - 1), _MOST_BARRED_S)
         self.problem = problem
 
-    def doubt(self, shape: tuple[str, int], problem: Reason, *, now: float) -> None:
+    def fail_program(self, shape: tuple[str, int], problem: Reason, *, now: float) -> None:
         """Record that the program failed in companions while the job's own ranks went on.
 
         The next change is a requeue, as what the batch script has prepared on its nodes, such as
         copies of data, may lack on others.
         """
         self.fail(problem, now=now, kind=ResizeKind.RESTART)
-        self.doubted = shape
+        self.failed_shape = shape
 
-    def settle(self, shape: tuple[str, int], *, worked: bool) -> None:
-        """Record how the program did in a shape without companions."""
-        if shape != self.doubted:
+    def record_alone(self, shape: tuple[str, int], *, worked: bool) -> None:
+        """Record whether the program worked in a shape without companions."""
+        if shape != self.failed_shape:
             return
-        self.doubted, self.unsuitable = None, worked
+        self.failed_shape, self.unsuitable = None, worked
         if not worked:  # the shape was the cause
-            self.failures, self.barred_until, self.problem = 0, 0.0, None
+            self._allow()
 
     def clear(self) -> None:
         """Allow changes with companions again: the owner has changed the job."""
+        self._allow()
+        self.failed_shape, self.unsuitable = None, False
+
+    def _allow(self) -> None:
+        """Forget the failures in a row."""
         self.failures, self.barred_until, self.problem = 0, 0.0, None
-        self.doubted, self.unsuitable = None, False
 
     def barred(self, now: float, *, kind: ResizeKind = ResizeKind.IN_PLACE) -> Reason | None:
         """Return why the job is not changed in this way now, or None."""
@@ -125,7 +129,7 @@ class PlacedCompanions:
         names = {f.name for f in dataclasses.fields(cls)}
         placed = cls(**{k: v for k, v in body.items() if k in names})
         placed.problem = Reason.from_json(body.get("problem"))
-        if placed.doubted is not None:
-            gpu_type, gpus = placed.doubted
-            placed.doubted = (str(gpu_type), int(gpus))
+        if placed.failed_shape is not None:
+            gpu_type, gpus = placed.failed_shape
+            placed.failed_shape = (str(gpu_type), int(gpus))
         return placed

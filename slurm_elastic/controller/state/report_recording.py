@@ -132,7 +132,7 @@ class ReportRecording:
         ended = trials.record(report, now=now)
         shape, is_alone = shape_of(trials.held), job.allocation == job.base_allocation
         if ended and shape and is_alone:
-            entry.placed.settle(shape, worked=True)
+            entry.placed.record_alone(shape, worked=True)
         failure = program_failure(report, trials)
         if report.run != trials.run or failure is None or lost_node:
             return ended
@@ -145,7 +145,7 @@ class ReportRecording:
         if may_be_plan and entry.plan_trials.fail(report, failed_on(report, job), now):
             self._learning.add_plans(entry.observations, job, entry.plan_trials.results())
             return ended
-        # Elsewhere the same number of GPUs may do: see `PlacedCompanions.doubt`.
+        # Elsewhere the same number of GPUs may do: see `PlacedCompanions.fail_program`.
         in_companions = report.failed_in_companions and not report.out_of_memory
         if report.failed_gpus is not None and own is not None:
             shape = (own.gpu_type, report.failed_gpus)
@@ -154,9 +154,9 @@ class ReportRecording:
             failed = trials.failure is None
             trials.fail(failure, now=now, bars=not in_companions)
         if failed and shape and in_companions:
-            entry.placed.doubt(shape, failure, now=now)
+            entry.placed.fail_program(shape, failure, now=now)
         elif failed and shape and is_alone:
-            entry.placed.settle(shape, worked=False)
+            entry.placed.record_alone(shape, worked=False)
         return ended or failed
 
     def _update_gradient_bytes(self, entry: StoredJob, report: Report, job: Job) -> None:

@@ -142,26 +142,11 @@ class Halo:
         """
         offset = exchange.held[0]
 
-        def reduced(first: int, count: int) -> torch.Tensor:
-            planes = slab.narrow(exchange.axis, first, count)
+        def reduced(low: int, high: int) -> torch.Tensor:
+            planes = slab.narrow(exchange.axis, low - offset, high - low)
             return planes if reduction is None else reduction(planes)
 
-        sends, receives, pieces = [], [], []
-        like: torch.Tensor | None = None
-        for other, index in enumerate(exchange.line):
-            if other == exchange.place:
-                continue
-            low, high = exchange.overlap(exchange.place, other)
-            if high > low:
-                sends.append((index, reduced(low - offset, high - low)))
-            low, high = exchange.overlap(other, exchange.place)
-            if high > low:
-                like = reduced(0, 1) if like is None else like
-                shape = list(like.shape)
-                shape[exchange.axis] = high - low
-                pieces.append((low, slab.new_empty(shape)))
-                receives.append((index, pieces[-1][1]))
-        return StartedExchange(self._group.start(sends, receives), pieces)
+        return self._start(exchange, reduced, lambda: reduced(offset, offset + 1), back=False)
 
     def fetch(self, slab: torch.Tensor) -> tuple[torch.Tensor, list[Pieces]]:
         """Return the planes that this rank needs, unpadded, and those of others by dimension."""
@@ -185,18 +170,43 @@ class Halo:
             gradient: of the planes that this rank needs, those of others included.
         """
         offset = max(0, exchange.windows[exchange.place][0])
+
+        def part(low: int, high: int) -> torch.Tensor:
+            return gradient.narrow(exchange.axis, low - offset, high - low)
+
+        return self._start(exchange, part, lambda: gradient, back=True)
+
+    def _start(
+        self,
+        exchange: AxisExchange,
+        part: Callable[[int, int], torch.Tensor],
+        like: Callable[[], torch.Tensor],
+        *,
+        back: bool,
+    ) -> StartedExchange:
+        """Start messages along one dimension.
+
+        Args:
+            exchange: of that dimension.
+            part: returns the planes from one position to another, as they are sent.
+            like: returns a tensor that has the shape of what arrives, but for the planes.
+            back: from the ranks that need planes to those that hold them, instead of the reverse.
+        """
         sends, receives, pieces = [], [], []
+        alike: torch.Tensor | None = None
         for other, index in enumerate(exchange.line):
             if other == exchange.place:
                 continue
-            low, high = exchange.overlap(other, exchange.place)
+            ours, theirs = (exchange.place, other), (other, exchange.place)
+            low, high = exchange.overlap(*(theirs if back else ours))
+            first, end = exchange.overlap(*(ours if back else theirs))
             if high > low:
-                sends.append((index, gradient.narrow(exchange.axis, low - offset, high - low)))
-            low, high = exchange.overlap(exchange.place, other)
-            if high > low:
-                shape = list(gradient.shape)
-                shape[exchange.axis] = high - low
-                pieces.append((low, gradient.new_empty(shape)))
+                sends.append((index, part(low, high)))
+            if end > first:
+                alike = like() if alike is None else alike
+                shape = list(alike.shape)
+                shape[exchange.axis] = end - first
+                pieces.append((first, alike.new_empty(shape)))
                 receives.append((index, pieces[-1][1]))
         return StartedExchange(self._group.start(sends, receives), pieces)
 

@@ -15,7 +15,7 @@ import torch
 
 from slurm_elastic.core.slab_grid import SlidingWindow, TransposedWindow, slab_bounds
 from slurm_elastic.training.spatial.halo import Halo, Pieces
-from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
+from slurm_elastic.training.spatial.slab_planes import planes_of_windows
 from slurm_elastic.training.spatial.spatial_group import SpatialGroup
 
 
@@ -84,13 +84,8 @@ class SlabConvolution:
                 self._needed(axis, bounds[i], bounds[i + 1]) for i in range(grid.parts[axis])
             ]
         self.halo = Halo(group, extents, needed)
-        self._planes: PlanesAtOnce | InteriorAndBorders = PlanesAtOnce(self.halo, 0.0)
-        axis = next(iter(needed), 0)
-        window = self._windows[axis]
-        if len(needed) == 1 and isinstance(window, SlidingWindow):
-            place = grid.coordinates[axis]
-            own = self._outputs[axis][place], self._outputs[axis][place + 1]
-            self._planes = InteriorAndBorders(self.halo, window, own, 0.0)
+        own = grid.slab(self.extents) if needed else ()
+        self._planes = planes_of_windows(self.halo, self._windows, own, 0.0)
         # Padding of the dimensions that are cut is added by `Halo`, only where the volume ends.
         self._padding = [
             0 if axis in needed else padding for axis, padding in enumerate(settings.padding)

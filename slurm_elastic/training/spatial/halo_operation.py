@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.spatial.halo import Halo, Operation
-from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
+from slurm_elastic.training.spatial.slab_planes import SlabPlanes
 
 
 class HaloOperation(torch.autograd.Function):  # type: ignore[misc] # torch is untyped here
@@ -21,7 +21,7 @@ class HaloOperation(torch.autograd.Function):  # type: ignore[misc] # torch is u
     def forward(
         ctx: Any,
         slab: torch.Tensor,
-        planes: PlanesAtOnce | InteriorAndBorders,
+        planes: SlabPlanes,
         operation: Operation,
         reduction: Operation | None,
     ) -> torch.Tensor:

@@ -24,7 +24,7 @@ from slurm_elastic.training.spatial.halo_convolution import (
     SlabConvolution,
 )
 from slurm_elastic.training.spatial.halo_operation import Gathering, GroupSum, HaloOperation
-from slurm_elastic.training.spatial.slab_planes import InteriorAndBorders, PlanesAtOnce
+from slurm_elastic.training.spatial.slab_planes import PlanesAtOnce, planes_of_windows
 from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrapped
 
 
@@ -154,8 +154,8 @@ def pool_mean(
         return result
 
     means = plain(_on_windows(tensor, windows, extents, mean, 0.0))
-    if any(bool((factor != 1).any()) for factor in factors):
-        for factor in factors:
+    for factor in factors:
+        if bool((factor != 1).any()):
             means = means * factor
     if divisor is not None:
         means = means * (math.prod(w.kernel for w in windows) / divisor)
@@ -272,10 +272,7 @@ def _on_windows(
         return Halo(group, tensor.extents, needed)
 
     halo, around = padded_planes(0, last + 1), padded_planes(last + 1, len(windows))
-    planes: PlanesAtOnce | InteriorAndBorders = PlanesAtOnce(halo, padding_value)
-    if len(halo.axes) == 1:
-        own = group.grid.slab(extents)[last]
-        planes = InteriorAndBorders(halo, windows[last], (own.start, own.stop), padding_value)
+    planes = planes_of_windows(halo, windows, group.grid.slab(extents), padding_value)
 
     def reduction(plane: torch.Tensor) -> torch.Tensor:
         return pool(around.pad(plane, padding_value), behind)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slurm_elastic.core.slab_grid import SlidingWindow
+from slurm_elastic.core.slab_grid import SlidingWindow, TransposedWindow
 from slurm_elastic.training.spatial.halo import Halo, Operation, Pieces
 
 
@@ -149,6 +149,31 @@ class InteriorAndBorders:
         span = self._window.needed(*outputs)
         planes = self._exchange.assemble(slab, pieces, span)
         return self._halo.pad(planes, self._padding_value, span)
+
+
+SlabPlanes = PlanesAtOnce | InteriorAndBorders
+
+
+def planes_of_windows(
+    halo: Halo,
+    windows: Sequence[SlidingWindow | TransposedWindow],
+    outputs: Sequence[slice],
+    padding_value: float,
+) -> SlabPlanes:
+    """Return the planes of a layer: with one dimension cut, interior and borders by themselves.
+
+    Args:
+        halo: the planes that this rank needs.
+        windows: of each spatial dimension.
+        outputs: of this rank, likewise; not used if no dimension is cut.
+        padding_value: outside the volume.
+    """
+    if len(halo.axes) == 1:
+        axis = halo.axes[0].axis
+        window, own = windows[axis], outputs[axis]
+        if isinstance(window, SlidingWindow):
+            return InteriorAndBorders(halo, window, (own.start, own.stop), padding_value)
+    return PlanesAtOnce(halo, padding_value)
 
 
 class _Result:

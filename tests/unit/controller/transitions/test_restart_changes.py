@@ -83,8 +83,6 @@ class RestartedProgram(SimulatedTraining):
 class CopyingProgram(RestartedProgram):
     """One whose batch script copies what the ranks read to its own nodes, so companions lack it."""
 
-    failed_in_companions = True
-
     def __init__(self, site, job_id, **more):
         super().__init__(site, job_id, **more)
         self.fails_anyway, self.fails_on = self.fails_on, self
