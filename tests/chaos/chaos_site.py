@@ -27,13 +27,13 @@ _CLOCK = "/tmp/chaos-clock"
 CONTROL = (
     *("selasticd-kill", "slurmctld-kill", "slurmctld-stop", "munged-kill", "ctld-cut"),
     *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
-    "selasticd-in-place",
+    *("selasticd-in-place", "selasticd-stop", "selasticd-restart"),
 )
 #: Faults during which esrun may be unable to start the guard steps that stop ranks.
 UNGUARDED = (
     *("slurmctld-kill", "slurmctld-stop", "munged-kill", "node-munged-kill", "slurmd-kill"),
     *("slurmd-lost", "node-kill", "node-cut", "node-cut-lost", "ctld-cut", "orphan", "id-reuse"),
-    *("companion-node", "companion-cut"),
+    *("companion-node", "companion-cut", "slurmd-stop", "esrun-stop"),
 )
 #: Seconds after a fault in which it may be the cause that a job has failed.
 FAILING_S = 120.0
@@ -117,7 +117,7 @@ class ChaosSite:
             self._cleanup.enter_context(power)
         light_trainings.install(run, HOME)
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
-        self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
+        self.configure(self.toml())
         proxy = f"{PYTHON} {HOME}/proxy.py 7331 127.0.0.1:7321 /tmp/chaos-proxy"
         self._pids = [int(run(f"{proxy} </dev/null >/tmp/chaos-proxy.log 2>&1 & echo $!").stdout)]
         for user in ("alice", "bob"):  # like a unit with Restart=always
@@ -131,6 +131,10 @@ class ChaosSite:
         # Plans are tried within trainings that last two minutes.
         text = eager_config(queue=self.queue, extra=sleep, plan_trials=1)
         return text.replace("{state}", STATE)
+
+    def configure(self, text: str) -> None:
+        """Write selasticd's configuration."""
+        self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=text)
 
     def observe(self) -> Iterator[dict[str, Any]]:
         """Yield samples until `close` is called."""
@@ -241,6 +245,12 @@ class ChaosSite:
         wait = f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
         if self.pid:
             self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
+
+    def stop_daemon(self) -> None:
+        """Send SIGTERM to selasticd, and wait for its end."""
+        self.wanted = False
+        wait = f"kill {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
+        self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
 
     def clock(self, seconds: int) -> None:
         """Set the error of selasticd's clock."""

@@ -11,6 +11,7 @@ from tests.chaos.chaos_site import UNSAVED_S, ChaosSite
 from tests.chaos.companion_faults import CompanionFaults
 from tests.chaos.load import Load
 from tests.chaos.schedule import Event, Submission
+from tests.chaos.standstill_faults import StandstillFaults
 from tests.support.container_cluster.slurm_cluster import until
 
 _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
@@ -61,14 +62,14 @@ class Faults:
             "slurmctld-stop": self._slurmctld_stop,
             "slurmdbd-kill": lambda e: self._daemon(e, "slurmdbd", "ctld"),
             "munged-kill": lambda e: self._daemon(e, "munged", "ctld"),
-            "node-munged-kill": lambda e: self._daemon(e, "munged", self._node(e)),
-            "slurmd-kill": lambda e: self._daemon(e, "slurmd", self._node(e)),
-            "slurmd-lost": lambda e: self._daemon(e, "slurmd", self._node(e)),
+            "node-munged-kill": lambda e: self._daemon(e, "munged", self.node(e)),
+            "slurmd-kill": lambda e: self._daemon(e, "slurmd", self.node(e)),
+            "slurmd-lost": lambda e: self._daemon(e, "slurmd", self.node(e)),
             "rank-kill": lambda e: self._process(e, RANKS),
             "esrun-kill": self._esrun,
             "node-kill": self._node_kill,
-            "node-cut": lambda e: self.cut(e, self._node(e)),
-            "node-cut-lost": lambda e: self.cut(e, self._node(e)),
+            "node-cut": lambda e: self.cut(e, self.node(e)),
+            "node-cut-lost": lambda e: self.cut(e, self.node(e)),
             "ctld-cut": lambda e: self.cut(e, "ctld"),
             "reports-slow": self._slow,
             "reports-cut": self._slow,
@@ -86,7 +87,8 @@ class Faults:
             "admin-requeue": self._requeue,
             "user-update": self._update,
             "drain": self._drain,
-        } | CompanionFaults(self).kinds
+        }
+        self._kinds |= CompanionFaults(self).kinds | StandstillFaults(self).kinds
 
     def run(self, event: Event) -> str:
         """Carry out a fault and undo it; return its target, "" if there was none."""
@@ -94,13 +96,13 @@ class Faults:
 
     # --- choosing ---
 
-    def _node(self, event: Event) -> str:
+    def node(self, event: Event) -> str:
         """Return a node, mostly one on which jobs run."""
         busy = sorted({n for j in self.site.jobs() for n in j["held"]})
         nodes = busy if busy and event.size < 0.8 else self.site.nodes
         return nodes[int(event.pick * len(nodes))]
 
-    def _job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
+    def elastic_job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
         """Return an elastic job, preferably one in transition."""
         jobs = [j for j in self.site.jobs() if rigid or not j["name"].startswith("rigid")]
         if event.size < 0.7:
@@ -112,7 +114,7 @@ class Faults:
     def _user(self, job: dict[str, Any]) -> str:
         return self.load.jobs[job["name"]].user
 
-    def _on(self, node: str) -> None:
+    def note_hit(self, node: str) -> None:
         """Note that jobs on this node, or just started there, may be restarted."""
         self.site.hit[node] = time.time()
         here = [j["name"] for j in self.site.jobs() if node in j["held"] or not j["held"]]
@@ -171,7 +173,7 @@ class Faults:
     def _daemon(self, event: Event, what: str, node: str) -> str:
         with self.site.lock(node if node != "ctld" else what):
             if node != "ctld":
-                self._on(node)
+                self.note_hit(node)
             if event.kind == "slurmd-lost":
                 self.site.unreachable.add(node)
             self.exec(f"pkill -9 -x {what}", node=node, check=False)
@@ -210,7 +212,19 @@ class Faults:
         return self.kill_process(event, job, pattern, job["name"])
 
     def kill_process(self, event: Event, job: dict[str, Any], pattern: str, name: str) -> str:
-        """Kill one process of a job.
+        """Kill one process of a job; the arguments are those of `find_process`."""
+        found = self.find_process(event, job, pattern, name)
+        if found is None:
+            return ""
+        node, pid = found
+        self.site.disturb([name])
+        self.exec(f"kill -9 {pid}", node=node, check=False)
+        return f"{job['name']} on {node}"
+
+    def find_process(
+        self, event: Event, job: dict[str, Any], pattern: str, name: str
+    ) -> tuple[str, str] | None:
+        """Return node and number of one process of a job; None: there is none.
 
         Args:
             event: the event whose numbers choose node and process.
@@ -226,10 +240,8 @@ class Faults:
         user = self.load.jobs[name].user
         pids = self.exec(find, user=user, node=node, check=False).stdout.split()
         if not pids:  # not there any more, or the node is dead
-            return ""
-        self.site.disturb([name])
-        self.exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
-        return f"{job['name']} on {node}"
+            return None
+        return node, pids[int(event.size * len(pids))]
 
     def _esrun(self, event: Event) -> str:
         """Kill the batch process itself: Slurm then calls the job failed."""
@@ -259,7 +271,7 @@ class Faults:
         self.site.docker(*words)
 
     def _node_kill(self, event: Event) -> str:
-        return self.kill_node(event, self._node(event))
+        return self.kill_node(event, self.node(event))
 
     def kill_node(self, event: Event, node: str) -> str:
         """Kill a node, and start it again.
@@ -268,7 +280,7 @@ class Faults:
         is killed meanwhile, and nobody starts it again.
         """
         with self.site.lock(node):
-            self._on(node)
+            self.note_hit(node)
             self._docker("kill", f"{self.site.cluster.name}-{node}")
             time.sleep(event.outage_s)
             self._docker("start", f"{self.site.cluster.name}-{node}")
@@ -285,7 +297,7 @@ class Faults:
         """Take a host's network away, and give it back."""
         name = self.site.cluster.name
         with self.site.lock(host):
-            self._on(host)
+            self.note_hit(host)
             if event.outage_s > SLURMD_TIMEOUT_S:
                 self.site.unreachable.add(host)
             if host == "ctld":
@@ -387,7 +399,7 @@ class Faults:
             self.load.submit(job)
 
     def _cancel(self, event: Event) -> str:
-        job = self._job(event, rigid=True)
+        job = self.elastic_job(event, rigid=True)
         if job is None:
             return ""
         self.site.cancelled.add(job["name"])
@@ -395,7 +407,7 @@ class Faults:
         return job["name"]
 
     def _hold(self, event: Event, verb: str) -> str:
-        job = self._job(event)
+        job = self.elastic_job(event)
         if job is None:
             return ""
         name, user = job["name"], self._user(job) if verb == "uhold" else "root"
@@ -412,7 +424,7 @@ class Faults:
         return name
 
     def _requeue(self, event: Event) -> str:
-        job = self._job(event, rigid=True)
+        job = self.elastic_job(event, rigid=True)
         if job is None:
             return ""
         user = self._user(job) if event.kind == "user-requeue" else "root"
@@ -422,7 +434,7 @@ class Faults:
         return job["name"]
 
     def _update(self, event: Event) -> str:
-        job = self._job(event)
+        job = self.elastic_job(event)
         if job is None:
             return ""
         field = _UPDATES[int(event.outage_s + event.pick * len(_UPDATES)) % len(_UPDATES)]
@@ -433,7 +445,7 @@ class Faults:
         return f"{job['name']} {field}"
 
     def _drain(self, event: Event) -> str:
-        node = self._node(event)
+        node = self.node(event)
         with self.site.lock(node):
             words = f"scontrol update nodename={node} state=drain reason=chaos"
             self.exec(words, check=False)

@@ -71,6 +71,16 @@ KINDS = {
     "base-cancel": Kind(1, 0, 0, "scancel, by its owner, of a job with companions"),
     "base-esrun": Kind(1, 0, 0, "SIGKILL of esrun of a job with companions"),
     "selasticd-in-place": Kind(3, 0.3, 12, "SIGKILL of selasticd in a state of a change in place"),
+    "selasticd-stop": Kind(1, 3, 30, "SIGSTOP of selasticd"),
+    "selasticd-restart": Kind(1, 0.3, 5, "SIGTERM of selasticd, as before an upgrade"),
+    "slurmd-stop": Kind(1, 3, 10, "SIGSTOP of slurmd"),
+    "rank-stop": Kind(1, 5, 40, "SIGSTOP of a rank of a training"),
+    "esrun-stop": Kind(1, 5, 40, "SIGSTOP of esrun"),
+    "job-suspend": Kind(1, 5, 20, "suspend and resume by an administrator"),
+    "user-keep": Kind(1, 3, 12, "selastic hold and release by the owner"),
+    "maintenance": Kind(1, 10, 40, "a node reserved for maintenance while jobs run on it"),
+    "reconfigure": Kind(1, 0, 0, "scontrol reconfigure"),
+    "wrong-configuration": Kind(1, 3, 12, "selasticd reads a configuration with a mistake"),
 }
 #: Queue mode, and what becomes of the controller at the end.
 _QUEUES = ("slurm", "controller")

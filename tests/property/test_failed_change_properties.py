@@ -55,7 +55,7 @@ class Trial:
         for _, job_id, _, place in self.site.slurm.starts[self.checked :]:
             job = self.site.slurm.listed[job_id]
             if job_id == 7:
-                barred = self.site.controller.store.entry(job).trials.excluded
+                barred = self.site.controller.store.entry(job).trials.shapes.excluded
                 assert (place.gpu_type, place.gpus) not in barred
         self.checked = len(self.site.slurm.starts)
 

@@ -366,7 +366,7 @@ class JobStore:
                     self._record_submission(job)
                 if job.elastic and job.state is JobState.RUNNING:
                     entry = self.entry(job)
-                    entry.dirty |= entry.trials.lapse(snapshot.time)
+                    entry.dirty |= entry.trials.shapes.lapse(snapshot.time)
                     if entry.trials.run != job.run:
                         entry.trials.follow(job.run, job.allocation, now=snapshot.time)
                         entry.dirty = True

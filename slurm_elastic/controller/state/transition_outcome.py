@@ -64,7 +64,7 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     planned = transition.planned
     by_requeue = not transition.by_companions
     if by_requeue and planned and problem and _refuses_shape(planned, problem):
-        entry.trials.refuse(
+        entry.trials.shapes.refuse(
             planned, problem, now=now, old=transition.old, directive=_allowed(entry, job)
         )
     entry.changes = [t for t in entry.changes if now - t < 86400] + [now]

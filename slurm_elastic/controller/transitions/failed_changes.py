@@ -204,8 +204,8 @@ def exhausted(trials: ShapeTrials, most: int) -> bool:
         most: `[limits] vain_attempts`; 0: no limit.
     """
     enough = max(2, most)
-    is_back = shape_of(trials.held) == trials.last_shape and not trials.on_half
-    returned = is_back or not trials.worked
+    is_back = shape_of(trials.held) == trials.shapes.last_shape and not trials.on_half
+    returned = is_back or not trials.shapes.worked
     return most > 0 and trials.failures >= (enough if returned else _STRAYS * enough)
 
 
@@ -237,10 +237,10 @@ def way_back(
     taken = Counter[str]()
     for transition in live:
         taken.update(more(transition, snapshot.job))
-    if trials.last is not None and _free(job, trials.last, snapshot, taken):
-        return trials.last
+    if trials.shapes.last is not None and _free(job, trials.shapes.last, snapshot, taken):
+        return trials.shapes.last
     held = job.allocation
-    for gpu_type, gpus in reversed(trials.worked):
+    for gpu_type, gpus in reversed(trials.shapes.worked):
         if held is None or gpu_type != held.gpu_type or gpus > held.gpus:
             continue
         part = _part(held, gpus)

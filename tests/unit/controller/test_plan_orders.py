@@ -132,7 +132,7 @@ def test_what_runs_out_of_memory_beside_another_job_on_one_gpu_goes_back_in_its_
     site.report(shared, **failed)
     entry = site.store.entry(shared)
     assert not entry.plan_trials.memory.failures
-    assert entry.trials.half is not None
+    assert entry.trials.shapes.half is not None
     assert site.report_handler.orders(7, 1, job=shared).on_failure != "restart"
 
 
@@ -146,7 +146,7 @@ def test_a_program_that_fails_in_a_new_plan_starts_again_without_it(site):
     site.report(running, **failed, checkpoint_step=50)
     assert site.report_handler.orders(7, 0, job=running).on_failure == "restart"
     assert sum("FailedStart=2 Plan=own" in line for line in site.log.lines) == 1
-    assert site.store.entry(running).trials.barred == [], "its size is not to blame"
+    assert site.store.entry(running).trials.shapes.barred == [], "its size is not to blame"
     assert train(site, running, checkpoint_step=50) == ""
 
 
@@ -178,7 +178,7 @@ def test_a_size_at_which_memory_lacks_is_not_barred_but_gets_another_plan(site):
     assert (orders.failed_start, orders.on_failure) == (1, "restart")
     assert orders.plan == "2x1+accumulation=1"
     entry = site.store.entry(small)
-    assert entry.trials.barred == []
+    assert entry.trials.shapes.barred == []
     assert entry.trials.on, "it is on trial as before"
     assert any("OutOfMemory=yes Plan=2x1+accumulation=1 GPUs=2" in x for x in site.log.lines)
     (record,) = site.store.records(Snapshot(time=site.now, nodes=(), jobs=(small,)), {}).values()
@@ -191,14 +191,14 @@ def test_where_no_plan_fits_the_size_is_barred_and_the_job_goes_back(site):
     for start in range(2, 9):
         report_lack(site, small, start)
     entry = site.store.entry(small)
-    assert [b.shape for b in entry.trials.barred] == [("a100", 2)]
+    assert [b.shape for b in entry.trials.shapes.barred] == [("a100", 2)]
     assert site.report_handler.orders(7, 1, job=small).on_failure == "wait"
 
 
 @pytest.mark.parametrize("fields", [{"out_of_memory": False}, {"kind": "script"}])
 def test_other_failures_bar_the_size_as_before(site, fields):
     small = shrunk(site, **fields)
-    assert [b.shape for b in site.store.entry(small).trials.barred] == [("a100", 2)]
+    assert [b.shape for b in site.store.entry(small).trials.shapes.barred] == [("a100", 2)]
     assert site.report_handler.orders(7, 1, job=small).plan == ""
 
 
@@ -230,7 +230,7 @@ def test_a_shrink_in_place_that_lacks_memory_is_not_barred_either(site):
     both = job({"n1": 1, "n2": 1}, directive=AUTO, companions=(companion,))
     report_lack(site, both, 2, failed_gpus=2)
     entry = site.store.entry(both)
-    assert entry.trials.barred == []
+    assert entry.trials.shapes.barred == []
     assert entry.trials.held == both.base_allocation
     alone = job({"n1": 1}, directive=AUTO)
     orders = site.report_handler.orders(7, 0, job=alone)

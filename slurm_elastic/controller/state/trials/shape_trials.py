@@ -1,16 +1,9 @@
-"""Shapes that a job has trained in, and those in which it failed. Pure.
+"""Attempts of a job in a shape in which it may fail. Pure.
 
-Our definition (docs/reliability-failed-changes.md). A *shape* is a GPU type and a number
-of GPUs. An attempt of a job that had a checkpoint before is *on trial* until a checkpoint newer
-than all before exists: then its shape has *worked*. An attempt that fails on trial is a failed
-change: unless its shape is the last one that worked, it is *barred*, no decision gives it to the
-job any more, and the job goes back. A program that ends by itself on more GPUs than it has worked
-on, of the same type, does not fail because of the type: the number is barred on all types.
-
-A change that Slurm refuses for the second time bars its shape, too (`slurm_refusals`).
-
-Half of a GPU has the shape of a whole one. A failure there, or a refusal, says nothing about whole
-GPUs: it bars halves only.
+Our definition (docs/reliability-failed-changes.md). A *shape* is a GPU type and a number of GPUs.
+An attempt of a job that had a checkpoint before is *on trial* until a checkpoint newer than all
+before exists: then its shape has *worked*. An attempt that fails on trial is a failed change: its
+shape is barred (`ShapeRecord`), no decision gives it to the job any more, and the job goes back.
 
 A change in place begins a trial within the attempt. If that fails, the companions have ended with
 it, and esrun starts the program again on the job's own GPUs: the next trial of the attempt.
@@ -19,10 +12,10 @@ it, and esrun starts the program again on the job's own GPUs: the next trial of 
 >>> trials.follow(0, Allocation.of("a100", {"n1": 1}), now=0.0)
 >>> _ = trials.record(Report(job_id=7, run=0, phase="training", checkpoint_step=40), now=60.0)
 >>> trials.follow(1, Allocation.of("a100", {"n1": 4}), now=70.0)
->>> trials.on, trials.last_shape
+>>> trials.on, trials.shapes.last_shape
 (True, ('a100', 1))
 >>> trials.fail(Reason("program-failed", exit_code=1), now=75.0)
->>> [b.shape for b in trials.barred], trials.failures
+>>> [b.shape for b in trials.shapes.barred], trials.failures
 ([('a100', 4)], 1)
 """
 
@@ -35,18 +28,10 @@ from typing import Any
 
 from slurm_elastic.controller.state.trials.barred_shapes import (
     BarredShape,
-    Shape,
-    allowing_only,
-    excluding,
-    fails_on_every_type,
     read_reason,
     shape_of,
 )
-from slurm_elastic.controller.state.trials.slurm_refusals import (
-    REFUSAL_S,
-    is_temporary,
-    sizes_refused_with,
-)
+from slurm_elastic.controller.state.trials.shape_record import ShapeRecord
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
@@ -58,13 +43,13 @@ _INTERVALS = 4.0
 _UNKNOWN_TYPE = 4.0
 #: Seconds after which an attempt on trial has failed if no two checkpoints of the job were seen.
 _UNKNOWN_S = 7200.0
-#: Shapes that worked, and failed changes, that are kept.
+#: Failed changes that are kept.
 _MOST = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class ShapeTrials:
-    """Present attempt of a job, and the shapes of those before. Times are epoch seconds.
+    """Present attempt of a job, and what is known of those before. Times are epoch seconds.
 
     Attributes:
         run: restart count of the attempt; -1: none is followed.
@@ -80,9 +65,7 @@ class ShapeTrials:
         saved: when that was completed.
         interval_s: longest time between two checkpoints, or from a start to the first one.
         interval_gpu_s: the same times the GPUs held.
-        last: allocation in which the newest checkpoint was completed.
-        worked: shapes that worked, the latest last.
-        barred: shapes in which it failed.
+        shapes: those that worked, and those that it is not to get.
         failures: attempts in a row that failed on trial, since the newest checkpoint.
         ways_back: times that its way back was to be begun.
         changed_run, transition: attempt that a transition began or changed, and the id of that.
@@ -90,8 +73,6 @@ class ShapeTrials:
         left: the shape in which that was, and how it failed, until the next checkpoint.
         doubted: transition on trial when a companion was lost; 0: none.
         failed: transitions that failed on trial, and how.
-        refused: shapes that Slurm has refused once, the latest last.
-        half: failure on half of a GPU, or refusal of one: it is not to get another; None: none.
     """
 
     run: int = -1
@@ -107,9 +88,7 @@ class ShapeTrials:
     saved: float | None = None
     interval_s: float | None = None
     interval_gpu_s: float = 0.0
-    last: Allocation | None = None
-    worked: list[Shape] = field(default_factory=list)
-    barred: list[BarredShape] = field(default_factory=list)
+    shapes: ShapeRecord = field(default_factory=ShapeRecord)
     failures: int = 0
     ways_back: int = 0
     changed_run: int = -1
@@ -118,41 +97,16 @@ class ShapeTrials:
     left: BarredShape | None = None
     doubted: int = 0
     failed: dict[int, Reason] = field(default_factory=dict)
-    refused: list[Shape] = field(default_factory=list)
-    half: BarredShape | None = None
-
-    @property
-    def last_shape(self) -> Shape | None:
-        """The last shape that worked; None: none is known."""
-        return shape_of(self.last)
 
     @property
     def changed(self) -> bool:
         """Whether a change began the attempt, or its shape is not the last that worked."""
-        return self.changed_run == self.run or shape_of(self.held) != self.last_shape
+        return self.changed_run == self.run or shape_of(self.held) != self.shapes.last_shape
 
     @property
     def on_half(self) -> bool:
         """Whether the attempt holds half of a GPU."""
         return self.held is not None and self.held.half
-
-    @property
-    def half_barred(self) -> Reason | None:
-        """Why the job is not to get half of a GPU; None: it may."""
-        return self.half.reason if self.half else None
-
-    @property
-    def excluded(self) -> frozenset[Shape]:
-        """Shapes in which it failed: the job is not to get them."""
-        return frozenset(b.shape for b in self.barred)
-
-    @property
-    def left_out(self) -> tuple[tuple[str, int, Reason], ...]:
-        """Shapes that the job is not to get, and why; type "": this number on every type."""
-        return tuple(
-            ("" if fails_on_every_type(b, self.worked) else b.gpu_type, b.gpus, b.reason)
-            for b in self.barred
-        )
 
     def begun(self, run: int, transition: int) -> None:
         """Record the transition that began an attempt."""
@@ -189,7 +143,7 @@ class ShapeTrials:
         if not grows and report.change == self.transition:
             self.doubted = self.transition if self.on else self.doubted
             return
-        self.on = grows or shape_of(held) not in self.worked
+        self.on = grows or shape_of(held) not in self.shapes.worked
         self.begun(self.run, report.change)
         self.base = _newest(self.newest, self.step, report.step)
         self.since = self.moved = now
@@ -222,7 +176,7 @@ class ShapeTrials:
             return True
         self._count_failure(reason)
         if bars and shape != shape_of(own):
-            self._bar(shape, reason, now)
+            self.shapes.bar(shape, reason, now)
         self.restarts, self.left, self.held = start, BarredShape(*shape, reason, now), own
         self.on, self.step, self.base = True, None, _newest(self.newest, report.checkpoint_step)
         self.since = self.moved = now
@@ -287,15 +241,8 @@ class ShapeTrials:
             self.interval_s = max(gap, self.interval_s or 0.0)
             self.interval_gpu_s = max(gap * (held.gpus if held else 0), self.interval_gpu_s)
         self.saved = self.moved = now
-        shape = shape_of(held)
-        if held is None or shape is None:
-            return
-        self.last = held.whole
-        if held.half:
-            self.half = None
-        self.worked = [*(s for s in self.worked if s != shape), shape][-_MOST:]
-        self.barred = [b for b in self.barred if b.shape != shape]
-        self.refused = [s for s in self.refused if s != shape]
+        if held is not None:
+            self.shapes.record_work(held)
 
     def limit_s(self, least_s: float) -> float:
         """Return the seconds without progress after which an attempt on trial has failed."""
@@ -303,7 +250,7 @@ class ShapeTrials:
         if self.interval_s is None or not gpus:
             return max(least_s, _UNKNOWN_S)
         longest_s = max(self.interval_s, self.interval_gpu_s / gpus)
-        known = any(t == gpu_type for t, _ in self.worked)
+        known = any(t == gpu_type for t, _ in self.shapes.worked)
         return max(least_s, _INTERVALS * longest_s * (1.0 if known else _UNKNOWN_TYPE))
 
     def overdue(self, now: float, least_s: float) -> bool:
@@ -335,76 +282,13 @@ class ShapeTrials:
         self.failure, self.on = reason, False
         self._count_failure(reason)
         if bars and (shape := shape_of(self.held)) is not None:
-            self._bar(shape, reason, now, half=self.on_half)
+            self.shapes.bar(shape, reason, now, half=self.on_half)
 
     def _count_failure(self, reason: Reason) -> None:
         self.failures += 1
         if self.changed_run == self.run and self.transition:
             self.failed[self.transition] = reason
             self.failed = dict(list(self.failed.items())[-_MOST:])
-
-    def _bar(self, shape: Shape, reason: Reason, now: float, *, half: bool = False) -> None:
-        """Bar a shape, unless it is the last that worked; or half of a GPU."""
-        if half:
-            self.half = BarredShape(*shape, reason, now)
-            return
-        if shape == self.last_shape:
-            return
-        if not is_temporary(reason):
-            self.worked = [s for s in self.worked if s != shape]
-        others = [b for b in self.barred if b.shape != shape]
-        self.barred = [*others, BarredShape(*shape, reason, now)][-_MOST:]
-
-    def refuse(
-        self,
-        planned: Allocation,
-        reason: Reason,
-        *,
-        now: float,
-        old: Allocation | None = None,
-        directive: Directive | None = None,
-    ) -> None:
-        """Record that Slurm cannot start the job in a shape as it was placed.
-
-        Another placement of the shape may be possible: the second refusal bars it, and with it the
-        sizes of `sizes_refused_with` that have not worked. Half of a GPU is barred by the first
-        one: a job may run without it, and each attempt may have cost a restart.
-
-        Args:
-            planned: allocation that Slurm refused.
-            reason: why.
-            now: epoch seconds.
-            old: allocation that the job had before; None: none.
-            directive: sizes that it does not allow need no bar; None: it is not known.
-        """
-        shape = planned.gpu_type, planned.gpus
-        if planned.half:
-            self._bar(shape, reason, now, half=True)
-            return
-        if shape in self.refused:
-            others = sizes_refused_with(planned, reason, old=old)
-            for gpus in sorted({*others, planned.gpus}):
-                is_other = gpus != planned.gpus
-                if is_other and directive and not directive.allows(gpus, planned.gpu_type):
-                    continue
-                if not (is_other and (planned.gpu_type, gpus) in self.worked):
-                    self._bar((planned.gpu_type, gpus), reason, now)
-        self.refused = [*(s for s in self.refused if s != shape), shape][-_MOST:]
-
-    def lapse(self, now: float) -> bool:
-        """Allow the shapes again that Slurm refused long ago; return whether there are any.
-
-        One refusal bars such a shape again.
-        """
-
-        def is_over(barred: BarredShape) -> bool:
-            return is_temporary(barred.reason) and now - barred.time >= REFUSAL_S
-
-        kept = [b for b in self.barred if not is_over(b)]
-        lapsed, self.barred = len(kept) < len(self.barred), kept
-        if self.half is not None and is_over(self.half):
-            lapsed, self.half = True, None
-        return lapsed
 
     def judge_loss(self, reason: Reason | None) -> bool:
         """Record how a companion was lost, if a change in place was on trial then.
@@ -426,9 +310,7 @@ class ShapeTrials:
         shape = shape_of(self.held)
         if self.failure is None and self.left is not None:
             shape = self.left.shape
-        self.barred = [b for b in self.barred if b.shape != shape or b.time < self.since]
-        if self.on_half and self.half is not None and self.half.time >= self.since:
-            self.half = None
+        self.shapes.allow_again(shape, since=self.since, half=self.on_half)
         self.failures -= self.failure is not None or self.left is not None
         self.failure, self.on, self.left = None, self.newest is not None, None
         if self.changed_run == self.run:
@@ -442,7 +324,8 @@ class ShapeTrials:
 
     def clear(self) -> None:
         """Remove the failures: the owner has changed the job."""
-        self.barred, self.refused, self.failures, self.half = [], [], 0, None
+        self.shapes.clear()
+        self.failures = 0
 
     def outcome(self, transition: int) -> str | Reason:
         """Return how a transition that was carried out has ended: `worked`, `trial`, or failed."""
@@ -456,25 +339,17 @@ class ShapeTrials:
 
         After a failure these are all that have not worked, until the job has made progress again.
         """
-        allowed = tuple(s for s in self.worked if directive.allows(s[1], s[0]))
-        excluded = frozenset((gpu_type, gpus) for gpu_type, gpus, _ in self.left_out)
-        if self.failures and allowed:
-            names = frozenset((*types, *(t for t, _ in allowed)))
-            return allowing_only(directive, allowed, names, excluded)
-        return excluding(directive, excluded) if excluded else directive
+        return self.shapes.restricted(directive, types, only_worked=self.failures > 0)
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name in ("held", "last"):
-            held: Allocation | None = getattr(self, name)
-            body[name] = held.to_body() if held else None
+        del body["shapes"]
+        body["held"] = self.held.to_body() if self.held else None
         body["failure"] = self.failure.to_json() if self.failure else None
-        body["barred"] = [b.to_json() for b in self.barred]
         body["left"] = self.left.to_json() if self.left else None
-        body["half"] = self.half.to_json() if self.half else None
         body["failed"] = [[i, r.to_json()] for i, r in self.failed.items()]
-        return body
+        return {**body, **self.shapes.to_body()}
 
     @classmethod
     def from_body(cls, body: object) -> ShapeTrials:
@@ -482,21 +357,16 @@ class ShapeTrials:
 
         A ledger of an older release has none.
         """
-        names = {f.name for f in dataclasses.fields(cls)}
+        names = {f.name for f in dataclasses.fields(cls)} - {"shapes"}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         fields = {k: v for k, v in values.items() if k in names}
         try:
-            for name in ("held", "last"):
-                fields[name] = Allocation.from_body(fields.get(name))
-            for name in ("left", "half"):
-                row = fields.get(name)
-                fields[name] = BarredShape.from_json(row) if row else None
+            left = fields.get("left")
+            fields["held"] = Allocation.from_body(fields.get("held"))
+            fields["left"] = BarredShape.from_json(left) if left else None
             fields["failure"] = Reason.from_json(fields.get("failure"))
-            for name in ("worked", "refused"):
-                fields[name] = [(str(t), int(g)) for t, g in fields.get(name, ())]
-            fields["barred"] = [BarredShape.from_json(row) for row in fields.get("barred", ())]
             fields["failed"] = {int(i): read_reason(r) for i, r in fields.get("failed", ())}
-            return cls(**fields)
+            return cls(**fields, shapes=ShapeRecord.from_body(values))
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
 
@@ -516,10 +386,10 @@ def program_failure(report: Report, trials: ShapeTrials) -> Reason | None:
         return None
     if shape_of(trials.held) is None:
         return None
-    code, worked = report.exit_code, shape_of(trials.held) in trials.worked
+    code, worked = report.exit_code, shape_of(trials.held) in trials.shapes.worked
     if code == 0:
         is_complete = worked and report.rehearsal != "failed"
-        return None if is_complete or trials.last is None else Reason("program-ended")
+        return None if is_complete or trials.shapes.last is None else Reason("program-ended")
     if trials.changed or trials.failures or report.failed_start > 1:
         return Reason("program-failed", exit_code=code)
     return None

@@ -1,6 +1,6 @@
 """Changes that Slurm refuses: how long their shapes are barred, and other sizes with them. Pure.
 
-The second refusal of a shape bars it (`ShapeTrials.refuse`):
+The second refusal of a shape bars it (`ShapeRecord.refuse`):
 
 - for good, if Slurm shows that no placement is possible ("BadConstraints": a topology that this
   program does not know), and with it the other sizes that need as many nodes;

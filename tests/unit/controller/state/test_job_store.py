@@ -161,7 +161,7 @@ def test_a_size_that_slurm_refuses_for_good_is_not_tried_a_third_time(store):
         undone.id, undone.target = number, undone.old
         undone.entered["REQUEUE"] = 1.0
         store.record_end_of_change(undone, waits, float(number))
-        assert {shape.shape for shape in store.entry(waits).trials.barred} == barred
+        assert {shape.shape for shape in store.entry(waits).trials.shapes.barred} == barred
 
 
 REFUSED = Reason("slurm-refused", error="scontrol update jobid=7: Requested partition …")
@@ -186,7 +186,7 @@ def test_a_change_that_slurm_refuses_is_not_repeated_without_end(store, problem,
         undone.id, undone.target = number, undone.old
         undone.entered["REQUEUE"] = 1.0
         store.record_end_of_change(undone, waits, 1000.0)
-    assert (("a100", 2) in store.entry(waits).trials.excluded) is is_barred
+    assert (("a100", 2) in store.entry(waits).trials.shapes.excluded) is is_barred
     assert store.in_force(waits).directive.allows(2, "a100") is not is_barred
     store.observe(snapshot(waits, at=1000.0 + REFUSAL_S))
     assert store.in_force(waits).directive.allows(2, "a100")

@@ -7,6 +7,7 @@ import pytest
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.trials.shape_record import ShapeRecord
 from slurm_elastic.controller.state.trials.shape_trials import ShapeTrials
 from slurm_elastic.controller.transitions.failed_changes import (
     FailedChanges,
@@ -37,7 +38,7 @@ def play(site, scripts, seconds, *, tick=0.5):
 
 
 def barred(site, job_id=7):
-    return site.controller.store.entry(site.slurm.listed[job_id]).trials.excluded
+    return site.controller.store.entry(site.slurm.listed[job_id]).trials.shapes.excluded
 
 
 def outcomes(site, job_id=7):
@@ -157,7 +158,7 @@ def test_a_new_directive_allows_the_shape_again(site):
     assert site.controller.store.entry(site.slurm.listed[7]).override == ""
     handler.command(0, "update", {"job_ids": (7,), "elastic": "1-4"})
     assert barred(site) == set()
-    assert JobStore(site.ledger).entry(site.slurm.listed[7]).trials.barred == []
+    assert JobStore(site.ledger).entry(site.slurm.listed[7]).trials.shapes.barred == []
 
 
 def test_a_job_on_trial_gives_way_and_the_notice_ends_the_trial(site):
@@ -234,7 +235,8 @@ def test_from_half_of_a_gpu_a_job_goes_back_to_a_whole_one_if_one_is_free(free):
     first, second = (record_of_job(job_id=i, directive="1-2,share=yes", **on_half) for i in (7, 8))
     node = Node(name="n1", gpu_type="a100", gpus=1 + free, used_gpus=1, shared_gpus=(0,))
     snapshot = Snapshot(time=1000.0, nodes=(node,), jobs=(first, second))
-    trials = ShapeTrials(held=half, last=half.whole, worked=[("a100", 1)], failures=2)
+    worked = ShapeRecord(last=half.whole, worked=[("a100", 1)])
+    trials = ShapeTrials(held=half, shapes=worked, failures=2)
     back = half.whole if free else None
     assert way_back(first, trials, snapshot, ()) == back
     alone = dataclasses.replace(snapshot, jobs=(first,))

@@ -41,102 +41,29 @@ def test_examples():
     assert doctest.testmod(shape_trials).failed == 0
 
 
-def test_a_shape_that_slurm_refuses_twice_is_barred_until_it_works_or_the_owner_changes_the_job():
-    trials, refusal = trained(), Reason("not-started", slurm_reason="BadConstraints")
-    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=200.0)
-    assert not trials.excluded  # another placement may be possible
-    trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
-    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=300.0)
-    assert trials.excluded == {("a100", 4)}
-    assert trials.failures == 0
-    trials.refuse(Allocation.of("a100", {"n2": 1}), refusal, now=400.0)
-    trials.refuse(Allocation.of("a100", {"n2": 1}), refusal, now=500.0)
-    assert trials.excluded == {("a100", 4)}  # never the last that worked
-    trials.clear()
-    trials.refuse(Allocation.of("a100", {"n2": 4}), refusal, now=600.0)
-    assert not trials.excluded
-
-
-def test_sizes_that_need_as_many_nodes_as_a_refused_one_are_barred_with_it():
-    trials, refusal = trained(), Reason("not-started", slurm_reason="BadConstraints")
-    trials.worked.append(("a100", 6))
-    for _ in range(2):
-        trials.refuse(Allocation.of("a100", {"n1": 4, "n2": 3}), refusal, now=200.0)
-    assert trials.excluded == {("a100", 5), ("a100", 7), ("a100", 8)}
-
-
-LIMIT = Reason("not-started", slurm_reason="QOSMaxGRESPerNode")
-
-
-def test_a_shape_beyond_an_unknown_limit_is_barred_for_some_hours():
-    trials = trained()
-    for now in (200.0, 300.0):
-        assert not trials.excluded
-        trials.refuse(Allocation.of("a100", {"n2": 8}), LIMIT, now=now, old=ONE)
-    # The upper half of the sizes between 1 and 8: otherwise each would cost two requeues.
-    assert trials.excluded == {("a100", n) for n in (5, 6, 7, 8)}
-    trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
-    assert not trials.lapse(300.0 + shape_trials.REFUSAL_S - 1)
-    assert trials.lapse(300.0 + shape_trials.REFUSAL_S)
-    assert not trials.excluded
-    trials.refuse(Allocation.of("a100", {"n2": 8}), LIMIT, now=30000.0, old=ONE)
-    assert ("a100", 8) in trials.excluded
-
-
-def test_sizes_that_the_directive_does_not_allow_are_not_barred():
-    """`selastic explain` would show them, and they would displace others that it allows."""
-    trials, directive = trained(), Directive.parse("1-256,sizes=1:2:130:200:256")
-    for _ in range(2):
-        trials.refuse(
-            Allocation.of("a100", {f"n{i}": 8 for i in range(32)}), LIMIT, now=200.0, old=ONE,
-            directive=directive,
-        )  # fmt: skip
-    assert trials.excluded == {("a100", 130), ("a100", 200), ("a100", 256)}
-
-
-def test_a_shape_that_worked_before_an_unknown_limit_has_still_worked():
-    trials = trained()
-    trials.worked.append(("a100", 4))
-    for _ in range(2):
-        trials.refuse(FOUR, LIMIT, now=200.0, old=ONE)
-    assert trials.excluded == {("a100", 3), ("a100", 4)}
-    assert ("a100", 4) in trials.worked
-
-
 HALF = Allocation.of("a100", {"n2": 1}, half=True)
 
 
 def test_what_fails_on_half_of_a_gpu_says_nothing_about_a_whole_one():
     trials = changed(HALF, run=2)
-    trials.worked, trials.last = [("a100", 4)], FOUR
+    trials.shapes.worked, trials.shapes.last = [("a100", 4)], FOUR
     trials.fail(CRASH, now=210.0)
-    assert not trials.excluded
+    assert not trials.shapes.excluded
     trials = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
-    assert trials.half.reason == CRASH
+    assert trials.shapes.half.reason == CRASH
     assert trials.outcome(3) == CRASH
-    assert not trials.lapse(1e9), "the program failed: that does not pass"
+    assert not trials.shapes.lapse(1e9), "the program failed: that does not pass"
     trials.withdraw_failure()
-    assert trials.half is None
+    assert trials.shapes.half is None
     trials.fail(CRASH, now=220.0)
     trials.clear()
-    assert trials.half is None
+    assert trials.shapes.half is None
 
 
 def test_a_job_that_works_on_half_of_a_gpu_goes_back_to_whole_ones():
     trials = changed(HALF)
     trials.record(told(1, 41), now=220.0)
-    assert (trials.last, trials.last_shape) == (HALF.whole, ("a100", 1))
-
-
-def test_half_of_a_gpu_that_slurm_refuses_is_barred_at_once_and_for_some_hours():
-    trials = trained()
-    trials.refuse(HALF, LIMIT, now=200.0)
-    assert trials.half.reason == LIMIT
-    trials.refuse(HALF.whole, LIMIT, now=200.0)
-    assert not trials.excluded, "the first refusal of a whole one"
-    assert not trials.lapse(200.0 + shape_trials.REFUSAL_S - 1)
-    assert trials.lapse(200.0 + shape_trials.REFUSAL_S)
-    assert trials.half is None
+    assert (trials.shapes.last, trials.shapes.last_shape) == (HALF.whole, ("a100", 1))
 
 
 def test_the_first_attempt_is_no_trial():
@@ -155,7 +82,7 @@ def test_a_change_is_done_when_a_newer_checkpoint_exists():
     assert trials.record(told(1, 41), now=220.0)
     assert not trials.on
     assert trials.outcome(3) == "worked"
-    assert trials.last_shape == ("a100", 4)
+    assert trials.shapes.last_shape == ("a100", 4)
 
 
 def test_a_script_counts_what_it_has_completed_itself():
@@ -184,11 +111,11 @@ def test_a_failed_shape_is_barred_until_it_works():
     trials = changed()
     trials.fail(CRASH, now=205.0)
     trials.fail(CRASH, now=206.0)  # reported again
-    assert (trials.excluded, trials.failures) == ({("a100", 4)}, 1)
+    assert (trials.shapes.excluded, trials.failures) == ({("a100", 4)}, 1)
     assert trials.outcome(3) == CRASH
     trials.follow(2, FOUR, now=210.0)  # for any cause of its start there
     trials.record(told(2, 41), now=260.0)
-    assert (trials.barred, trials.failures) == ([], 0)
+    assert (trials.shapes.barred, trials.failures) == ([], 0)
     assert trials.outcome(3) == CRASH, "that change had failed"
 
 
@@ -196,7 +123,7 @@ def test_a_failed_shape_is_barred_until_it_works():
 def test_the_last_shape_that_worked_is_never_barred(held):
     trials = changed(held)
     trials.fail(CRASH, now=205.0)
-    assert (trials.barred, trials.failures) == ([], 1)
+    assert (trials.shapes.barred, trials.failures) == ([], 1)
 
 
 def test_after_a_failure_only_shapes_that_worked_are_left():
@@ -232,22 +159,22 @@ def test_a_number_of_gpus_that_fails_by_itself_is_not_tried_on_another_type(reas
     left = trials.restricted(Directive.parse("1-4"), ["a100", "v100"])
     assert list(left.sizes("a100")) == [1, 2, 3]
     assert list(left.sizes("v100")) == v100
-    assert trials.left_out == (("" if 4 not in v100 else "a100", 4, reason),)
+    assert trials.shapes.left_out == (("" if 4 not in v100 else "a100", 4, reason),)
 
 
 def test_a_smaller_number_that_fails_may_lack_memory_on_that_type_only():
     trials = changed(ONE)
-    trials.worked = [("a100", 4)]
-    trials.last = FOUR
+    trials.shapes.worked = [("a100", 4)]
+    trials.shapes.last = FOUR
     trials.fail(CRASH, now=205.0)
-    assert trials.left_out == (("a100", 1, CRASH),)
+    assert trials.shapes.left_out == (("a100", 1, CRASH),)
 
 
 def test_a_number_that_has_worked_on_another_type_fails_because_of_the_type():
     trials = changed()
-    trials.worked.append(("v100", 4))
+    trials.shapes.worked.append(("v100", 4))
     trials.fail(CRASH, now=205.0)
-    assert trials.left_out == (("a100", 4, CRASH),)
+    assert trials.shapes.left_out == (("a100", 4, CRASH),)
 
 
 def test_a_release_or_a_new_directive_allows_all_again():
@@ -303,9 +230,9 @@ def test_attempts_before_the_ledger_are_learned_from_the_first_report():
     trials.follow(4, FOUR, now=0.0)
     assert not trials.on
     trials.record(told(4, 40), now=1.0)
-    assert (trials.last, trials.newest) == (None, 40)
+    assert (trials.shapes.last, trials.newest) == (None, 40)
     trials.record(told(4, 41), now=2.0)
-    assert trials.last == FOUR
+    assert trials.shapes.last == FOUR
 
 
 @pytest.mark.parametrize(
@@ -338,7 +265,7 @@ def test_a_training_that_is_complete_ends_in_any_shape_that_has_worked():
     trials.begun(2, 4)
     trials.follow(2, ONE, now=220.0)
     report = told(2, phase="ended", exit_code=0, failed_start=1)
-    assert trials.last_shape == ("a100", 4)
+    assert trials.shapes.last_shape == ("a100", 4)
     assert program_failure(report, trials) is None
 
 
@@ -404,7 +331,7 @@ def test_a_growth_in_place_is_on_trial_until_a_checkpoint_after_it():
     assert not trials.record(told(0, 45), now=205.0), "that was begun before"
     assert trials.record(told(0, 46), now=206.0)
     assert trials.outcome(5) == "worked"
-    assert trials.last_shape == ("a100", 4)
+    assert trials.shapes.last_shape == ("a100", 4)
 
 
 def test_a_failure_after_a_growth_in_place_bars_the_shape_and_the_attempt_goes_on():
@@ -413,7 +340,7 @@ def test_a_failure_after_a_growth_in_place_bars_the_shape_and_the_attempt_goes_o
     assert not failed_in_place(trials), "it is reported more than once"
     assert trials.failure is None, "no way back is due"
     assert (trials.on, trials.held, trials.restarts, trials.failures) == (True, ONE, 1, 1)
-    assert trials.excluded == {("a100", 4)}
+    assert trials.shapes.excluded == {("a100", 4)}
     assert trials.outcome(5).code == "program-failed"
     copy = ShapeTrials.from_body(json.loads(json.dumps(trials.to_body())))
     assert copy == trials
@@ -426,21 +353,21 @@ def test_a_second_failure_before_a_checkpoint_takes_the_ordinary_way_back():
     trials.fail(program_failure(report, trials), now=220.0)
     assert trials.failure is not None
     assert trials.failures == 2
-    assert trials.excluded == {("a100", 4)}, "one GPU had worked"
+    assert trials.shapes.excluded == {("a100", 4)}, "one GPU had worked"
 
 
 def test_where_the_size_is_not_to_blame_nothing_is_barred():
     trials = regrouped()
     assert failed_in_place(trials, gpus=1)
     assert trials.restarts == 1
-    assert not trials.barred
+    assert not trials.shapes.barred
 
 
 def test_a_lost_node_withdraws_a_failure_in_place():
     trials = regrouped()
     failed_in_place(trials)
     trials.withdraw_failure()
-    assert (trials.barred, trials.failures, trials.left) == ([], 0, None)
+    assert (trials.shapes.barred, trials.failures, trials.left) == ([], 0, None)
 
 
 def test_the_next_checkpoint_forgets_a_failure_in_place():
@@ -449,7 +376,7 @@ def test_the_next_checkpoint_forgets_a_failure_in_place():
     assert not trials.record(told(0, 40, resumed_from=40), now=220.0)
     assert trials.record(told(0, 41), now=230.0)
     assert (trials.failures, trials.left) == (0, None)
-    assert trials.excluded == {("a100", 4)}
+    assert trials.shapes.excluded == {("a100", 4)}
 
 
 def test_a_lost_companion_is_no_trial_of_its_own():
@@ -474,7 +401,7 @@ def test_a_companion_lost_on_trial_fails_its_change_once():
     assert trials.judge_loss(CRASH)
     assert trials.outcome(5) == CRASH
     assert not trials.judge_loss(CRASH)
-    assert not trials.barred, "the others have trained on"
+    assert not trials.shapes.barred, "the others have trained on"
 
 
 def test_a_companion_that_others_have_ended_fails_nothing():
