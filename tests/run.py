@@ -57,7 +57,7 @@ PROCESSES = 3
 COMPUTING = 2
 #: Clusters at once: their tests mostly wait. With five, on a machine whose memory was slow, jobs
 #: and nodes were too late for the controller, and for the limits of tests.
-CLUSTERS = 4
+CLUSTERS = 6
 #: Cluster tests that come last. Two of those that measure times leave half of two cores idle.
 LAST_TESTS = "alone or sleeping"
 #: Trials of releases of Slurm beside them: jobs that sleep, which need little of a core.
