@@ -7,11 +7,11 @@ while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster t
 output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
 release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
 release of Debian built and tried.
-Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
-tests that measure times (mark `alone`) come last, two at once; beside them run these computations,
-and cluster tests whose jobs only sleep (mark `sleeping`). As processes on a shared machine are late
-at times, a test that fails is tried once more at the end, when nothing runs beside it. At most
-`SECOND_TRIES` may need that; all are named.
+Cluster tests that measure times (mark `alone`) come last, two at once. Beside them run what needs
+little of the cores or can wait for them: cluster tests whose jobs only sleep (mark `sleeping`), and
+the unit tests that are pure computations. As processes on a shared machine are late at times, a
+test that fails is tried once more at the end, when nothing runs beside it. At most `SECOND_TRIES`
+may need that; all are named.
 
 Exit code 0: all parts passed. 1: something failed; if it was `lint`, nothing else ran.
 """
@@ -55,8 +55,7 @@ NO_DOCKER = 3  # exit code of `cluster`
 PROCESSES = 3
 #: Processes of the computations: they never wait.
 COMPUTING = 2
-#: Clusters at once: their tests mostly wait. With five, on a machine whose memory was slow, jobs
-#: and nodes were too late for the controller, and for the limits of tests.
+#: Clusters at once: their tests mostly wait. With four, two cores were idle a third of the time.
 CLUSTERS = 6
 #: Cluster tests that come last. Two of those that measure times leave half of two cores idle.
 LAST_TESTS = "alone or sleeping"
@@ -94,8 +93,10 @@ class Run:
         self._began = time.monotonic()
         self.broken = False  # something else than a test failed
         self._adding = threading.Lock()
-        #: No unit tests but pure computations run beside the cluster tests.
+        #: No unit tests but pure computations are left.
         self.cores_are_free = threading.Event()
+        #: No cluster tests are left but those that come last.
+        self.clusters_are_free = threading.Event()
         self._has_docker = True
         self._up: subprocess.Popen[bytes] | None = None
         self._up_log = folder / "up.log"
@@ -124,6 +125,7 @@ class Run:
                 passed = self._pytest("unit", *words, log=log, before=YIELDING)
             finally:
                 self.cores_are_free.set()
+            self.clusters_are_free.wait()
             words = ("-n", str(COMPUTING), YIELDING_LIMIT, *COMPUTATIONS)
             passed &= self._pytest("computations", *words, log=log, before=IDLE)
         print(path.read_text("utf-8", "replace"))
@@ -131,15 +133,18 @@ class Run:
 
     def cluster(self) -> bool:
         """Run the tests on container clusters."""
-        if not self._is_up():
-            self.broken = True
-            return False
         clusters = ("-n", str(CLUSTERS))
-        with ThreadPoolExecutor(2) as pool:
-            others = pool.submit(self._packages), pool.submit(self._releases)
-            others_first = ("-m", f"not ({LAST_TESTS})", CLUSTER_TESTS)
-            passed = self._pytest("cluster", *clusters, *others_first)
-            passed &= all(other.result() for other in others)
+        try:
+            if not self._is_up():
+                self.broken = True
+                return False
+            with ThreadPoolExecutor(2) as pool:
+                others = pool.submit(self._packages), pool.submit(self._releases)
+                others_first = ("-m", f"not ({LAST_TESTS})", CLUSTER_TESTS)
+                passed = self._pytest("cluster", *clusters, *others_first)
+                passed &= all(other.result() for other in others)
+        finally:
+            self.clusters_are_free.set()
         self.cores_are_free.wait()
         last = ("-m", LAST_TESTS, CLUSTER_TESTS)
         return passed & self._pytest("cluster, alone", *clusters, *last)
@@ -314,6 +319,8 @@ def main() -> int:
             tests = [part for part in arguments.parts if part != "lint"]
             if "unit" not in tests:
                 run.cores_are_free.set()
+            if "cluster" not in tests:
+                run.clusters_are_free.set()
             passed = True
             if "lint" in arguments.parts:
                 with ThreadPoolExecutor(1) as pool:

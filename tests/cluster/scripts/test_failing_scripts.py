@@ -194,10 +194,10 @@ def test_it_goes_back_trains_on_and_completes(
 
 
 def test_a_selasticd_that_is_down_meanwhile_brings_it_back_later(
-    cluster: SlurmCluster, daemon: Daemon, jobs: dict[str, int]
+    cluster: SlurmCluster, daemon: Daemon
 ) -> None:
-    for job in jobs.values():  # which need a controller
-        cluster.wait(job, "COMPLETED", "FAILED", timeout=180)
+    # Jobs of the other tests need a controller.
+    until(lambda: not cluster.exec("squeue -h -u alice").stdout, seconds=180, every_s=2)
     job = submit(cluster, "signal", 224, "1-4,sizes=1:4")
     daemon.when(job, "VERIFY", daemon.kill_command, action="grow")
     until(

@@ -577,6 +577,11 @@ class FakeLauncher:
     def clear_reports(self) -> None:
         self.reports.clear()
 
+    def begin_attempt(self) -> None:
+        """Forget the reports of the attempt before, whose ranks have ended, once all are read."""
+        wait(lambda: self._connection is None, "the end of the last attempt's reports")
+        self.clear_reports()
+
     def close(self) -> None:
         self._closed = True
         with socket.socket(socket.AF_UNIX) as last:  # wakes `accept`
@@ -602,15 +607,17 @@ class FakeLauncher:
                         self.reports.append(message["report"])
                     else:
                         self.announced.append(message["report"])
+            self._connection = None
 
     def _send(self) -> None:
-        if self._connection is not None:
+        connection = self._connection
+        if connection is not None:
             orders = {k: v for k, v in self._orders.items() if v is not None}
             message: dict[str, Any] = {"orders": orders}
             if self._companions is not None:
                 message["companions"] = self._companions
             with contextlib.suppress(OSError):
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
+                connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def wait(condition: Callable[[], Any], name: str | Callable[[], str]) -> Any:

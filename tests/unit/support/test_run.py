@@ -117,6 +117,7 @@ def test_each_unit_test_runs_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "COMPUTING", 0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = Run(["-p", "tests.support.outcomes"], tmp_path)
+    run.clusters_are_free.set()
     assert run.unit()
     assert "1 passed" in capsys.readouterr().out
     ran = [outcome.test.partition("::")[0] for outcome in run.outcomes]

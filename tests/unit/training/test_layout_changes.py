@@ -47,7 +47,7 @@ def run_attempt(
 ) -> None:
     """Start in this layout; from step `until` on request a save, then end it as Slurm does."""
     size = LayoutText.parse(layout).world
-    launcher.clear_reports()
+    launcher.begin_attempt()
     launcher.order("run")
     launcher.set_orders(layout=layout)
     runs.start(size, launcher=launcher, step_s=0.1, directive=DIRECTIVE, **options)
@@ -151,7 +151,7 @@ def test_a_job_goes_through_four_plans_by_order(
     micro_batches, writers, reported = [], [], []
     for following in [*orders[1:], None]:
         until = max(runs.losses(), default=0) + 2
-        launcher.clear_reports()
+        launcher.begin_attempt()
         runs.start(2, step_s=0.1 if following else 0.0, **options)
         runs.wait_for_step(until)
         report = launcher.wait_for("training")

@@ -79,7 +79,7 @@ def test_a_size_for_which_memory_lacks_is_trained_in_another_plan_with_the_same_
     decisions.hear(launcher.reports, 2)
     assert decisions.trials.memory.sample is not None
 
-    launcher.clear_reports()
+    launcher.begin_attempt()
     job.start(1, launcher=launcher, **options)
     assert job.join() == [1], job.log()
     assert any(map(is_lack_of_memory, job.log().encode().splitlines())), job.log()
@@ -91,7 +91,7 @@ def test_a_size_for_which_memory_lacks_is_trained_in_another_plan_with_the_same_
     assert plan == "1x1+accumulation=1"
 
     launcher.set_orders(layout="1x1", plan=plan)
-    launcher.clear_reports()
+    launcher.begin_attempt()
     job.start(1, launcher=launcher, **options)
     assert job.join() == [0], job.log()
     assert {r.get("plan") or plan for r in launcher.reports} == {plan}

@@ -14,7 +14,7 @@ def move(
     runs: TrainingRuns, launcher: FakeLauncher, *, size: int, until: int, notice: int, **options
 ) -> None:
     """Run with `size` ranks; from step `until` on request a save, then end it as Slurm does."""
-    launcher.clear_reports()
+    launcher.begin_attempt()
     launcher.order("run")
     runs.start(size, launcher=launcher, step_s=0.1, **options)
     runs.wait_for_step(until)

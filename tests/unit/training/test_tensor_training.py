@@ -49,7 +49,7 @@ def test_a_job_goes_through_plans_with_shared_weights_by_order(
     reported = []
     for following in [*orders[1:], None]:
         until = max(runs.losses(), default=0) + 2
-        launcher.clear_reports()
+        launcher.begin_attempt()
         runs.start(
             2,
             model="transformer",

@@ -307,7 +307,7 @@ def test_kills_of_ranks_that_wait_at_their_checkpoint(
     history = KillHistory(runs, [])
     options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1}
     for notice, victim in enumerate((0, 1), start=1):
-        launcher.clear_reports()
+        launcher.begin_attempt()
         launcher.order("run")
         runs.start(2, launcher=launcher, step_s=0.01, **options)
         runs.wait_for_step(history.published + 2)

@@ -89,7 +89,7 @@ def test_a_job_goes_through_plans_with_and_without_stages_by_order(
     ends = [STEPS * (i + 1) // len(PLANS) for i in range(len(PLANS))]
     for plan, end in zip(PLANS, ends, strict=True):
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
-        launcher.clear_reports()
+        launcher.begin_attempt()
         directive = "4,parallel=hybrid"
         moved.run_until(end, 4, launcher=launcher, directive=directive, **options)
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}

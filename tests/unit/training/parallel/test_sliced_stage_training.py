@@ -58,7 +58,7 @@ def test_a_job_goes_through_plans_by_order(tmp_path: Path, launcher: FakeLaunche
     for number, plan in enumerate(PLANS, start=1):
         end = STEPS * number // len(PLANS)
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
-        launcher.clear_reports()
+        launcher.begin_attempt()
         size = ExecutionPlan.parse(plan).world
         moved.run_until(end, size, launcher=launcher, directive=DIRECTIVE, model="transformer")
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}

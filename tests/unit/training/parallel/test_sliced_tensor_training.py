@@ -61,7 +61,7 @@ def test_a_job_goes_through_plans_by_order(tmp_path: Path, launcher: FakeLaunche
     ends = [STEPS * (i + 1) // len(PLANS) for i in range(len(PLANS))]
     for plan, end in zip(PLANS, ends, strict=True):
         launcher.set_orders(layout=plan.partition("+")[0], plan=plan)
-        launcher.clear_reports()
+        launcher.begin_attempt()
         directive = "4,parallel=hybrid"
         moved.run_until(end, 4, launcher=launcher, directive=directive, model="transformer")
         assert {report.get("plan", plan) for report in launcher.reports} == {plan}
