@@ -15,7 +15,8 @@ in_place_places.py), d is what such a change costs.
 In Sia's setting (SOSP'23, section 5.1) the cluster has several GPU types, which Pollux does
 not distinguish: all nodes are shown as nodes of the smallest size, one goodput model is fitted to
 all types together, no job gets more than the smallest type has, and of an allocation that mixes
-types only the most frequent one is used; the other GPUs stay idle.
+types only the most frequent one is used; the other GPUs stay idle. Ours: a job that needs more than
+the smallest type has gets the fewest GPUs that it runs on.
 
 Simplified: the search is smaller and starts from the present allocation (genetic_search.py); the
 result is a type and a number of GPUs, for which placement chooses the nodes, as for every policy.
@@ -249,7 +250,7 @@ def _least(job: _PolluxJob) -> int:
 def _most(job: _PolluxJob, smallest: int) -> int:
     """Return the most GPUs: twice those measured, and no more than the smallest type has.
 
-    A job may keep what it holds, within its directive.
+    A job may keep what it holds, within its directive, and get the fewest GPUs that it runs on.
     """
     learned = job.record.learned
     shapes = learned.observations if learned else job.record.measurements
@@ -258,7 +259,7 @@ def _most(job: _PolluxJob, smallest: int) -> int:
     if learned is not None and learned.application.job_class is JobClass.RIGID:
         most = job.directive.max_gpus
     held = job.job.allocation.gpus if job.job.allocation else 0
-    return max(1, min(job.directive.max_gpus, max(held, min(most, smallest))))
+    return max(1, min(job.directive.max_gpus, max(held, min(most, max(smallest, _least(job))))))
 
 
 def _virtual_nodes(question: Question, jobs: Sequence[_PolluxJob]) -> _VirtualNodes:

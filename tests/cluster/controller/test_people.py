@@ -242,7 +242,7 @@ def test_tasks_of_one_array_grow_and_give_way(daemon: Daemon, cluster: SlurmClus
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:2", "-wg03", user="bob")
     cluster.wait(rigid, "RUNNING")
     until(lambda: on_node() == [1, 1], what=daemon.log)
-    assert [shown(cluster, task)["restart_cnt"] for task in tasks] == [2, 2]
+    assert [shown(cluster, task)["restart_cnt"] for task in tasks] == [2, 2], daemon.log()
 
 
 def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: SlurmCluster) -> None:

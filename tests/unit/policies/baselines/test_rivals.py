@@ -180,6 +180,17 @@ def test_pollux_leaves_a_job_more_gpus_than_the_smallest_type_has():
     assert ask(Pollux(Config()), c)[0][1].gpus <= 3
 
 
+def test_pollux_gives_a_job_the_fewest_gpus_that_it_runs_on_though_the_smallest_type_has_less():
+    c = Cluster([node("v1", 2, "v100"), *(node(f"a{i}", 8) for i in range(2))])
+    c.add(1, elastic="8", gpus=8)
+    policy, state = Pollux(Config()), {}
+    chosen = []
+    for seed in range(20):  # a mixed allocation leaves it waiting
+        proposals, state = policy.decide(question(c, seed=seed), state)
+        chosen.append(proposals[0].alternatives[0])
+    assert {(a.gpu_type, a.gpus) for a in chosen if a.gpus} == {("a100", 8)}
+
+
 def test_pollux_leaves_gpus_alone_that_others_hold():
     c = one_type()
     shapes = [("a100", g) for g in (1, 2, 4, 8)]
