@@ -50,9 +50,8 @@ def manual_controller() -> Iterator[Controller]:
         wait_after_requeue_s=reader.wait_after_requeue_s,
         log=log,
     )
-    server = Server(
-        settings.api, RequestHandler(controller, check=lambda _: {}, reconfigure=str), log
-    )
+    handler = RequestHandler(controller, check=lambda _: {}, reconfigure=str, log=log)
+    server = Server(settings.api, handler, log)
     controller.engine.outbox.wake = server.wake
     server.start()
     try:

@@ -233,6 +233,7 @@ class Daemon:
                 controller,
                 check=self._check,
                 reconfigure=reconfigure,
+                log=self._log,
                 sentence=self._sentence,
             )
         )

@@ -98,10 +98,15 @@ class StandstillFaults:
         if job is None:
             return ""
         user = self._faults.load.jobs[job["name"]].user
-        for verb in ("hold", "release"):
+
+        def ask(verb: str) -> bool:
             words = ["selastic", "--controller", "ctld:7321", verb, str(job["id"])]
-            self._exec(words, user=user, check=False)
-            time.sleep(event.outage_s)
+            return bool(self._exec(words, user=user, check=False).returncode == 0)
+
+        if not ask("hold"):  # selasticd is dead, or the job has ended
+            return ""
+        time.sleep(event.outage_s)
+        ask("release")
         return str(job["name"])
 
     def _reserve(self, event: Event) -> str:

@@ -123,6 +123,7 @@ class ControllerUnderTest:
             self.controller,
             check=lambda view: {"version": "0"},
             reconfigure=lambda: "read again",
+            log=log,
             sentence=reason_text.logged,
         )
         self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.handler, log)

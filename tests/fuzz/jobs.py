@@ -278,7 +278,11 @@ def one(rng: random.Random) -> str:
 def _shown(controller: Controller) -> None:
     """Print every answer, to an operator and to alice."""
     handler = RequestHandler(
-        controller, check=lambda _: {}, reconfigure=lambda: "", sentence=reason_text.logged
+        controller,
+        check=lambda _: {},
+        reconfigure=lambda: "",
+        log=checked_log.quiet(),
+        sentence=reason_text.logged,
     )
     history = handler._history({})
     segments = handler._segments({})

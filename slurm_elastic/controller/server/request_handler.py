@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pwd
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.controller.controller import Controller
@@ -37,7 +37,7 @@ from slurm_elastic.slurm.shape import describe
 
 #: Seconds for which the name of a uid is cached.
 _NAME_S = 300.0
-#: Characters of the reason of an order.
+#: Characters of the reason of an order, and of parts of a logged command.
 _MOST_TEXT = 200
 
 
@@ -48,6 +48,7 @@ class RequestHandler:
         controller: the one that answers.
         check: returns the answer to `check`.
         reconfigure: reads the configuration again and returns the answer's text.
+        log: gets each command that is carried out, and by whom.
         sentence: returns a reason as the log of a job shows it.
     """
 
@@ -57,11 +58,13 @@ class RequestHandler:
         *,
         check: Callable[[View], dict[str, Any]],
         reconfigure: Callable[[], str],
+        log: Any,
         sentence: Callable[[Reason], str] = str,
     ) -> None:
         self._controller, self._sentence = controller, sentence
         self._check, self._reconfigure = check, reconfigure
         self._names: dict[int, tuple[str, float]] = {}
+        self._log = log
 
     def owner(self, job_id: int) -> int | None:
         """See `RequestBackend`."""
@@ -179,6 +182,9 @@ class RequestHandler:
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `RequestBackend`."""
         dry = bool(args.get("dry_run"))
+        by = f"Command={op} User={self._name(uid) or '-'} Uid={uid}"
+        if op in ("retire", "reconfigure") and not dry:
+            self._log.info(by)
         if op == "retire":
             live, waits = len(self._controller.engine.live), "would be finished"
             return {"text": f"{live} changes {waits}" if dry else self._controller.retire()}
@@ -194,8 +200,17 @@ class RequestHandler:
             except (RequestRefusedError, LedgerError) as error:
                 results.append({**row, "ok": False, "text": str(error)})
         if not dry:
+            self._log_done(results, by)
             self._controller.soon()
         return {"results": results, "uid": uid}
+
+    def _log_done(self, results: Sequence[Mapping[str, Any]], by: str) -> None:
+        """Log in one line, however many jobs it names, what a command has done."""
+        done = [result for result in results if result["ok"]]
+        if done:
+            jobs = ",".join(result["display_id"] for result in done)
+            texts = "; ".join(dict.fromkeys(result["text"] for result in done))
+            self._log.info(f"JobId={jobs:.{_MOST_TEXT}} {by} Text={texts:.{_MOST_TEXT}}")
 
     def _carry_out(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
         job = self._controller.job(job_id)

@@ -35,7 +35,10 @@ class Site:
             log=Log(),
         )
         self.see(known)
-        self.handler = RequestHandler(self.controller, check=lambda _: {}, reconfigure=lambda: "")
+        self.log = Log()
+        self.handler = RequestHandler(
+            self.controller, check=lambda _: {}, reconfigure=lambda: "", log=self.log
+        )
 
     def see(self, known):
         self.controller.listing.jobs = {known.job_id: known}  # what it last read
@@ -77,6 +80,22 @@ def test_a_dry_run_changes_nothing(site):
     assert site.update(elastic="1-2,parallel=hybrid", layout="1x2", dry_run=True)[0]
     assert site.orders() == before
     assert site.controller.store.entry(site.job).override == ""
+
+
+def test_commands_that_are_carried_out_are_logged_with_their_user(site):
+    site.update(layout="2x2", dry_run=True)
+    site.update(layout="3x3x3x3")
+    assert site.log.lines == []
+    site.update(layout="2x2")
+    for op in ("hold", "release"):
+        site.handler.command(0, op, {"job_ids": (7,)})
+    site.handler.command(0, "reconfigure", {})
+    assert site.log.lines == [
+        "JobId=7 Command=update User=- Uid=2001 Text=layout 2x2",
+        "JobId=7 Command=hold User=root Uid=0 Text=held: its allocation is kept",
+        "JobId=7 Command=release User=root Uid=0 Text=released: may be resized again",
+        "Command=reconfigure User=root Uid=0",
+    ]
 
 
 def test_a_layout_of_another_size_waits(site):

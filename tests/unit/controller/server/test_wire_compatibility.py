@@ -61,7 +61,10 @@ class Site:
         self.controller.listing.jobs = dict(snapshot.job)
         self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         handler = RequestHandler(
-            self.controller, check=lambda _: dict(CHECK), reconfigure=lambda: "read again"
+            self.controller,
+            check=lambda _: dict(CHECK),
+            reconfigure=lambda: "read again",
+            log=Log(),
         )
         self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), handler, Log())
 

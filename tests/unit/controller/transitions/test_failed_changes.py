@@ -17,6 +17,7 @@ from slurm_elastic.controller.transitions.failed_changes import (
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
+from tests.support.controller.job_records import Log
 from tests.support.controller.job_records import job as record_of_job
 from tests.support.controller.simulated_script import SimulatedScript
 from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
@@ -43,7 +44,7 @@ def barred(site, job_id=7):
 
 def outcomes(site, job_id=7):
     """Return action and outcome of each change, oldest first."""
-    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "", log=Log())
     rows = handler._history({"job_ids": (job_id,)})
     return [(r["action"], r["to"].split()[0], r["outcome"]) for r in rows]
 
@@ -152,7 +153,7 @@ def test_a_new_directive_allows_the_shape_again(site):
     script = SimulatedScript(site, 7, {4: "crash"})
     play(site, [script], 150)
     assert barred(site) == {("a100", 4)}
-    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "", log=Log())
     handler.command(0, "update", {"job_ids": (7,), "layout": "auto"})
     assert barred(site) == {("a100", 4)}
     assert site.controller.store.entry(site.slurm.listed[7]).override == ""

@@ -7,6 +7,7 @@ import pytest
 from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
+from tests.support.controller.job_records import Log
 from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 from tests.support.controller.simulated_training import SimulatedTraining
 from tests.unit.controller.transitions.test_failed_changes import play
@@ -182,7 +183,7 @@ def test_a_controller_that_dies_goes_on_with_a_growth(site, state):
 def test_a_directive_that_rules_a_change_out_ends_it(site):
     training = started(site)
     until(site, [training], lambda: site.controller.engine.live)
-    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "", log=Log())
     handler.command(2001, "update", {"job_ids": (7,), "elastic": "2-2"})
     until(site, [training], lambda: not site.controller.engine.live)
     assert [row[2] for row in kinds(site)] == ["UNDONE"]
@@ -195,7 +196,7 @@ def test_a_directive_that_rules_a_change_out_ends_it(site):
 
 def outcomes(site):
     """Return kind, action and outcome of each change, as `selastic history` shows them."""
-    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "")
+    handler = RequestHandler(site.controller, check=lambda _: {}, reconfigure=lambda: "", log=Log())
     return [(r["kind"], r["action"], r["outcome"]) for r in handler._history({"job_ids": (7,)})]
 
 
