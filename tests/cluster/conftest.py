@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.container_cluster.selasticd import Daemon, leaves_no_trace, running
 from tests.support.container_cluster.slurm_cluster import (
@@ -27,7 +28,7 @@ MEASURING = (
     "test_profiler.py", "test_hybrid.py", "test_learning_layouts.py", "test_near_places.py",
 )  # fmt: skip
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
-#: A worker gets its next tests while its last ones run: a long one must not be among the last.
+#: A worker gets its next tests while its last one runs: a long one must not be among the last.
 #: Of files marked `alone` test_icefrog_rounds runs beside the others, on a cluster of its own.
 LONG = (
     *MEASURING, "test_icefrog_rounds.py", "test_rank_restart.py", "test_sleep.py",
@@ -112,6 +113,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 class FileScheduling(LoadScopeScheduling):
     """Scheduling of whole files, in order, and of single tests where that costs nothing."""
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker its next tests while its last one runs, not before its last three."""
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

@@ -44,6 +44,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(module, "RELEASE_TESTS", "test_releases.py")
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
+        monkeypatch.setattr(module, "CLUSTERS_ON_SLOW_MEMORY", 0)
         monkeypatch.setattr(module, "TRIALS", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
         # Other plugins would double the time that pytest takes to start.
@@ -117,7 +118,6 @@ def test_each_unit_test_runs_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "COMPUTING", 0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = Run(["-p", "tests.support.outcomes"], tmp_path)
-    run.clusters_are_free.set()
     assert run.unit()
     assert "1 passed" in capsys.readouterr().out
     ran = [outcome.test.partition("::")[0] for outcome in run.outcomes]

@@ -54,12 +54,13 @@ def test_ranks_of_companions_fail_alone_or_with_those_of_the_base(
 ) -> None:
     monkeypatch.setattr(joint_step, "_OTHERS_S", 60.0 if base_fails else 0.5)
     killed, failed = tmp_path / "killed", tmp_path / "failed"
+    # The process of the companion has ended, and its end has been seen.
+    has_failed = f"[ -s {failed} ] && ! kill -0 $(cat {failed}) 2>/dev/null"
     waiting = stand_in(
-        f"until [ -e {failed if base_fails else killed} ]; do sleep 0.1; done; exit 1"
+        f"until {has_failed if base_fails else f'[ -e {killed} ]'}; do sleep 0.1; done; exit 1"
     )
-    step = JointStep(
-        waiting, [(7, stand_in(f"touch {failed}; exit 2"))], end_ranks=lambda _: killed.touch()
-    )
+    companion = stand_in(f"echo $$ >{failed}; exit 2")
+    step = JointStep(waiting, [(7, companion)], end_ranks=lambda _: killed.touch())
     assert step.wait() == 2
     assert (step.failed_in, step.failed_in_companions) == (7, in_companions)
 
