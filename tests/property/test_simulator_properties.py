@@ -34,7 +34,7 @@ RESIZES = (
     ResizeCosts(join_s=500.0),
     ResizeCosts(cheapest=ResizeKind.RESTART),
 )
-POLICIES = ("sia", "fair", "fifo", "las", "srtf", "qssf", "gavel", "static", "icefrog", "ones")
+POLICIES = policy_protocol.known()
 
 
 def submitted(index, time_s, application, gpus, batch, job_class):
@@ -70,7 +70,7 @@ def workloads(draw, most=6):
 
 
 def run(workload, cluster, policy, *, clock="round", seed=0, resizes=None):
-    config = Config(controller=ControllerSettings(policy=policy))
+    config = Config(controller=ControllerSettings(policy=policy, queue="controller"))
     return simulation.simulate(
         workload,
         PROFILES,

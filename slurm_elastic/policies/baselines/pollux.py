@@ -215,16 +215,18 @@ class Pollux:
 def type_blind(learned: Learned) -> Learned:
     """Return learned data as if all GPUs were of one type; the first value of a shape counts.
 
-    A replica may compute what every type can.
+    A replica may compute what every type can, and has as many GPUs as on the type where it needs
+    most: shapes that are no multiple of these are left out.
     """
-    application = learned.application
+    application = _of_one_type(learned.application)
+    unit = application.types[0].unit if application.types else 1
     seen: dict[tuple[int, int, int], Observation] = {}
     for observation in learned.observations:
+        if observation.gpus % unit:
+            continue
         key = (observation.nodes, observation.gpus, observation.micro_batch)
         seen.setdefault(key, dataclasses.replace(observation, gpu_type=_ANY))
-    return dataclasses.replace(
-        learned, application=_of_one_type(application), observations=tuple(seen.values())
-    )
+    return dataclasses.replace(learned, application=application, observations=tuple(seen.values()))
 
 
 def _of_one_type(application: Application) -> Application:

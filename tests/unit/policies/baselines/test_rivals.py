@@ -168,6 +168,18 @@ def test_pollux_knows_no_types_and_keeps_one_of_a_mixed_allocation():
     assert [t.gpu_type for t in blind.application.types] == ["any"]
 
 
+def test_pollux_learns_of_a_pipeline_only_shapes_that_it_could_have_on_every_type():
+    learned = adaptive(("a100", 2), ("a100", 4), ("v100", 8))["learned"]
+    profiles = tuple(
+        TypeProfile(t.gpu_type, least=8, most=64, unit=unit)
+        for t, unit in zip(learned.application.types, (2, 4), strict=True)
+    )
+    application = dataclasses.replace(learned.application, types=profiles)
+    blind = type_blind(dataclasses.replace(learned, application=application))
+    assert blind.application.types[0].unit == 4
+    assert [o.gpus for o in blind.observations] == [4, 8]
+
+
 def test_pollux_leaves_a_job_more_gpus_than_the_smallest_type_has():
     c = Cluster([node("a0", 8, "a100"), node("v0", 2, "v100")])
     record = adaptive(("a100", 1), ("a100", 4), ("a100", 8)) | {"resizes": 3, "restart_s": 60.0}
