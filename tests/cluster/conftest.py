@@ -115,7 +115,7 @@ class FileScheduling(LoadScopeScheduling):
     """Scheduling of whole files, in order, and of single tests where that costs nothing."""
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Give a worker its next tests while its last one runs, not before its last three."""
+        """Give a worker more tests only when one is left: others may be free before it."""
         if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
             super()._reschedule(node)
 
