@@ -241,16 +241,18 @@ class ChaosSite:
 
     def kill_daemon(self) -> None:
         """Send SIGKILL to selasticd."""
-        self.wanted = False
-        wait = f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
-        if self.pid:
-            self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
+        self._end_daemon("KILL")
 
     def stop_daemon(self) -> None:
-        """Send SIGTERM to selasticd, and wait for its end."""
+        """Send SIGTERM to selasticd."""
+        self._end_daemon("TERM")
+
+    def _end_daemon(self, signal: str) -> None:
+        """Send selasticd a signal that ends it, and wait for its end."""
         self.wanted = False
-        wait = f"kill {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
-        self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
+        wait = f"kill -{signal} {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
+        if self.pid:
+            self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
 
     def clock(self, seconds: int) -> None:
         """Set the error of selasticd's clock."""

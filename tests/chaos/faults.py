@@ -102,8 +102,8 @@ class Faults:
         nodes = busy if busy and event.size < 0.8 else self.site.nodes
         return nodes[int(event.pick * len(nodes))]
 
-    def elastic_job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
-        """Return an elastic job, preferably one in transition."""
+    def pick_job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
+        """Return an elastic job, or with `rigid` any job, preferably one in transition."""
         jobs = [j for j in self.site.jobs() if rigid or not j["name"].startswith("rigid")]
         if event.size < 0.7:
             moving = self.site.moving()
@@ -198,14 +198,15 @@ class Faults:
             assert time.monotonic() < end, f"{what} on {node} does not start: {words}"
             time.sleep(2)
 
-    def _programs(self) -> list[dict[str, Any]]:
-        """Return the running jobs under esrun: trainings and unmodified scripts."""
-        kinds = ("real", "light", "script")
+    def programs(
+        self, kinds: tuple[str, ...] = ("real", "light", "script")
+    ) -> list[dict[str, Any]]:
+        """Return the running jobs under esrun of these kinds: trainings, unmodified scripts."""
         return [j for j in self.site.jobs() if j["name"].startswith(kinds) and j["held"]]
 
     def _process(self, event: Event, pattern: str) -> str:
         """Kill one process of a job under esrun."""
-        jobs = self._programs()
+        jobs = self.programs()
         if not jobs:
             return ""
         job = jobs[int(event.pick * len(jobs))]
@@ -303,7 +304,7 @@ class Faults:
             if host == "ctld":
                 self.site.disturb([j["name"] for j in self.site.jobs()])
             else:  # ranks meet over the network, also those of one node
-                self.failed[event] = [j["name"] for j in self._programs() if host in j["held"]]
+                self.failed[event] = [j["name"] for j in self.programs() if host in j["held"]]
             address = self.site.address(host)
             self._docker("network", "disconnect", f"{name}_default", f"{name}-{host}")
             time.sleep(event.outage_s)
@@ -399,7 +400,7 @@ class Faults:
             self.load.submit(job)
 
     def _cancel(self, event: Event) -> str:
-        job = self.elastic_job(event, rigid=True)
+        job = self.pick_job(event, rigid=True)
         if job is None:
             return ""
         self.site.cancelled.add(job["name"])
@@ -407,7 +408,7 @@ class Faults:
         return job["name"]
 
     def _hold(self, event: Event, verb: str) -> str:
-        job = self.elastic_job(event)
+        job = self.pick_job(event)
         if job is None:
             return ""
         name, user = job["name"], self._user(job) if verb == "uhold" else "root"
@@ -424,7 +425,7 @@ class Faults:
         return name
 
     def _requeue(self, event: Event) -> str:
-        job = self.elastic_job(event, rigid=True)
+        job = self.pick_job(event, rigid=True)
         if job is None:
             return ""
         user = self._user(job) if event.kind == "user-requeue" else "root"
@@ -434,7 +435,7 @@ class Faults:
         return job["name"]
 
     def _update(self, event: Event) -> str:
-        job = self.elastic_job(event)
+        job = self.pick_job(event)
         if job is None:
             return ""
         field = _UPDATES[int(event.outage_s + event.pick * len(_UPDATES)) % len(_UPDATES)]

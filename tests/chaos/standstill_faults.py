@@ -1,4 +1,4 @@
-"""Faults in which nothing dies: processes that stand still, and what administrators do by day."""
+"""Faults in which nothing dies: processes that stand still, restarts, acts of administrators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Ranks of trainings. Those of scripts are left out: esrun stops and continues them itself.
 _TRAINING_RANKS = "^python3 .*(chaos/(train|layouts).py|light_training)"
-#: Tries of a person whom slurmctld or selasticd does not answer, every 2 s.
+#: Times that a command is repeated which slurmctld does not answer, every 2 s.
 _TRIES = 30
 
 
@@ -30,8 +30,10 @@ class StandstillFaults:
             "selasticd-stop": self._stop_selasticd,
             "selasticd-restart": self._restart_selasticd,
             "slurmd-stop": self._stop_slurmd,
-            "rank-stop": lambda e: self._stop_process(e, _TRAINING_RANKS, ("real", "light")),
-            "esrun-stop": lambda e: self._stop_process(e, "bin/esrun", ("real", "light", "script")),
+            "rank-stop": lambda e: self._stop_process(
+                e, _TRAINING_RANKS, faults.programs(("real", "light"))
+            ),
+            "esrun-stop": lambda e: self._stop_process(e, "bin/esrun", faults.programs()),
             "job-suspend": self._suspend,
             "user-keep": self._keep,
             "maintenance": self._reserve,
@@ -64,9 +66,8 @@ class StandstillFaults:
             self._exec("pkill -CONT -x slurmd", node=node, check=False)
         return node
 
-    def _stop_process(self, event: Event, pattern: str, prefixes: tuple[str, ...]) -> str:
-        """Stop one process of a job of these kinds, and let it go on."""
-        jobs = [j for j in self._site.jobs() if j["name"].startswith(prefixes) and j["held"]]
+    def _stop_process(self, event: Event, pattern: str, jobs: list[dict[str, Any]]) -> str:
+        """Stop one process of one of these jobs, and let it go on."""
         if not jobs:
             return ""
         job = jobs[int(event.pick * len(jobs))]
@@ -94,7 +95,7 @@ class StandstillFaults:
 
     def _keep(self, event: Event) -> str:
         """Keep a job as it is for a while, by `selastic hold` of its owner."""
-        job = self._faults.elastic_job(event)
+        job = self._faults.pick_job(event)
         if job is None:
             return ""
         user = self._faults.load.jobs[job["name"]].user

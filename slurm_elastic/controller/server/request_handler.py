@@ -48,7 +48,7 @@ class RequestHandler:
         controller: the one that answers.
         check: returns the answer to `check`.
         reconfigure: reads the configuration again and returns the answer's text.
-        log: gets each command that is carried out, and by whom.
+        log: gets each command that is carried out, with its user.
         sentence: returns a reason as the log of a job shows it.
     """
 

@@ -177,7 +177,7 @@ class ShapeRecord:
         Args:
             directive: to restrict.
             types: GPU types of the cluster.
-            only_worked: whether these are all that have not worked, if any has.
+            only_worked: whether all shapes that have not worked are left out, if any has worked.
         """
         allowed = tuple(s for s in self.worked if directive.allows(s[1], s[0]))
         excluded = frozenset((gpu_type, gpus) for gpu_type, gpus, _ in self.left_out)
