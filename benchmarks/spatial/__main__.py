@@ -11,10 +11,10 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     memory      tensors kept for the backward pass, counted by hooks, against one rank and the model
     planes      bytes sent in both passes, against the formula
     reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
-    losses      CosmoFlow and U-Net of docs/examples/train_volumes.py, 20 steps of AdamW: the largest
-                difference of a loss from that of one rank, with 2 and 4 ranks that share each
-                sample and with two groups of 2, in both precisions; beside it one rank that sums
-                the gradients in another order. It takes ten minutes
+    losses      CosmoFlow and U-Net of docs/examples/train_volumes.py, 20 steps of AdamW, 2 and 4
+                ranks that share each sample and two groups of 2: the largest difference of a loss
+                from that of one rank, in both precisions; beside it one rank that sums the
+                gradients in another order. It takes ten minutes
     speed       CPU seconds of both passes against the model, whose layers are measured without
                 messages
     overlap     both passes when planes travel beside the computation, and before it, against passes
@@ -212,9 +212,7 @@ def _print_losses(network: str) -> None:
             print(f"  {dtype}  {layout:23} {by_step}", flush=True)
 
 
-def _losses(
-    network: str, dtype: str, *, ranks: int, group: int, micro: int = 4
-) -> list[float]:
+def _losses(network: str, dtype: str, *, ranks: int, group: int, micro: int = 4) -> list[float]:
     """Return the losses of a training, by step.
 
     Args:

@@ -29,7 +29,9 @@ def main() -> None:
     parser.add_argument("--network", choices=("cosmoflow", "unet"), required=True)
     parser.add_argument("--group", type=int, required=True, help="ranks that share a sample")
     parser.add_argument("--dtype", choices=("float32", "float64"), required=True)
-    parser.add_argument("--micro", type=int, required=True, help="samples through the model at once")
+    parser.add_argument(
+        "--micro", type=int, required=True, help="samples through the model at once"
+    )
     parser.add_argument("--steps", type=int, required=True, help=f"a multiple of {_EPOCH}")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

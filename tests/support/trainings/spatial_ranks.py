@@ -171,9 +171,7 @@ def largest_differences(
     return results
 
 
-def _difference(
-    group: SpatialGroup, name: str, layer: nn.Module, dtype: torch.dtype
-) -> float:
+def _difference(group: SpatialGroup, name: str, layer: nn.Module, dtype: torch.dtype) -> float:
     extents = (8, 8, 4) if name == SKIP else EXTENTS[: len(group.grid.parts)]
     layer = layer.to(dtype)
     torch.manual_seed(4)

@@ -15,8 +15,8 @@ from slurm_elastic.training.spatial import slab_rules  # noqa: F401 - registers 
 from slurm_elastic.training.spatial.slab_tensor import plain, slab_tensor
 from slurm_elastic.training.spatial.spatial_group import PlaneMessages, SpatialGroup
 
-#: The last dimension is cut, so that nothing is pooled before planes are sent. The rank in the middle
-#: of three has the planes from 4 to 8.
+#: The last dimension is cut, so that nothing is pooled before planes are sent. The rank in the
+#: middle of three has the planes from 4 to 8.
 EXTENTS = (3, 3, 12)
 #: An event, and the planes of what was computed.
 Event = tuple[Any, ...]

@@ -83,29 +83,6 @@ def test_ranks_send_the_bytes_that_the_model_predicts(
             assert sent == predicted > 0
 
 
-#: Of (output, targets): for each voxel a class, or values.
-_OF_LABELS: dict[str, Callable[..., torch.Tensor]] = {
-    "cross entropy": functional.cross_entropy,
-    "weighted": nn.CrossEntropyLoss(
-        torch.tensor([0.2, 0.3, 0.5]), ignore_index=1, label_smoothing=0.1
-    ),
-    "sum": nn.CrossEntropyLoss(reduction="sum"),
-    "each": lambda output, labels: functional.cross_entropy(output, labels, reduction="none").mean(),
-    "likelihood": lambda output, labels: functional.nll_loss(output.log_softmax(1), labels),
-    "accuracy": lambda output, labels: (output.argmax(1) == labels).float().mean(),
-    "intersection over union": lambda output, labels: _intersection_over_union(output, labels),
-}
-_OF_VALUES: dict[str, Callable[..., torch.Tensor]] = {
-    "squared": functional.mse_loss,
-    "absolute": functional.l1_loss,
-    "smooth": functional.smooth_l1_loss,
-    "probabilities": lambda output, values: functional.cross_entropy(output, values.softmax(1)),
-    "binary": lambda output, values: functional.binary_cross_entropy(output.sigmoid(), values),
-    "logits": functional.binary_cross_entropy_with_logits,
-    "dice": lambda output, values: _dice(output, values),
-}
-
-
 def _dice(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     probable = torch.softmax(output, dim=1)
     axes = (2, 3, 4)
@@ -120,6 +97,31 @@ def _intersection_over_union(output: torch.Tensor, labels: torch.Tensor) -> torc
         for i in range(3)
     ]
     return torch.stack(ratios).mean()
+
+
+#: Of (output, targets): for each voxel a class, or values.
+_OF_LABELS: dict[str, Callable[..., torch.Tensor]] = {
+    "cross entropy": functional.cross_entropy,
+    "weighted": nn.CrossEntropyLoss(
+        torch.tensor([0.2, 0.3, 0.5]), ignore_index=1, label_smoothing=0.1
+    ),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "each": lambda output, labels: functional.cross_entropy(
+        output, labels, reduction="none"
+    ).mean(),
+    "likelihood": lambda output, labels: functional.nll_loss(output.log_softmax(1), labels),
+    "accuracy": lambda output, labels: (output.argmax(1) == labels).float().mean(),
+    "intersection over union": _intersection_over_union,
+}
+_OF_VALUES: dict[str, Callable[..., torch.Tensor]] = {
+    "squared": functional.mse_loss,
+    "absolute": functional.l1_loss,
+    "smooth": functional.smooth_l1_loss,
+    "probabilities": lambda output, values: functional.cross_entropy(output, values.softmax(1)),
+    "binary": lambda output, values: functional.binary_cross_entropy(output.sigmoid(), values),
+    "logits": functional.binary_cross_entropy_with_logits,
+    "dice": _dice,
+}
 
 
 def _losses(rank: int, parts: tuple[int, ...]) -> dict[str, float]:
