@@ -107,7 +107,7 @@ class RequestHandler:
 
     def private(self) -> bool:
         """See `RequestBackend`."""
-        return "jobs" in self._controller.private
+        return "jobs" in self._controller.published.private
 
     def report(self, _uid: int, report: Report) -> Orders:
         """See `RequestBackend`."""
@@ -130,7 +130,7 @@ class RequestHandler:
         return dataclasses.replace(orders, reason=text)
 
     def _viewer(self, uid: int) -> Viewer:
-        private = self._controller.private
+        private = self._controller.published.private
         return Viewer(
             uid=uid, operator=self.is_operator(uid), private="jobs" in private, hidden=private
         )
