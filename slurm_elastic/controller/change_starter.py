@@ -110,8 +110,8 @@ class ChangeStarter:
             return
         records = self._store.records(snapshot, live)
         for decision, job in due:  # one by one: their nodes may be in several reservations
-            may_restart = self._store.may_restart(
-                job, snapshot.time, on_own=decision.target == job.base_allocation
+            may_restart = self._store.in_place(job).may_restart(
+                snapshot.time, on_own=decision.target == job.base_allocation
             )
             kind = ResizeKind.RESTART if may_restart else ResizeKind.REQUEUE
             change = self._of_kind(kind, decision, job, snapshot, records)

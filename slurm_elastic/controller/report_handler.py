@@ -165,7 +165,7 @@ class ReportHandler:
             plan=str(plan) if plan and not plan.plain else "",
         )
         self._outbox.tell(job.job_id, run=job.run + stays, directive=_for_ranks(entry.override))
-        in_place = self._store.allows_in_place(job)
+        in_place = self._store.in_place(job).allowed
         if in_place != self._outbox.orders(job.job_id, job.run).in_place:
             self._outbox.tell(job.job_id, run=job.run, in_place=in_place)
 

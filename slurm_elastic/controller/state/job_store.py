@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.companions.in_place_permission import InPlacePermission
 from slurm_elastic.controller.state.allocation_segments import AllocationSegments
 from slurm_elastic.controller.state.ended_jobs import EndedJobs
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
@@ -36,7 +37,6 @@ from slurm_elastic.core.gpu_parts import partners
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 from slurm_elastic.topology import Topology
 
@@ -251,44 +251,15 @@ class JobStore:
             entry.placed.fail(reason, now=time.time())
             return True
 
-    def allows_in_place(self, job: Job) -> bool:
-        """Return whether the site and the directive in force allow changes in place.
-
-        Not for a job on half of a GPU: its first change brings it to a whole one.
-        """
-        directive = self.directive(job)
-        if job.allocation is not None and job.allocation.half:
-            return False
-        allowed = self.learning.config.resize.in_place == "auto"
-        return allowed and directive is not None and directive.in_place == "auto"
-
-    def in_place_obstacle(self, job: Job, now: float) -> Reason | None:
-        """Return why a running job cannot be changed in place where the site allows it, or None."""
-        directive, report = self.directive(job), self.last_report(job.job_id)
-        if directive is not None and directive.in_place != "auto":
-            return Reason("in-place-declined")
-        placed = self.entry(job).placed
-        if placed.unsuitable:
-            return placed.barred(now)
-        if report is None or report.run != job.run or report.in_place is None:
-            return Reason("in-place-unknown")
-        if not report.in_place:
-            return Reason("in-place-unsupported", why=report.not_in_place)
-        return placed.barred(now)
-
-    def may_restart(self, job: Job, now: float, *, on_own: bool = False) -> bool:
-        """Return whether all ranks of a running job can be started again on other companions.
-
-        Args:
-            job: running.
-            now: epoch s.
-            on_own: on its own GPUs alone, whatever failed in companions.
-        """
-        report = self.last_report(job.job_id)
-        if report is None or report.run != job.run or not report.restarts:
-            return False
-        barred = self.entry(job).placed.barred(now, kind=ResizeKind.RESTART)
-        return (on_own or barred is None) and self.allows_in_place(job)
+    def in_place(self, job: Job) -> InPlacePermission:
+        """Return what permits or rules out changes of a job in place."""
+        return InPlacePermission(
+            job=job,
+            directive=self.directive(job),
+            report=self.last_report(job.job_id),
+            placed=self.entry(job).placed,
+            site_allows=self.learning.config.resize.in_place == "auto",
+        )
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
         """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""
@@ -470,9 +441,8 @@ class JobStore:
             shapes = shapes or shared.shapes
             layers = self._profiles.of(job, shared.stated)
             gradient_bytes = layers.gradient_bytes(0) if layers else None
-        allowed = self.learning.config.resize.in_place == "auto"
-        divided = job.allocation is not None and job.allocation.half
-        may_regroup = allowed and job.state is JobState.RUNNING and not divided
+        in_place = self.in_place(job)
+        may_regroup = in_place.is_considered
         return job_record(
             entry,
             job,
@@ -482,6 +452,6 @@ class JobStore:
             learned=self._attached.put(job.key, learned, frozen),
             reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
             may_regroup=may_regroup,
-            not_in_place=self.in_place_obstacle(job, now) if may_regroup else None,
-            may_restart=may_regroup and self.may_restart(job, now),
+            not_in_place=in_place.obstacle(now) if may_regroup else None,
+            may_restart=may_regroup and in_place.may_restart(now),
         )
