@@ -226,7 +226,7 @@ class RequestHandler:
                 self._controller.neighbours.teach(job, observations.stated, use)
             return text
         if op == "update":
-            as_ordered = store.in_force(job, barred=False)
+            as_ordered = store.with_directive_in_force(job)
             ordered, text = updated(as_ordered, store.entry(job).layout, args)
             if not dry:
                 if args.get("elastic") is not None:
