@@ -118,7 +118,7 @@ class ControllerUnderTest:
             policy=policy_protocol.load(settings), account="selastic", log=log,
         )  # fmt: skip
         self.controller.listing.jobs = dict(snapshot.job)
-        self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
+        self.controller.published.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         self.handler = RequestHandler(
             self.controller,
             check=lambda view: {"version": "0"},
