@@ -6,7 +6,7 @@ import contextlib
 
 from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.reported import freezing_reports
+from slurm_elastic.controller.state.reported import exchange_times, freezing_reports
 from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
@@ -85,7 +85,8 @@ class ReportRecording:
         self._record_plans(entry, report, job, as_allowed, held)
         self._profiles.add_report(report, job)
         profile = self._profiles.of(job, report.application) if report.frozen else None
-        as_own, own_held = entry.plan_trials.as_own(report, held)
+        by_parts = exchange_times.separated(report)
+        as_own, own_held = entry.plan_trials.as_own(by_parts, held)
         learned = self._learning.add_report(
             entry.observations, freezing_reports.thawed(as_own, profile), as_allowed, own_held
         )
@@ -96,7 +97,8 @@ class ReportRecording:
             racks = _racks(held, topology)
             key = key_of(held, racks)
             rate = report.global_batch / report.step_time_s
-            measurement = measured(report, held, rate, racks=racks, old=entry.measurements.get(key))
+            old = entry.measurements.get(key)
+            measurement = measured(by_parts, held, rate, racks=racks, old=old)
             entry.measurements[key] = measurement
             self._learning.add_measurement(entry.observations, job, key, measurement)
         entry.dirty = True
