@@ -125,8 +125,8 @@ class Observations:
         most: most samples that a replica may take at once; 0: not stated.
         micro_batches: fewest micro-batches of a replica in one pass of its pipeline; 0: it has
             reported none.
-        exchange: kind of the newest schedule by which several replicas exchanged gradients; None:
-            none has reported.
+        exchange: kind of the newest schedule that several replicas chose for their gradients;
+            None: none has reported.
         stated: the application that the script states.
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
@@ -289,7 +289,9 @@ class Observations:
         if replicas > 1:
             schedule = report.exchange
             exchange_s = report.exchange_s if number(report.exchange_s, _LEAST_S, _MOST_S) else None
-            self.exchange = schedule_kind(schedule)
+            # `flat` of the first steps of an attempt says nothing of the schedule to come.
+            if self.exchange is None or not schedule or report.exposed is not None:
+                self.exchange = schedule_kind(schedule)
         point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, step_s, step_s)
         point.set_exchange(schedule, exchange_s)
         known_point, estimated = self.points.get(point.key), micro_s is None

@@ -301,6 +301,15 @@ def test_times_of_another_schedule_are_another_curve(store, ledger):
     assert [o.step_s for o in learned(store, of).observations] == [0.64, 0.5, 0.5]
 
 
+def test_the_first_steps_of_an_attempt_are_no_new_choice_of_a_schedule(store):
+    of, before_trial = running(gpus=2), FLAT | {"exposed": None, "exchange_s": None}
+    for fields, curve in ((before_trial, ""), (BUCKETS, "buckets"), (before_trial, "buckets")):
+        store.record_report(report(**fields), of, 0.0)
+        assert {o.exchange for o in learned(store, of).observations} == {curve}
+    store.record_report(report(**FLAT), of, 0.0)
+    assert {o.exchange for o in learned(store, of).observations} == {""}
+
+
 def test_buckets_of_all_sizes_are_one_curve_whose_times_are_not_averaged(store):
     of, wide = running(gpus=2), running(gpus=4)
     fields = BUCKETS | {"gpus": 4, "micro_batch": 16, "exchange": "buckets-4MiB"}
