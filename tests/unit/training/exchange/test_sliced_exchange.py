@@ -20,22 +20,25 @@ from tests.support.trainings.sliced_ranks import STEPS, cases, compare_schedules
 Outcomes = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Return what each rank of a group has compared.
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sliced_ranks_train_as_with_the_flat_exchange(tmp_path: Path, size: int) -> None:
+    """Compare in one group, as ranks take longer to start than to train.
 
-    Among two ranks, too: a gradient that is completed twice in one pass is summed as it is at last.
+    Two ranks also exchange a gradient that is completed twice in one pass: it is summed as it is at
+    last.
     """
-    out: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(compare_schedules, request.param, out)
-    return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
+    run_ranks(compare_schedules, size, tmp_path)
+    outcomes = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    assert_equal_trainings(outcomes)
+    assert_several_buckets_travel_in_both_passes(outcomes)
+    assert_same_noise(outcomes[0]["noise"])
+    assert_equal_shares_of_the_state(outcomes)
 
 
-def test_sliced_ranks_train_as_with_the_flat_exchange(outcomes: Outcomes) -> None:
-    size = len(outcomes)
-    for number, case in enumerate(cases(size)):
+def assert_equal_trainings(outcomes: Outcomes) -> None:
+    for number, case in enumerate(cases(len(outcomes))):
         # Two ranks: one addition, the same in any order, unless a norm adds up slices.
-        exact = size == 2 and not case.clipped
+        exact = len(outcomes) == 2 and not case.clipped
         for compared in (outcome["cases"][number] for outcome in outcomes):
             assert compared["gradients"] <= (0.0 if exact else 1e-6), case
             weights = compared["weights"]
@@ -47,15 +50,14 @@ def test_sliced_ranks_train_as_with_the_flat_exchange(outcomes: Outcomes) -> Non
             assert compared["extra_bytes"] == 0, "only what trains is sent"
 
 
-def test_several_buckets_travel_during_both_passes(outcomes: Outcomes) -> None:
+def assert_several_buckets_travel_in_both_passes(outcomes: Outcomes) -> None:
     for outcome in outcomes:
         for compared in outcome["cases"]:
             assert max(compared["sent_early"]) >= 2, "gradients"
             assert max(compared["awaited"]) >= 2, "weights"
 
 
-def test_each_schedule_reports_the_same_noise(outcomes: Outcomes) -> None:
-    noise = outcomes[0]["noise"]
+def assert_same_noise(noise: dict[str, tuple[dict[str, float], list[str]]]) -> None:
     flat, schedules = noise["none"]
     assert schedules == [""]
     assert min(flat["grad_sqr"], flat["grad_var"]) > 0
@@ -64,10 +66,9 @@ def test_each_schedule_reports_the_same_noise(outcomes: Outcomes) -> None:
     assert noise["sliced"][0] == pytest.approx(flat, rel=1e-5)
 
 
-def test_a_rank_keeps_its_share_of_the_state_of_ordinary_layers(outcomes: Outcomes) -> None:
-    wholes = {whole for _, whole in (outcome["state"] for outcome in outcomes)}
+def assert_equal_shares_of_the_state(outcomes: Outcomes) -> None:
     parts = [own for own, _ in (outcome["state"] for outcome in outcomes)]
-    assert wholes == {sum(parts)}
+    assert {whole for _, whole in (outcome["state"] for outcome in outcomes)} == {sum(parts)}
     assert max(parts) <= (1 / len(outcomes) + 0.05) * sum(parts)
 
 
