@@ -248,7 +248,9 @@ class Report:
             data = {"change_reason": data["change_problem"], **data}
         report = _build(cls, data, REPORT_BOUNDS)
         if report.phase not in PHASES:
-            raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
+            raise ReportError(
+                "phase", f"{report.phase!r} is invalid: expected one of {', '.join(PHASES)}"
+            )
         if report.kind not in ("library", "script"):
             raise ReportError("kind", f"{report.kind!r} is neither library nor script")
         if report.rehearsal not in REHEARSALS:  # of a newer launcher
@@ -309,7 +311,9 @@ class Orders:
         """Check and build; an unknown action is an error, because ignoring it could lose state."""
         orders = _build(cls, data, _ORDERS_BOUNDS)
         if orders.action not in ACTIONS:
-            raise ReportError("action", f"{orders.action!r} is none of {', '.join(ACTIONS)}")
+            raise ReportError(
+                "action", f"{orders.action!r} is invalid: expected one of {', '.join(ACTIONS)}"
+            )
         if orders.on_failure not in (None, *ON_FAILURE):
             orders = dataclasses.replace(orders, on_failure=None)  # of a newer controller
         return orders

@@ -75,7 +75,7 @@ def combined(default: str, named: Mapping[str, tuple[str, str]]) -> SiteTopologi
         if kind := _unknown_kind(text):
             unused[label] = f"{kind}{_UNSUPPORTED}"
         elif shared := nodes & taken:
-            unused[label] = f"{min(shared)} stands in the topology of another partition"
+            unused[label] = f"{min(shared)} is in the topology of another partition"
         else:
             trees[name] = tree
             taken |= nodes

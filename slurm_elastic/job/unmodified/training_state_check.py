@@ -370,7 +370,8 @@ class TrainingStateCheck:
             )
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
-            f"the training has jumped, {self._state.jump}; the job is not resized any more;"
+            f"steps, epoch or learning rate do not continue, {self._state.jump}; the job is not"
+            f" resized any more;"
             f" {remedy} and submit it again"
         )
 

@@ -288,11 +288,11 @@ def _seconds(row: Mapping[str, str], location: str) -> float | None:
     raw, text = row.get("elapsedraw", ""), row.get("elapsed", "")
     if raw:
         if not (raw.isdecimal() and raw.isascii() and len(raw) < 19):
-            raise SacctError(f'{location}: ElapsedRaw "{raw}" is no number of seconds')
+            raise SacctError(f'{location}: ElapsedRaw "{raw}" is invalid: expected seconds')
         return float(raw)
     if not text:
         return None
     match = _ELAPSED.fullmatch(text)
     if match is None:
-        raise SacctError(f'{location}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
+        raise SacctError(f'{location}: Elapsed "{text}" is invalid: expected D-HH:MM:SS')
     return _clock_seconds(match)
