@@ -389,7 +389,7 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     """Parse the text of a configuration; `name` stands for the file in errors; see `load`."""
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
+    except (ValueError, RecursionError) as error:  # also integers with too many digits
         raise ConfigError(f"{name}: {error}") from None
     sections = {}
     types = get_type_hints(Config)

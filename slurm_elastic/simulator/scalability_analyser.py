@@ -23,7 +23,7 @@ _BATCHES = 4
 
 
 def analysed(jobs: Iterable[SimulatedJob], cluster: Cluster) -> None:
-    """Give jobs the observations that the analyser makes of their applications."""
+    """Add the simulated measurements of their applications to jobs."""
     observations: dict[str, tuple[Observation, ...]] = {}
     for job in jobs:
         name = job.submitted.application

@@ -86,7 +86,7 @@ def combined(default: str, named: Mapping[str, tuple[str, str]]) -> SiteTopologi
 
 
 def _show(*words: str) -> str:
-    """Return what `scontrol show` prints, a line for each record; "" if it fails."""
+    """Return the output of `scontrol show`, a line for each record; "" if it fails."""
     try:
         process = subprocess.run(
             ["scontrol", "-o", "show", *words],

@@ -65,7 +65,7 @@ def locate(name: str) -> str:
 
 
 def remedy(name: str) -> str:
-    """Return what brings it here."""
+    """Return the command that installs a program or package."""
     return PACKAGES if name.startswith("python/") else REMEDIES.get(name, TOOLS)
 
 

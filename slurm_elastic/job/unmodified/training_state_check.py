@@ -186,7 +186,7 @@ def _logged_rates(log: object) -> tuple[tuple[int, float], ...]:
 
 
 def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool = False) -> str:
-    """Return what has jumped between two checkpoints of different attempts, or "".
+    """Return the difference that shows an error between checkpoints of two attempts, or "".
 
     Args:
         before: the newest of the attempt before.

@@ -38,7 +38,7 @@ _TIME_REMEDY = "unset SLURM_TIME_FORMAT when sacct runs"
 
 
 def separator(header: str) -> str | None:
-    """Return what separates the columns of sacct's header; None: it is not sacct's."""
+    """Return the separator of the columns of sacct's header; None: it is not sacct's."""
     for mark in _SEPARATORS:
         if {"jobid", "jobidraw"} & set(_columns(header, mark)):
             return mark
