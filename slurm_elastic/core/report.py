@@ -272,6 +272,7 @@ class Orders:
         rehearsal: the notice is for a rehearsal: keep the newest checkpoint before the answer.
         report_every_s: how often to report while training.
         reason: text for the job's log.
+        reason_code: the same as code and parameters; None: there is none, or an older controller.
         layout: replicas and stages to run in (`slurm_elastic.core.layout`); "": the job's own
             choice. A layout for another number of ranks waits until the job has them.
         plan: execution plan of that layout, with options (`slurm_elastic.core.execution`); "":
@@ -292,6 +293,7 @@ class Orders:
     rehearsal: bool = False
     report_every_s: float = 10.0
     reason: str = ""
+    reason_code: Reason | None = None
     layout: str = ""
     plan: str = ""
     batch: int | None = None
@@ -304,7 +306,10 @@ class Orders:
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        values = dataclasses.asdict(self)
+        if self.reason_code is not None:
+            values["reason_code"] = self.reason_code.to_json()
+        return {k: v for k, v in values.items() if v is not None}
 
     @classmethod
     def from_wire(cls, data: Any) -> Orders:
@@ -412,6 +417,7 @@ _READERS = {
     "change_reason": change_reason,
     "companions": companion_rows,
     "members": MemberOrders.from_wire,
+    "reason_code": Reason.from_json,
 }
 
 
