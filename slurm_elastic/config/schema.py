@@ -396,9 +396,13 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     for title, content in data.items():
         location = where_is(text, name, title)
         if title not in types:
-            homes = ", ".join(f"[{s}]" for s, t in types.items() if title in get_type_hints(t))
-            if homes and not isinstance(content, dict):
-                raise ConfigError(f"{location}: {title} is outside its section: put it in {homes}")
+            sections_with_key = ", ".join(
+                f"[{s}]" for s, t in types.items() if title in get_type_hints(t)
+            )
+            if sections_with_key and not isinstance(content, dict):
+                raise ConfigError(
+                    f"{location}: {title} is outside its section: put it in {sections_with_key}"
+                )
             known_sections = ", ".join(types)
             raise ConfigError(
                 f"{location}: section [{title[:40]}] is unknown; known: {known_sections}"

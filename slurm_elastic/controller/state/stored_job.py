@@ -37,7 +37,7 @@ class StoredJob:
         layout: layout or execution plan that a user has ordered (`slurm_elastic.core.execution`);
             "": its own choice.
         broken: run whose lease its owner broke; it is not made to wait again.
-        budget: of its time, where its limit may be extended.
+        budget: of run time, where the time limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         nice: (value, epoch s, times) that the nice value was given back after a change; None: Slurm
             has saved it.
