@@ -194,8 +194,10 @@ class Measurement:
     Attributes:
         racks: number of racks of its nodes.
         compute_s: seconds of forward, backward and optimizer in one step; None: not reported.
-        sync_s: seconds of one step spent waiting for other ranks.
+        sync_s: seconds of one step spent waiting for other ranks, or by which their exchange
+            lengthens it.
         reports: reports with these two, which are running means over about five of them.
+        exchange: kind of the schedule of exchange in these reports, as in `Observation`.
     """
 
     gpu_type: str
@@ -207,6 +209,7 @@ class Measurement:
     compute_s: float | None = None
     sync_s: float | None = None
     reports: int = 0
+    exchange: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

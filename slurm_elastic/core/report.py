@@ -129,6 +129,7 @@ class Report:
             (`slurm_elastic.training.exchange`); "": as of old, after the backward pass.
         exposed: the part of the exchange that lengthens a step, above 1 where ranks also wait for
             slower ones; None: not measured.
+        exchange_s: seconds that the exchange takes alone, without computation; None: not measured.
         peak_memory_bytes: largest memory use of a rank.
         weight_bytes: of all parameters of the model, divided or not.
         optimizer_bytes: of the whole state of its optimizer.
@@ -211,6 +212,7 @@ class Report:
     optimizer_s: float | None = None
     exchange: str = ""
     exposed: float | None = None
+    exchange_s: float | None = None
     peak_memory_bytes: int | None = None
     weight_bytes: int | None = None
     optimizer_bytes: int | None = None
@@ -366,6 +368,7 @@ REPORT_BOUNDS = {
     "sync_s": 1e6,
     "optimizer_s": 1e6,
     "exposed": 1e6,
+    "exchange_s": 1e6,
     "peak_memory_bytes": 2**50,
     "weight_bytes": 2**50,
     "optimizer_bytes": 2**50,

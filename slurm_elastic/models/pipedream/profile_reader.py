@@ -75,6 +75,26 @@ def read(path: Path) -> LayerProfile:
         raise LayerProfileError(f"{where}{_line_of(error, draft)}: {error}") from None
 
 
+def read_samples(path: Path) -> int | None:
+    """Return the samples that a readable profile is of; None: it does not say.
+
+    `selastic show --profile` writes them as `batch`, checkpoints as `micro_batch`.
+
+    Raises:
+        LayerProfileError: they are no number above 0.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    data = json.loads(text) if text.lstrip()[:1] == "{" else {}
+    for key in ("batch", "micro_batch"):
+        if (value := data.get(key)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayerProfileError(
+                    f"{path}: {key} {value!r} is invalid: expected a whole number above 0"
+                )
+            return value
+    return None
+
+
 def as_json(profile: LayerProfile) -> dict[str, Any]:
     """Return the profile as our JSON."""
     sources: dict[str, list[str]] = {layer.name: [] for layer in profile.layers}

@@ -216,7 +216,7 @@ class FullyShardedParallel:
         self._chunks.end()
         self._step_profiler.passed(len(share.slices), pipeline=False)
         if self._shared:
-            self._step_profiler.exchanged(self._chunks.name, None)
+            self._step_profiler.exchanged(self._chunks.name)
         summed_loss, *agreed = sums.tolist()
         requests = StepRequests(*agreed)
         self._chunks.agree(requests.exchange)

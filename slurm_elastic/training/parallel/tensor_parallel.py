@@ -143,7 +143,7 @@ class TensorParallel:
             self._rank_group.add_up([sums], "adding up the values of a step")
         self._chunks.end()
         profiler.passed(len(batch.share.slices), pipeline=False)
-        profiler.exchanged(self._chunks.name, None)
+        profiler.exchanged(self._chunks.name)
         summed_loss, *agreed = sums.tolist()
         requests = StepRequests(*agreed)
         self._chunks.agree(requests.exchange)

@@ -77,6 +77,16 @@ def test_one_that_fails_twice_fails_the_run(cluster_part):
     assert "1 failed, 1 passed" in said
 
 
+def test_documentation_with_a_warning_fails_the_run(tmp_path, monkeypatch, capfd):
+    (tmp_path / "Makefile").write_text("docs:\n\t@echo a warning; exit 2\n")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    run = Run([], tmp_path)
+    run.outcomes.append(Outcome("test_it.py::test_late", "failed", 1.0, "too late"))
+    assert not run.docs()
+    assert not run.second_try()
+    assert "a warning" in capfd.readouterr().out
+
+
 def test_a_unit_test_has_a_second_try(cluster_part):
     late = Outcome("test_it.py::test_late[0]", result="failed")
     passed, _, run = cluster_part(FLAKY.format(count=2, prompt=True), earlier=[late])
