@@ -250,7 +250,7 @@ class JobStore:
             return True
 
     def in_place(self, job: Job) -> InPlacePermission:
-        """Return what permits or rules out changes of a job in place."""
+        """Return the conditions of changes of a job in place."""
         return InPlacePermission(
             job=job,
             directive=self.allowed_directive(job),
