@@ -173,7 +173,7 @@ class Controller:
         )
 
     def soon(self) -> None:
-        """Schedule a round shortly, since something has happened."""
+        """Schedule a round within seconds, as jobs or nodes have changed."""
         self.schedule.soon()
         self.nudge()
 
@@ -181,7 +181,7 @@ class Controller:
         """Read the jobs, advance transitions, and run a round if one is due.
 
         Raises:
-            NotActiveError: another controller acts now; nothing else is ever raised.
+            NotActiveError: another controller has become active. All other errors are logged.
         """
         try:
             self._look()
@@ -196,7 +196,7 @@ class Controller:
             self._unwritten(error)
         except NotActiveError:
             raise
-        except Exception as error:  # noqa: BLE001 - one bad job must not leave all others alone
+        except Exception as error:  # noqa: BLE001 - an error in one job must not stop the controller for all jobs
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error(
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"
@@ -237,7 +237,7 @@ class Controller:
                 answering_s=self.schedule.answering_s(),
                 shards=self._shards,
             )
-        if self.engine.ended:  # what was given back a moment ago must not be taken for left over
+        if self.engine.ended:  # their last commands changed jobs that were read before
             self.listing.read_again(live)
         self._collect()
         self.listing.fold()
@@ -261,7 +261,7 @@ class Controller:
     def _instruct_new_attempts(self) -> None:
         """Send new attempts at once the orders that they need at their start.
 
-        One whose esrun has asked before the job was known here waits for that answer.
+        An esrun that has asked before its job was read waits for these orders.
         """
         running = (
             j for j in self.listing.jobs.values() if j.elastic and j.state is JobState.RUNNING

@@ -234,7 +234,7 @@ class Assignment:
         return not_linked or Reason("no-place", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
 
     def not_linked(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Reason | None:
-        """Return that so many GPUs are free, but not where the job's groups would be linked."""
+        """Return the reason if GPUs are free, but not where the job's groups would be linked."""
         if not round_job.group_reach or not round_job.directive.allows(gpus, gpu_type):
             return None
         unit, demand = round_job.directive.unit_for(gpu_type), round_job.demand(self.frame)

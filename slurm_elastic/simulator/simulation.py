@@ -26,7 +26,7 @@ from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import fairness, job_factory
 from slurm_elastic.simulator.cluster_state import SimulatedCluster
 from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
-from slurm_elastic.simulator.scalability_analyser import analysed
+from slurm_elastic.simulator.scalability_analyser import add_observations
 from slurm_elastic.simulator.shared_observations import (
     SharedObservations,
     SharedPools,
@@ -127,7 +127,7 @@ def simulate(
         workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), options
     )
     if capabilities.initial_measurements:
-        analysed(jobs, cluster)
+        add_observations(jobs, cluster)
     costs = (network, resizes, neighbours, gpu_pairs)
     moves_restart = moves_restart or any(cost is not None for cost in costs)
     run = _Run(

@@ -163,7 +163,7 @@ class TrainingBuilder:
         )
 
     def again(self, cursor: Cursor) -> TrainingParts:
-        """Return the parts on other ranks, from the checkpoint after this step; collective."""
+        """Build the training again for the present ranks, from a checkpoint; collective."""
         assert self._strategy is not None
         self._strategy.dissolve()
         self._optimizer.state.clear()
@@ -179,10 +179,10 @@ class TrainingBuilder:
         return self._checkpoint_directory.named(f"step_{cursor.step:08d}")
 
     def _make_rebuilding(self) -> Rebuilding | None:
-        """Return the parts of changes that divide the model anew; None: none does, or can.
+        """Return the helpers that divide the model again after a change of ranks; None: not needed.
 
-        The same on all ranks, those that join among them: it follows from the script and the
-        submitted directive, and not from the layout or plan, which only present ranks know.
+        The same on all ranks, also on joining ones: it depends on the script and the submitted
+        directive, and not on the layout or plan, which joining ranks do not know.
         """
         parallel = self._directive.parallel if self._directive else "data"
         sharded = self._settings.shard and not unsupported()
@@ -359,7 +359,7 @@ class TrainingBuilder:
             self._layers,
             self._optimizer,
             recompute=self._settings.recompute,
-            # Objects of the script may be of the size of whole parameters, as a mean of them is.
+            # Objects of the script may have the shapes of whole parameters (e.g. averaged weights).
             restricted=self._freezing is not None
             or self._schedule == "pipedream"
             or bool(self._extra),

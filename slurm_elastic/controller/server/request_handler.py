@@ -127,7 +127,7 @@ class RequestHandler:
         shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
         text = "".join(c if c.isprintable() else "?" for c in self._sentence(shown))[:_MOST_TEXT]
-        return dataclasses.replace(orders, reason=text)
+        return dataclasses.replace(orders, reason=text, reason_code=shown)
 
     def _viewer(self, uid: int) -> Viewer:
         private = self._controller.published.private

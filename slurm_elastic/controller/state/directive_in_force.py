@@ -11,7 +11,7 @@ from slurm_elastic.core.directive import Directive
 
 
 def directive_in_force(entry: StoredJob, job: Job) -> Directive | None:
-    """Return what the owner asks for now: the last `selastic update`, else as submitted.
+    """Return the directive that the owner wants now: the last `selastic update`, else as submitted.
 
     Args:
         entry: record of the job.

@@ -45,7 +45,7 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 from slurm_elastic.topology import Topology
 
-#: A job that has not reported for this many seconds is left alone.
+#: A job without a report for this many seconds is not changed.
 _SILENT_S = 180.0
 #: Words in the state of a node on which no program can run.
 _DOWN = ("DOWN", "NOT_RESPONDING", "FAIL")
@@ -91,7 +91,7 @@ class JobStore:
         """Return the record of a job, from the ledger or fresh."""
         with self._lock:
             if job.key not in self._entries:
-                # A job that runs or has run may have been sent there under a ledger that is lost.
+                # The place of a job that runs or has run may come from a ledger that is lost.
                 never_ran = job.run == 0 and job.state is not JobState.RUNNING
                 entry = StoredJob(job.job_id, pin=[] if never_ran else None)
                 self._entries[job.key] = self._stored(job) or entry
@@ -115,7 +115,7 @@ class JobStore:
             return None
 
     def record_report(self, report: Report, job: Job, now: float) -> bool:
-        """Record a report as far as it can be true.
+        """Record the plausible parts of a report.
 
         Returns:
             Whether data of a decision has changed.
@@ -221,12 +221,12 @@ class JobStore:
                 self._resized.add(transition, now)
 
     def companions(self, job: Job) -> frozenset[int]:
-        """Return the ids of the companions that were placed for a job's present attempt."""
+        """Return the ids of the companions that belong to a job's present attempt."""
         with self._lock:
             return self.entry(job).placed.of(job.run)
 
     def adopt_companion(self, job: Job, job_id: int) -> None:
-        """Let a companion count for a job, as its esrun says that it trains there."""
+        """Add a companion to a job, whose esrun reports that ranks of the job run there."""
         with self._lock:
             self.entry(job).placed.switch(job.run, joined=[job_id], left=())
             self.touch(job)
@@ -250,7 +250,7 @@ class JobStore:
             return True
 
     def in_place(self, job: Job) -> InPlacePermission:
-        """Return what permits or rules out changes of a job in place."""
+        """Return the conditions of changes of a job in place."""
         return InPlacePermission(
             job=job,
             directive=self.allowed_directive(job),
@@ -430,12 +430,12 @@ class JobStore:
         if plans and learned and (gains := plans.gains()):
             learned = dataclasses.replace(learned, plan_gains=gains)
         frozen = None
-        if report is not None and report.certified:  # an attempt goes on with the last one's
+        if report is not None and report.certified:  # a new attempt keeps the frozen layers
             profile = self._profiles.of(job, entry.observations.stated)
             frozen = freezing_reports.of(report, directive, profile)
         shapes, gradient_bytes = entry.measurements, entry.gradient_bytes
         shared = None if entry.observations.batch else self.learning.shared(job, entry.observations)
-        if shared:  # before its first report it is taken for its name's latest
+        if shared:  # before its first report: measurements of the latest job of its name
             shapes = shapes or shared.shapes
             layers = self._profiles.of(job, shared.stated)
             gradient_bytes = layers.gradient_bytes(0) if layers else None

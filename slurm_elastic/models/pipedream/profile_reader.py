@@ -132,7 +132,7 @@ def _from_text(text: str, where: str) -> _Draft:
         layer = _text_layer(line, at)
         if layer.name in draft.layers:
             raise LayerProfileError(
-                f"{at}: {layer.name} stands at line {draft.lines[layer.name]} already"
+                f"{at}: duplicate layer {layer.name}, first at line {draft.lines[layer.name]}"
             )
         draft.layers[layer.name] = layer
         draft.lines[layer.name] = number
@@ -230,7 +230,7 @@ def _from_json(text: str, where: str) -> _Draft:
         at = f"{where}: layers[{i}]"
         layer = _json_layer(row, at)
         if layer.name in draft.layers:
-            raise LayerProfileError(f"{at}: {layer.name!r} stands there already")
+            raise LayerProfileError(f"{at}: duplicate layer {layer.name!r}")
         names = row.get("after", [] if last is None else [last])
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise LayerProfileError(f'{at}: "after" must be a list of names')

@@ -218,7 +218,7 @@ class MarginalValue(Sia):
         )
 
     def _cost(self, weight: Floats, gain: Floats, price: Floats) -> Floats:
-        """Return what the program minimises, of [J, C] gains after changes and [C] prices."""
+        """Return the costs of the program, from [J, C] gains after changes and [C] prices."""
         settings = self._settings
         profit = weight[:, None] * gain**settings.p / settings.p
         profit -= (settings.charge * price)[None, :]

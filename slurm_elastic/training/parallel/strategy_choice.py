@@ -110,7 +110,7 @@ class StrategyChoice:
 
 
 def own_sharding(settings: PlanSettings, *, unsupported: str) -> Sharding:
-    """Return what several replicas divide by the script's own choice.
+    """Return the state that several replicas divide by the script's own options.
 
     Args:
         settings: of the script.

@@ -186,7 +186,7 @@ class TensorParallel:
         self._shared.undo()
 
     def _new_reducer(self) -> Reducer | SlicedExchange:
-        """Return what adds up gradients over the replicas."""
+        """Return the exchange that adds up gradients over the replicas."""
         if self._hook is None:
             return Reducer(self._parameters, self._replicas)
         self._sliced = SlicedExchange(self.model, self._replicas)

@@ -219,7 +219,7 @@ def evaluated_difference(rank: int) -> float:
 
 
 def dropped_places(rank: int) -> tuple[torch.Tensor, float]:
-    """Return what this rank drops of its part of ones, and a random number drawn afterwards."""
+    """Return the dropped elements of this rank's ones, and a random number drawn afterwards."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(2, 400), nn.Dropout(0.5), nn.Linear(400, 2))
     divided(model, whole_group())

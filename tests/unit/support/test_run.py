@@ -149,14 +149,23 @@ def test_what_did_not_run_stands_in_one_line_for_each_remedy():
         ("a/test_y.py::one", "needs munged"),
         ("b/test_z.py", "sia/traces is missing: profiles, https://x; fetch: contrib/fetch-data"),
         ("b/test_z.py::two", "torch 2.6 has no FSDP2"),
+        ("b/test_z.py::three", "needs /dev/full"),
+        ("b/test_y.py::one", "torch 2.6 has no FSDP2"),
+        ("b/test_s.py", "needs requirements/integrations.txt"),
     ]
-    tools, data = needs.summary(skips)
+    tools, data, frameworks, others = needs.summary(skips)
     assert tools == (
         "3 tests did not run: a/test_x.py (lua5.1) 2, a/test_y.py (munged) 1;"
         " as root: contrib/install-test-tools"
     )
     assert data == (
         "1 tests did not run: b/test_z.py 1; profiles, https://x; fetch: contrib/fetch-data"
+    )
+    assert frameworks == (
+        "1 tests did not run: b/test_s.py (requirements/integrations.txt) 1; make test-integrations"
+    )
+    assert others == (
+        "3 tests did not run for other reasons: needs /dev/full (1); torch 2.6 has no FSDP2 (2)"
     )
 
 
