@@ -1,7 +1,7 @@
 """Benefit of changes in place, in simulation: `python -m benchmarks.resize.in_place_simulation`.
 
-Policy `sia`, or the one of `--policy`, a round a minute, on the published workloads philly, saturn and newtrace
-(docs/data.md) on the 64-GPU cluster of Sia's Table 3, and on invented workloads
+Policy `sia` (or `goodput`: `--policy`), a round a minute, on the published workloads philly, saturn
+and newtrace (docs/data.md) on the 64-GPU cluster of Sia's Table 3, and on invented workloads
 (docs/simulator-model.md), by the kind of change that jobs can have:
 
 * `requeue`: the published simulation, in which a move to other nodes in the same shape is free;

@@ -216,7 +216,7 @@ class Assignment:
             refusal = dearer(round_job, alternative, allocation)
             refusal = refusal or self._unworthy(round_job, allocation)
             if not place:
-                refusal = refusal or self.waits(outcome, allocation)
+                refusal = refusal or self.waits(outcome, alternative, allocation)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
@@ -247,9 +247,11 @@ class Assignment:
         group, reach = unit if unit > 1 else gpus, round_job.group_reach
         return Reason("group-not-linked", gpus=gpus, gpu_type=gpu_type, group=group, reach=reach)
 
-    def waits(self, outcome: JobOutcome, allocation: Allocation) -> Reason | None:
+    def waits(
+        self, outcome: JobOutcome, wish: Alternative, allocation: Allocation
+    ) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""
-        refusal = self.gate.refusal(outcome.round_job, allocation)
+        refusal = None if wish.any_place else self.gate.refusal(outcome.round_job, allocation)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 

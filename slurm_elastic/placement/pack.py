@@ -128,7 +128,7 @@ class _Packing:
             allocation = self._clean(outcome.round_job, choice.gpus, later)
             if allocation is None:
                 waiting.append(wish)
-            elif self._waits(outcome, allocation):
+            elif self._waits(wish, allocation):
                 refused.append(wish)
             else:
                 self._settle(outcome, allocation)
@@ -139,7 +139,7 @@ class _Packing:
             if allocation is None:
                 wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
-            elif self._waits(wish.outcome, allocation):
+            elif self._waits(wish, allocation):
                 refused.append(wish)
             else:
                 self._settle(wish.outcome, allocation)
@@ -175,13 +175,13 @@ class _Packing:
         refusal = dearer(outcome.round_job, choice, allocation)
         if refusal:
             outcome.refusals.append(refusal)
-        return None if refusal or self._waits(outcome, allocation) else allocation
+        return None if refusal or self._waits(wish, allocation) else allocation
 
-    def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
+    def _waits(self, wish: _Wish, allocation: Allocation) -> bool:
         """Return whether the job waits for a nearer place, and note the refusal."""
-        refusal = self._assignment.waits(outcome, allocation)
+        refusal = self._assignment.waits(wish.outcome, wish.chosen, allocation)
         if refusal:
-            outcome.refusals.append(refusal)
+            wish.outcome.refusals.append(refusal)
         return bool(refusal)
 
     def _settle(self, outcome: JobOutcome, allocation: Allocation) -> None:

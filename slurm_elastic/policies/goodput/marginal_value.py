@@ -117,7 +117,7 @@ class MarginalValue(Sia):
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Rank alternatives for every job of the question; see the module."""
         settings = self._settings
-        arrays = table(question, self._config.sia, self._goodputs)
+        arrays = self._arrays(question)
         remaining, work = remaining_work.account(question, arrays, state.get("work", {}))
         if not settings.lengths:
             remaining[:] = np.nan
@@ -167,10 +167,12 @@ class MarginalValue(Sia):
             proposals = tuple(
                 halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
             )
-        # Overdue jobs also choose their places first.
+        # Overdue jobs also choose their places first, and wait for no nearer ones.
         late = set(overdue)
         order = [*overdue, *(row for row in range(len(jobs)) if row not in late)]
-        proposals = tuple(proposals[row] for row in order)
+        proposals = tuple(
+            _at_any_place(proposals[row]) if row in late else proposals[row] for row in order
+        )
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
         next_state["waited"] = dict(sorted(waited.items()))
         next_state.pop("profiles", None)
@@ -183,8 +185,12 @@ class MarginalValue(Sia):
 
     def weigh(self, question: Question) -> ValueInputs:
         """Return the arrays of a question's program, as for jobs of unknown length."""
-        arrays = table(question, self._config.sia, self._goodputs)
+        arrays = self._arrays(question)
         return self._terms(question, arrays, np.full(len(arrays.candidates), np.nan))
+
+    def _arrays(self, question: Question) -> RoundArrays:
+        arrays = table(question, self._config.sia, self._goodputs)
+        return round_limits.within_node_limits(question, arrays)
 
     def _terms(self, question: Question, arrays: RoundArrays, remaining: Floats) -> ValueInputs:
         settings = self._settings
@@ -349,6 +355,12 @@ class MarginalValue(Sia):
         only = np.zeros(len(jobs), dtype=bool)
         only[[row for row in overdue if fixed[row] >= 0]] = True
         return solution, only
+
+
+def _at_any_place(proposal: Proposal) -> Proposal:
+    """Return a proposal of which every alternative is taken wherever it is free."""
+    alternatives = (dataclasses.replace(a, any_place=True) for a in proposal.alternatives)
+    return dataclasses.replace(proposal, alternatives=tuple(alternatives))
 
 
 def _gap(jobs: int) -> float:

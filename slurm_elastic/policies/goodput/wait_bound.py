@@ -11,7 +11,8 @@ that others give up are free), unless the smallest sizes of jobs that are overdu
 themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
 little of a limit that counts it. A job that is suspended before it has run for `wait_s` waits on
 from where its wait ended: so the bound holds for all of its waits until it has run for `wait_s`,
-and a job runs for nearly half of the time at least.
+and a job runs for nearly half of the time at least. Overdue jobs do not wait for nearer places
+(`[placement] mode = "delay"`).
 """
 
 from __future__ import annotations
