@@ -43,8 +43,8 @@ class Alternative:
             dropped).
         in_place: it was weighed as a change in place, and is refused if it needs a requeue.
         half: another job is to have half of its one GPU: it starts on half, where that is possible.
-        any_place: the job takes a free place at once, however far spread, also under
-            `[placement] mode = "delay"`.
+        urgent: a job that is to start chooses its place before jobs that move, and takes one
+            however far spread, also under `[placement] mode = "delay"`.
     """
 
     gpu_type: str
@@ -56,7 +56,7 @@ class Alternative:
     dropped: bool = False
     in_place: bool = False
     half: bool = False
-    any_place: bool = False
+    urgent: bool = False
 
     def __post_init__(self) -> None:
         """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""

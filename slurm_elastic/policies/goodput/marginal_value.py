@@ -167,12 +167,8 @@ class MarginalValue(Sia):
             proposals = tuple(
                 halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
             )
-        # Overdue jobs also choose their places first, and wait for no nearer ones.
-        late = set(overdue)
-        order = [*overdue, *(row for row in range(len(jobs)) if row not in late)]
-        proposals = tuple(
-            _at_any_place(proposals[row]) if row in late else proposals[row] for row in order
-        )
+        if overdue:
+            proposals = wait_bound.urgent_first(proposals, arrays, overdue, weighed.scaled)
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
         next_state["waited"] = dict(sorted(waited.items()))
         next_state.pop("profiles", None)
@@ -355,12 +351,6 @@ class MarginalValue(Sia):
         only = np.zeros(len(jobs), dtype=bool)
         only[[row for row in overdue if fixed[row] >= 0]] = True
         return solution, only
-
-
-def _at_any_place(proposal: Proposal) -> Proposal:
-    """Return a proposal of which every alternative is taken wherever it is free."""
-    alternatives = (dataclasses.replace(a, any_place=True) for a in proposal.alternatives)
-    return dataclasses.replace(proposal, alternatives=tuple(alternatives))
 
 
 def _gap(jobs: int) -> float:

@@ -11,16 +11,22 @@ that others give up are free), unless the smallest sizes of jobs that are overdu
 themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
 little of a limit that counts it. A job that is suspended before it has run for `wait_s` waits on
 from where its wait ended: so the bound holds for all of its waits until it has run for `wait_s`,
-and a job runs for nearly half of the time at least. Overdue jobs do not wait for nearer places
-(`[placement] mode = "delay"`).
+and a job runs for nearly half of the time at least.
+
+Overdue jobs choose their places first, and wait for no nearer ones (`[placement] mode = "delay"`).
+Where what the program gives them is not free yet, they start at the smallest size that is free on
+any type.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
@@ -204,3 +210,34 @@ def granted(
             limit_room.take(row, best)
             left[columns.kind[best]] -= columns.gpus[best]
     return chosen
+
+
+def urgent_first(
+    proposals: Sequence[Proposal], arrays: RoundArrays, overdue: Sequence[int], values: Floats
+) -> tuple[Proposal, ...]:
+    """Return the proposals of overdue jobs, urgent and with all their smallest sizes, then others.
+
+    Args:
+        proposals: by row.
+        arrays: of the round.
+        overdue: rows of overdue jobs, the first in the order first.
+        values: [J, C] of the alternatives.
+    """
+    smallest, columns = smallest_columns(arrays), arrays.configurations
+    first = []
+    for row in overdue:
+        proposal = proposals[row]
+        *chosen, waiting = proposal.alternatives
+        shapes = {(a.gpus, a.gpu_type) for a in chosen}
+        at = [int(column) for column in smallest[row] if column >= 0] if chosen else []
+        for column in sorted(at, key=lambda c: (-values[row, c], c)):
+            gpus, gpu_type = columns.size_and_type(column)
+            if (gpus, gpu_type) not in shapes:
+                value, reason = float(values[row, column]), Reason("assigned-not-free")
+                chosen.append(
+                    Alternative(gpu_type=gpu_type, gpus=gpus, value=value, reason=reason)
+                )
+        ranked = tuple(dataclasses.replace(a, urgent=True) for a in (*chosen, waiting))
+        first.append(dataclasses.replace(proposal, alternatives=ranked))
+    late = set(overdue)
+    return (*first, *(p for row, p in enumerate(proposals) if row not in late))
