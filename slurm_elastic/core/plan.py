@@ -44,7 +44,8 @@ class Alternative:
         in_place: it was weighed as a change in place, and is refused if it needs a requeue.
         half: another job is to have half of its one GPU: it starts on half, where that is possible.
         urgent: a job that is to start chooses its place before jobs that move, and takes one
-            however far spread, also under `[placement] mode = "delay"`.
+            however far spread, also under `[placement] mode = "delay"`; one that runs is not
+            suspended to exchange GPUs with another.
     """
 
     gpu_type: str

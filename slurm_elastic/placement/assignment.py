@@ -252,7 +252,8 @@ class Assignment:
         self, outcome: JobOutcome, wish: Alternative, allocation: Allocation
     ) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""
-        refusal = None if wish.urgent else self.gate.refusal(outcome.round_job, allocation)
+        starts_at_once = wish.urgent and outcome.round_job.current is None
+        refusal = None if starts_at_once else self.gate.refusal(outcome.round_job, allocation)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 

@@ -167,8 +167,11 @@ class MarginalValue(Sia):
             proposals = tuple(
                 halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
             )
-        if overdue:
-            proposals = wait_bound.urgent_first(proposals, arrays, overdue, weighed.scaled)
+        kept: list[int] = []
+        if self._config.controller.queue == "controller":
+            (rows,) = np.nonzero(self._not_suspended(question, arrays, waited, overdue))
+            kept = rows.tolist()
+        proposals = wait_bound.urgent_first(proposals, arrays, overdue, weighed.scaled, kept=kept)
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
         next_state["waited"] = dict(sorted(waited.items()))
         next_state.pop("profiles", None)
@@ -178,6 +181,21 @@ class MarginalValue(Sia):
         if profiles.entries:
             next_state["profiles"] = profiles.entries
         return proposals, noted_state(next_state, question, solution)
+
+    def _not_suspended(
+        self,
+        question: Question,
+        arrays: RoundArrays,
+        waited: Mapping[str, float],
+        overdue: Collection[int],
+    ) -> Bools:
+        """Return [J] which running jobs are not suspended for overdue ones, nor for any others."""
+        if self._config.controller.queue != "controller":
+            return arrays.held >= 0
+        recent, late = wait_bound.protected(
+            question, arrays.candidates, waited, self._settings.wait_s
+        )
+        return (arrays.held >= 0) & (recent if overdue else late)
 
     def weigh(self, question: Question) -> ValueInputs:
         """Return the arrays of a question's program, as for jobs of unknown length."""
@@ -296,10 +314,7 @@ class MarginalValue(Sia):
         arrays, settings = weighed.table, self._settings
         columns, jobs = arrays.configurations, arrays.candidates
         capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
-        stays = (arrays.held >= 0) & arrays.valid.any(axis=1)
-        if self._config.controller.queue == "controller":
-            recent, late = wait_bound.protected(question, jobs, waited, settings.wait_s)
-            stays &= recent if overdue else late
+        stays = self._not_suspended(question, arrays, waited, overdue) & arrays.valid.any(axis=1)
         smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
         limits = round_limits.limit_rows(question, arrays)
