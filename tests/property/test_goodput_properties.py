@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.config.policy_settings import GoodputSettings
-from slurm_elastic.config.schema import ControllerSettings
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
     Application,
     LayerCost,
@@ -346,6 +346,43 @@ def test_an_overdue_job_waits_only_while_others_entitled_hold_all_it_could_use(n
                 rest = wait_bound.LimitRoom(limits, taken, [row])
                 if column >= 0 and rest.fits(row, int(column)):
                     assert columns.gpus[column] > entitled[kind]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.lists(st.sampled_from(TYPES), min_size=1, unique=True), min_size=1, max_size=4),
+    st.sampled_from(["slurm", "controller"]),
+)
+def test_no_job_measures_a_type_that_its_user_forbids(allowed, queue):
+    config = Config(
+        controller=ControllerSettings(queue=queue, mode="act"),
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
+        goodput=GoodputSettings(profiles=2),
+    )
+    cluster = Cluster([node(kind, 8, kind) for kind in TYPES])
+    for job_id, (own, *others) in enumerate(allowed, start=1):
+        profiles = tuple(
+            TypeProfile(t, least=1, most=64, single=100.0, estimated=t != own) for t in TYPES
+        )
+        application = Application(
+            name=f"app{job_id}", initial_batch=64, max_batch=64, batch=64, types=profiles
+        )
+        # Two GPUs are of no use to it.
+        seen = tuple(
+            Observation(own, 1, g, 64 // g, 9.0 if g > 1 else 0.6, 0.6 / g) for g in (1, 2)
+        )
+        cluster.add(
+            job_id,
+            elastic=f"1-8,types={':'.join([own, *others])}",
+            on={own: 1},
+            record={"learned": Learned(application, seen, Noise(1.0, 1.0))},
+        )
+    proposals, _ = MarginalValue(config).decide(random_question(cluster, 0), {})
+    first = {p.job_id: p.alternatives[0] for p in proposals}
+    measured = {j: a.gpu_type for j, a in first.items() if a.reason.code == "measures-type"}
+    for job_id, (own, *others) in enumerate(allowed, start=1):
+        assert (job_id in measured) == bool(others)
+        assert measured.get(job_id, "") in {"", *others} - {own}
 
 
 class Waits:

@@ -10,9 +10,9 @@ So a job waits at most `wait_s` and two rounds (in the first it is overdue, in t
 that others give up are free), unless the smallest sizes of jobs that are overdue
 themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
 little of a limit that counts it, or scattered over nodes; and as many rounds more as a job that is
-to move off these GPUs waits for the ones that it moves to. A job that is suspended before it has run for `wait_s` waits on
-from where its wait ended: so the bound holds for all of its waits until it has run for `wait_s`,
-and a job runs for nearly half of the time at least.
+to move off these GPUs waits for those that it moves to. A job that is suspended before it has run
+for `wait_s` waits on from where its wait ended: so the bound holds for all of its waits until it
+has run for `wait_s`, and a job runs for nearly half of the time at least.
 
 Overdue jobs choose their places first, and wait for no nearer ones (`[placement] mode = "delay"`).
 Where what the program gives them is not free yet, they start at the smallest size that is free on
