@@ -281,8 +281,7 @@ class _Packing:
             free_nodes = [i for i, free in enumerate(room) if free >= most]
             if len(free_nodes) < full:
                 return None
-            near = self._near or replica > 1
-            free_nodes.sort(key=self._order(free_nodes, own, full, near=near))
+            free_nodes.sort(key=self._order(free_nodes, own, full, wide=replica > 1))
             chosen = dict.fromkeys(self._whole_replicas(free_nodes, full, replica), most)
         if remainder:
             fits = [i for i, free in enumerate(room) if free >= remainder and i not in chosen]
@@ -322,10 +321,13 @@ class _Packing:
         return chosen + left_over[: count - len(chosen)]
 
     def _order(
-        self, free_nodes: Sequence[int], own: Mapping[int, int], count: int, *, near: bool
+        self, free_nodes: Sequence[int], own: Mapping[int, int], count: int, *, wide: bool
     ) -> Callable[[int], tuple[int, ...]]:
-        """Order nodes: own ones first; where racks count, those of the tightest rack with room."""
-        if not near:
+        """Order nodes: own ones first; where racks count, those of the tightest rack with room.
+
+        They count under `[placement] mode = "delay"`, and for `wide` replicas, of several nodes.
+        """
+        if not self._near and not wide:
             return lambda i: (i not in own,)
         racks = Counter(int(self._frame.rack[i]) for i in free_nodes)
         enough = [r for r, many in racks.items() if many >= count]

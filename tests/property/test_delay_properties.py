@@ -92,9 +92,7 @@ def decide(c, timers, policy, *, state=None, at_once=True):
 
 
 @settings(max_examples=60)
-@given(
-    st.integers(0, 2**32), TIMERS, st.sampled_from(["fair", "greedy", "goodput"]), st.booleans()
-)
+@given(st.integers(0, 2**32), TIMERS, st.sampled_from(["fair", "greedy", "goodput"]), st.booleans())
 def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, name, at_once):
     c = invent(seed)
     state = {}

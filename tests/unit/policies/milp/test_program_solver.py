@@ -160,9 +160,7 @@ def test_settings_that_name_no_solver(value):
         parse(f'[sia]\nsolver = "{value}"')
 
 
-@pytest.mark.parametrize(
-    ("policy", "until_s", "least"), [("sia", 7200, 15), ("goodput", 3600, 10)]
-)
+@pytest.mark.parametrize(("policy", "until_s", "least"), [("sia", 7200, 15), ("goodput", 3600, 10)])
 def test_recorded_rounds_cost_the_same_by_cbc(policy, until_s, least):
     require("python/pulp")
     data = published_data.require("sia", "traces", "workloads")
