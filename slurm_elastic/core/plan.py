@@ -43,6 +43,9 @@ class Alternative:
             dropped).
         in_place: it was weighed as a change in place, and is refused if it needs a requeue.
         half: another job is to have half of its one GPU: it starts on half, where that is possible.
+        urgent: a job that is to start chooses its place before jobs that move, and takes one
+            however far spread, also under `[placement] mode = "delay"`; one that runs is not
+            suspended to exchange GPUs with another.
     """
 
     gpu_type: str
@@ -54,6 +57,7 @@ class Alternative:
     dropped: bool = False
     in_place: bool = False
     half: bool = False
+    urgent: bool = False
 
     def __post_init__(self) -> None:
         """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""
