@@ -11,6 +11,10 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     memory      tensors kept for the backward pass, counted by hooks, against one rank and the model
     planes      bytes sent in both passes, against the formula
     reading     bytes and seconds of a rank's slab of a sample, raw and HDF5, against the whole
+    losses      CosmoFlow and U-Net of docs/examples/train_volumes.py, 20 steps of AdamW, 2 and 4
+                ranks that share each sample and two groups of 2: the largest difference of a loss
+                from that of one rank, in both precisions; beside it one rank that sums the
+                gradients in another order. It takes ten minutes
     speed       CPU seconds of both passes against the model, whose layers are measured without
                 messages
     overlap     both passes when planes travel beside the computation, and before it, against passes
@@ -55,6 +59,10 @@ _BURST = "16kb"
 #: Corrections of the link's rate, and the least factor of one.
 _CORRECTIONS, _LEAST_CORRECTION = 4, 0.2
 
+_LOSS_STEPS = 20
+#: Trainings whose losses are compared: ranks, and how many of them share a sample.
+_GROUPS = ((2, 2), (4, 4), (4, 2))
+
 
 def main() -> None:
     """Measure and print."""
@@ -65,12 +73,16 @@ def main() -> None:
     parser.add_argument("--rate", help="of the limited link, as tc reads it; sought by default")
     parser.add_argument("--volume", type=int, default=128, help="voxels of samples that are read")
     parser.add_argument("--no-overlap", action="store_true", help="leave out the limited link")
+    parser.add_argument("--no-losses", action="store_true", help="leave out the trainings")
     args = parser.parse_args()
     sizes = [int(size) for size in args.ranks.split(",")]
     _print_layers()
     for network, width in (("cosmoflow", args.width), ("unet", 32)):
         _print_network(network, width, sizes, args.steps)
     _print_reading(args.volume, sizes, args.steps)
+    if not args.no_losses:
+        for network in ("cosmoflow", "unet"):
+            _print_losses(network)
     if not args.no_overlap:
         for width in (args.width, 2 * args.width):
             _print_overlap(width, args.steps, args.rate)
@@ -185,6 +197,35 @@ def _print_reading(width: int, sizes: Sequence[int], repeated: int) -> None:
                     f"{counts[size] / counts[sizes[0]]:7.3f} {median_s:8.4f}"
                     f" {median_s / statistics.median(seconds[sizes[0]]):7.3f}"
                 )
+
+
+def _print_losses(network: str) -> None:
+    print(f"losses: {network} of train_volumes.py, 32^3, {_LOSS_STEPS} steps of AdamW")
+    print("  type     layout                  largest difference from 1x1, by step 5, 10, 15, 20")
+    for dtype in ("float32", "float64"):
+        alone = _losses(network, dtype, ranks=1, group=1)
+        arms = {f"{n // g}x1s{g}": _losses(network, dtype, ranks=n, group=g) for n, g in _GROUPS}
+        arms["1x1, passes of 1 sample"] = _losses(network, dtype, ranks=1, group=1, micro=1)
+        for layout, losses in arms.items():
+            differences = [abs(a - b) for a, b in zip(losses, alone, strict=True)]
+            by_step = " ".join(f"{max(differences[:n]):8.1e}" for n in range(5, _LOSS_STEPS + 1, 5))
+            print(f"  {dtype}  {layout:23} {by_step}", flush=True)
+
+
+def _losses(network: str, dtype: str, *, ranks: int, group: int, micro: int = 4) -> list[float]:
+    """Return the losses of a training, by step.
+
+    Args:
+        network: of the example.
+        dtype: of weights and samples.
+        ranks: of the training.
+        group: of these share a sample.
+        micro: samples that go through the model at once.
+    """
+    options = {"network": network, "dtype": dtype, "group": group, "micro": micro}
+    options["steps"] = _LOSS_STEPS
+    losses: Any = figures_of_ranks("benchmarks.spatial.layout_losses", ranks, options, link=None)
+    return list(losses[0])
 
 
 def _print_overlap(width: int, steps: int, rate: str | None) -> None:

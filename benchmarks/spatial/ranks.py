@@ -97,7 +97,9 @@ def _cut(volume: torch.Tensor, group: SpatialGroup) -> torch.Tensor:
     extents = tuple(volume.shape[2:])
     whole = slab_tensor(volume, SpatialGroup(SlabGrid((1, 1, 1)), [0]), extents)
     whole.group = group
-    return slab_tensor(slab_of(volume, whole).contiguous(), group, extents)
+    # A copy: the memory of a view is that of the whole volume.
+    slab = slab_of(volume, whole).clone(memory_format=torch.contiguous_format)
+    return slab_tensor(slab, group, extents)
 
 
 def _group_figures(

@@ -18,16 +18,16 @@ from slurm_elastic.training.spatial.slab_tensor import SlabTensor, plain, wrappe
 
 #: Functions that treat each voxel alone.
 _ELEMENTWISE = (
-    "abs add addcdiv addcmul bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bool ceil "
+    "abs add addcdiv addcmul and bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bool ceil "
     "celu clamp clamp_max clamp_min clip clone contiguous cos cosh cpu cuda detach div divide "
     "double elu eq erf exp expm1 float floor floordiv full_like ge gelu gt half hardshrink "
-    "hardsigmoid hardswish hardtanh iadd imul int invert isfinite isinf isnan isub itruediv "
-    "le leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor "
-    "logsigmoid long lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg "
-    "ones_like pow radd rand_like rdiv reciprocal relu relu6 remainder requires_grad rmul "
-    "round rpow rrelu rsqrt rsub rtruediv selu sigmoid sign silu sin softplus softshrink "
-    "softsign sqrt square sub subtract tan tanh tanhshrink threshold to true_divide truediv "
-    "type type_as where zeros_like"
+    "hardsigmoid hardswish hardtanh iadd iand imul int invert ior isfinite isinf isnan isub "
+    "itruediv ixor le leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or "
+    "logical_xor logsigmoid long lt masked_fill maximum minimum mish mul multiply nan_to_num ne "
+    "neg ones_like or pow radd rand rand_like rdiv reciprocal relu relu6 remainder requires_grad "
+    "rmul ror round rpow rrelu rsqrt rsub rtruediv rxor selu sigmoid sign silu sin softplus "
+    "softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold to true_divide "
+    "truediv type type_as where xor zeros_like"
 )
 #: Properties and methods whose result is no tensor of the volume.
 _PLAIN = (

@@ -139,7 +139,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
                 fault.begin(batch.step)
             loss = job.step(batch)
             user_state.steps += 1
-            samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
+            trained = {"indices": batch.indices, "read": getattr(dataset, "read_bytes", None)}
+            samples.write(json.dumps(line | trained) + "\n")
             if rank == 0:
                 where = {"world": job.world_size, "layout": job.layout}
                 where |= {"reduced_bytes": job.reduced_bytes}
@@ -285,7 +286,7 @@ def direct(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
 
 
 def cosmology(generator: torch.Generator, options: dict[str, Any]) -> Parts:
-    """Return a small CosmoFlow, volumes of odd extents, and their classes."""
+    """Return a small CosmoFlow, volumes of odd extents or `files` of these, and their classes."""
     dropout = torch.nn.Dropout(options.get("dropout", 0.0))
     layers: list[tuple[str, torch.nn.Module]] = [
         ("conv1", torch.nn.Conv3d(2, 4, 3, padding=1)),
@@ -302,6 +303,8 @@ def cosmology(generator: torch.Generator, options: dict[str, Any]) -> Parts:
     ]
     volumes = torch.randn(SAMPLES, 2, 9, 6, 4, generator=generator)
     labels = (volumes.mean((2, 3, 4)) @ torch.randn(2, LABELS, generator=generator)).argmax(dim=1)
+    if "files" in options:
+        return layers, options["files"]
     return layers, torch.utils.data.TensorDataset(volumes, labels)
 
 
