@@ -14,7 +14,7 @@ dimension: CosmoFlow and a 3D U-Net with a quarter of the paper's channels. What
     losses      CosmoFlow and U-Net of docs/examples/train_volumes.py, 20 steps of AdamW, 2 and 4
                 ranks that share each sample and two groups of 2: the largest difference of a loss
                 from that of one rank, in both precisions; beside it one rank that sums the
-                gradients in another order. It takes ten minutes
+                gradients in another order. It takes longest by far
     speed       CPU seconds of both passes against the model, whose layers are measured without
                 messages
     overlap     both passes when planes travel beside the computation, and before it, against passes
@@ -201,7 +201,7 @@ def _print_reading(width: int, sizes: Sequence[int], repeated: int) -> None:
 
 def _print_losses(network: str) -> None:
     print(f"losses: {network} of train_volumes.py, 32^3, {_LOSS_STEPS} steps of AdamW")
-    print("  type     layout                  largest difference from 1x1, by step 5, 10, 15, 20")
+    print("  type     layout                  largest difference from 1x1 up to step 5, 10, …")
     for dtype in ("float32", "float64"):
         alone = _losses(network, dtype, ranks=1, group=1)
         arms = {f"{n // g}x1s{g}": _losses(network, dtype, ranks=n, group=g) for n, g in _GROUPS}
