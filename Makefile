@@ -50,9 +50,9 @@ test-releases: venv ## try each release of Slurm in a small cluster of its own; 
 
 # The image of the cluster tests takes minutes: it is begun beside the environment. What goes wrong
 # there is said by the tests, which wait for it.
-test: test-tools ## everything: lint, test-unit, test-cluster; says at the end what did not run
+test: test-tools ## everything: lint, docs, test-unit, test-cluster; says at the end what did not run
 	@$(PYTHON) contrib/cluster/cluster build >/dev/null 2>&1 & trap "kill $$! 2>/dev/null" EXIT; \
-		$(MAKE) --no-print-directory venv && $(RUN) tests.run lint unit cluster $(ARGS)
+		$(MAKE) --no-print-directory venv && $(RUN) tests.run lint docs unit cluster $(ARGS)
 
 docs: venv ## the documentation as a site, in build/site; warnings, dead links and citations are errors
 	$(RUN) sphinx -W --keep-going -n -q -c docs . build/site

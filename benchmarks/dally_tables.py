@@ -93,7 +93,7 @@ def run(task: Run) -> tuple[Run, GangResult]:
 
 
 def equal_jobs(task: Run, result: GangResult) -> str:
-    """Return how many gangs end at the same time to the last bit; "" without a row for each."""
+    """Return the number of gangs that end at exactly the same time; "" without a row for each."""
     path = task.data / "reference" / f"{task.trace}-{task.theirs}.csv"
     if task.cluster != "A64" or not path.is_file():
         return ""

@@ -42,6 +42,7 @@ from slurm_elastic.simulator.execution.rubick_models import (
     SCHEDULED_MODELS,
     TRANSFORMERS,
 )
+from slurm_elastic.simulator.execution.sample_limits import sample_limits
 from slurm_elastic.simulator.execution.step_table import StepTable, published_plan
 from tests.support import published_data
 
@@ -145,6 +146,12 @@ def print_memory(tables: Mapping[str, StepTable]) -> None:
                     accumulated[str(plan)] = least + 1
         needs = ", ".join(f"{plan} in {n}" for plan, n in accumulated.items())
         print(f"{model:9}{fitting:4} of {rows:3}{'  ' + needs if needs else ''}")
+    limits = sample_limits()
+    equal = sum(limit.published == limit.ours for limit in limits)
+    print(f"most samples of a GPU at once: {equal} of {len(limits)} entries as published; not:")
+    for limit in limits:
+        if limit.published != limit.ours:
+            print(f"{limit.model:9}{limit.entry:11}{limit.published:3}, ours {limit.ours}")
     print()
 
 

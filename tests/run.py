@@ -1,12 +1,12 @@
 """Runs parts of the tests, and says at the end what the runs have in common.
 
-    python -m tests.run [lint] [unit] [cluster] [pytest's options]
+    python -m tests.run [lint] [docs] [unit] [cluster] [pytest's options]
 
 The image of the container cluster is built, the first cluster started, and the tests compiled,
-while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster tests often wait; the
-output of `unit` is printed at its end. Each worker of the cluster tests, and each trial of a
-release of Slurm, has a cluster of its own. Beside them the releases are tried, and packages of one
-release of Debian built and tried.
+while `lint` runs. Then `unit` and `cluster` run beside each other, as cluster tests often wait, and
+`docs` builds the documentation; the output of `unit` is printed at its end. Each worker of the
+cluster tests, and each trial of a release of Slurm, has a cluster of its own. Beside them the
+releases are tried, and packages of one release of Debian built and tried.
 Pure computations are the last unit tests, and get what all other tests leave of the cores. Cluster
 tests that measure times (mark `alone`) come last, two at once, and beside them only cluster tests
 whose jobs sleep (mark `sleeping`), and what is left of these computations. As processes on a shared
@@ -115,6 +115,18 @@ class Run:
     def lint(self) -> bool:
         """Check style, types and imports; tell whether all is well."""
         return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
+
+    def docs(self) -> bool:
+        """Build the documentation; its warnings are errors."""
+        return self._printed_if_failed("docs", self._build_docs)
+
+    def _build_docs(self, log: IO[bytes]) -> bool:
+        began = time.monotonic()
+        command = [*YIELDING, "make", "--no-print-directory", "docs"]
+        code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode
+        self.times["docs"] = time.monotonic() - began
+        self.broken |= code != 0
+        return code == 0
 
     def unit(self) -> bool:
         """Run the tests that need no cluster, and print then how they went."""
@@ -291,7 +303,7 @@ def clock(seconds: float) -> str:
 def main() -> int:
     """Run `lint`, then the other parts beside each other."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=("lint", "unit", "cluster"))
+    parser.add_argument("parts", nargs="+", choices=("lint", "docs", "unit", "cluster"))
     arguments, options = parser.parse_known_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Thousands of processes import the project or its tests: each would compile them.
@@ -302,7 +314,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options, Path(folder))
         parts: dict[str, Callable[[], bool]] = {
-            "lint": run.lint, "unit": run.unit, "cluster": run.cluster,
+            "lint": run.lint, "docs": run.docs, "unit": run.unit, "cluster": run.cluster,
         }  # fmt: skip
         if "cluster" in arguments.parts:
             run.start_cluster()

@@ -37,7 +37,7 @@ class Work(nn.Module):  # type: ignore[misc, unused-ignore]
         self._numbers = torch.ones(64, 64)
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of the points."""
+        """Return the output of the layer."""
         time.sleep((1 - self._computed) * STEP_S)
         end = time.thread_time() + self._computed * STEP_S
         while time.thread_time() < end:

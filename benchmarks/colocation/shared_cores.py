@@ -149,7 +149,7 @@ class SharedCores:
         return [float(line) for line in text.split("\n")[:-1]]
 
     def _neighbour(self, job: int) -> dict[str, Any]:
-        """Return what the controller knows of a job beside its neighbour."""
+        """Return the controller's measurement of a job beside its neighbour."""
         text = self.daemon.selastic("explain", str(job), "--json", check=False)
         rows = json.loads(text)["neighbours"] if text.startswith("{") else []
         return rows[0] if rows else {"measured": 0, "speed": 1.0}

@@ -23,11 +23,12 @@ in which both meet the same machine:
 
 The exposed share of an arm is (its step - alone) / exchange. The least that is possible is printed,
 too: what copies, sends and adds up gradients needs cores, on which the ranks compute. Buckets of
-1 MiB and DistributedDataParallel with buckets of 1 MB differ by less than ten rounds can show. So
-they also take turns without other arms, in four times the rounds; the quartiles of those ratios are
-printed, too. Then, on the shaped link, a training of `init(…, overlap="auto")`, with what it logs
-about its choice; and, on the loopback, the largest difference of the gradients of buckets from
-those of the flat exchange over 2, 3 and 4 ranks.
+1 MiB and DistributedDataParallel with buckets of 1 MB differ by less than ten rounds can show, as
+do `sliced` and buckets with an update. So these pairs also take turns without other arms, in four
+times the rounds; the quartiles of those ratios are printed, too. Then, on either link, a training
+of `init(…, overlap="auto")`, with what it logs about its choice, and the step of the schedule that
+it chose without a limit by that of `flat`; and, on the loopback, the largest difference of the
+gradients of buckets from those of the flat exchange over 2, 3 and 4 ranks.
 
 Products of tensor parallelism: a perceptron of 1,024, 3,072 and 1,024 features, whose layers both
 ranks share, forward and backward pass of 2,048 tokens. The link's rate makes the two sums of a step
@@ -42,6 +43,7 @@ import contextlib
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.overlap.exposed_share import BACKWARD, CPU, exposed, least_exposed
@@ -54,6 +56,7 @@ from benchmarks.overlap.ranks import (
     PRODUCT_BYTES,
     SHARDED,
     SLICED,
+    UPDATING_PAIR,
     WHOLE,
     WHOLE_BY_DDP,
 )
@@ -103,6 +106,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             figures["no_link"], link = str(error), None
         results = run_ranks("arms", 2, args, link=link)
         figures["unshaped"] = of_slowest_rank(results)
+        figures["chosen_unshaped"] = run_ranks("training", 2, args, link=link)[0]["chosen"]
         if link is None:
             return figures
         figures["rate"] = args.rate or balanced_rate(
@@ -132,6 +136,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             results = run_ranks(part, 2, args, link=link)
             figures[part] = of_slowest_rank(results)
             if part == "updates":
+                pair = run_ranks("updates-pair", 2, args, link=link)
+                figures["updates_pair"] = of_slowest_rank(pair)
                 states = [r["state"] for r in results]
                 figures["state"] = max(state[SLICED] / state[WHOLE] for state in states)
     return figures
@@ -190,6 +196,19 @@ def ratio(steps: TurnTimes, arm: str, other: str) -> float:
     return statistics.median(ratios(steps, arm, other))
 
 
+def chosen_schedule(lines: Sequence[str]) -> str:
+    """Return the schedule that a training chose, by its log; it begins with `flat`.
+
+    >>> chosen_schedule(["exchange of gradients: buckets-1MiB, a step takes 0.71 of one with flat"])
+    'buckets-1MiB'
+    >>> chosen_schedule([])
+    'flat'
+    """
+    if not lines:
+        return "flat"
+    return lines[-1].partition("exchange of gradients: ")[2].partition(",")[0]
+
+
 def run_ranks(
     part: str, ranks: int, args: argparse.Namespace, *, link: Link | None
 ) -> list[dict[str, Any]]:
@@ -211,6 +230,10 @@ def _show(figures: dict[str, Any]) -> None:
         print(f"  no shaped link: {figures['no_link']}; the loopback instead of namespaces")
     unshaped = figures["unshaped"]
     _show_link("2 without a limit", unshaped)
+    for line in figures["chosen_unshaped"]:
+        print(f"    {line}")
+    chosen = chosen_schedule(figures["chosen_unshaped"])
+    print(f"    step of {chosen} by flat's {ratio(unshaped, chosen, 'flat'):.2f} (1.03)")
     if "shaped" not in figures:
         return
     shaped = figures["shaped"]
@@ -222,12 +245,7 @@ def _show(figures: dict[str, Any]) -> None:
     print(f"    exposed by flat's        {shares[0] / shares[1]:.2f} (0.5)")
     print(f"    step by flat's           {ratio(shaped, best, 'flat'):.2f} (0.85)")
     print(f"    step by the best ddp's   {ratio(shaped, best, ddp):.2f} (1.00), {ddp}")
-    low, median, high = statistics.quantiles(ratios(figures["pair"], *PAIR), n=4)
-    print(
-        f"    {PAIR[0]} by {PAIR[1]}, in turns {median:.2f} (1.00), quartiles {low:.2f}, {high:.2f}"
-    )
-    least = min(ratio(unshaped, arm, "flat") for arm in ("flat", *BUCKETS))
-    print(f"    without a limit: best of flat and buckets by flat's {least:.2f} (1.03)")
+    _show_pair(figures["pair"], PAIR)
     print(f"3 sliced optimizer state of a rank, by the whole {figures['state']:.2f} (0.55)")
     for name, steps, aim in (
         ("without a limit", figures["updates_unshaped"], ""),
@@ -237,6 +255,7 @@ def _show(figures: dict[str, Any]) -> None:
         for other in (WHOLE, WHOLE_BY_DDP):
             print(f"    step by that of {other} {ratio(steps, SLICED, other):.2f}{aim}")
         print(f"    step by that of {SHARDED} {ratio(steps, SLICED, SHARDED):.2f}")
+    _show_pair(figures["updates_pair"], UPDATING_PAIR)
     for name, steps in (
         ("4 products of shared layers, without a limit", figures["products_unshaped"]),
         (f"  tbf {figures['products_rate']}", figures["products"]),
@@ -250,6 +269,13 @@ def _show(figures: dict[str, Any]) -> None:
     print("5 a training of init(overlap='auto') on the shaped link:")
     for line in figures["chosen"]:
         print(f"    {line}")
+
+
+def _show_pair(steps: TurnTimes, pair: tuple[str, str]) -> None:
+    low, median, high = statistics.quantiles(ratios(steps, *pair), n=4)
+    print(
+        f"    {pair[0]} by {pair[1]}, in turns {median:.2f} (1.00), quartiles {low:.2f}, {high:.2f}"
+    )
 
 
 def _show_link(name: str, steps: TurnTimes) -> None:

@@ -81,7 +81,7 @@ class Trainings:
         return float(statistics.median(row["end"] - row["begin"] for row in rows))
 
     def _exchange(self, job: int) -> dict[str, Any] | None:
-        """Return what the controller knows of the exchange of a job; None: nothing yet."""
+        """Return the controller's measurement of a job's exchange; None: nothing yet."""
         text = self.daemon.selastic("explain", str(job), "--json", check=False)
         answer = json.loads(text) if text.startswith("{") else {}
         exchange: dict[str, Any] | None = answer.get("exchange")

@@ -20,15 +20,16 @@ GRADIENT_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 GATHERED = 4
 BUCKETS = ("buckets-256KiB", "buckets-1MiB", "buckets-4MiB")
 DDP = ("ddp-25MB", "ddp-1MB")
-#: Of equal buckets, which are compared in more rounds than all arms.
+#: Of equal buckets. Pairs are compared in more rounds than all arms.
 PAIR = ("buckets-1MiB", "ddp-1MB")
 #: Arms with an update: the whole optimizer state on each rank, parts of it, parts of all.
 WHOLE, WHOLE_BY_DDP = "adamw-buckets-1MiB", "adamw-ddp-1MB"
 SLICED, SHARDED = "adamw-sliced", "adamw-fsdp2"
 UPDATING = (WHOLE, WHOLE_BY_DDP, SLICED, SHARDED)
+UPDATING_PAIR = (SLICED, WHOLE)
 #: By which their samples are fewer: an update is a considerable part of such steps only.
 FEWER = 4
-#: By which the rounds of the pair are more: its arms differ by less than two rounds of one.
+#: By which the rounds of a pair are more: its arms differ by less than two rounds of one.
 _MORE = 4
 #: Learning rate of AdamW: values stay about as they are, so steps take as long at the end.
 _RATE = 1e-6
@@ -391,6 +392,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "arms-apart": partial(_arms, arms=APART),
     "pair": partial(_arms, arms=PAIR, more=_MORE),
     "updates": partial(_arms, arms=UPDATING_ARMS, fewer=FEWER),
+    "updates-pair": partial(_arms, arms=UPDATING_PAIR, fewer=FEWER, more=_MORE),
     "updates-apart": partial(_arms, arms=APART, fewer=FEWER),
     "differences": _differences,
     "products": _products,

@@ -84,7 +84,7 @@ class Front:
     plastic = False
 
     def see(self, look: CriterionInputs) -> int:
-        """Return how many layers have converged."""
+        """Return the number of converged layers."""
         return max(look.frozen, FROZEN_LAYERS)
 
     def thawed(self) -> None:
@@ -99,7 +99,7 @@ class Front:
 
 
 def targets(points: torch.Tensor) -> torch.Tensor:
-    """Return what the network is to learn."""
+    """Return the target values of these points."""
     matrix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(2))
     return points + torch.tanh(points @ matrix / math.sqrt(WIDTH))
 

@@ -93,6 +93,21 @@ ROWS = (
         goodput=GoodputSettings(charge=0.5),
     ),
     Row(
+        label="goodput, sharing, lengths, no residuals",
+        policy="goodput",
+        goodput=GoodputSettings(residuals=False),
+    ),
+    Row(
+        label="goodput, sharing, lengths, hysteresis 0",
+        policy="goodput",
+        goodput=GoodputSettings(hysteresis=0.0),
+    ),
+    Row(
+        label="goodput, lengths",
+        policy="goodput",
+        goodput=GoodputSettings(share=False),
+    ),
+    Row(
         label="goodput alone, lengths",
         policy="goodput",
         goodput=GoodputSettings(**_ALONE),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Benefit of changes in place, in simulation: `python -m benchmarks.resize.in_place_simulation`.
 
-Policy `sia`, a round a minute, on the published workloads philly, saturn and newtrace
-(docs/data.md) on the 64-GPU cluster of Sia's Table 3, and on invented workloads
+Policy `sia` (or `goodput`: `--policy`), a round a minute, on the published workloads philly, saturn
+and newtrace (docs/data.md) on the 64-GPU cluster of Sia's Table 3, and on invented workloads
 (docs/simulator-model.md), by the kind of change that jobs can have:
 
 * `requeue`: the published simulation, in which a move to other nodes in the same shape is free;
@@ -82,16 +82,15 @@ def published(trace: str, index: int, data: Path) -> tuple[Workload, Profiles]:
 
 
 def tasks(
-    loaded: Sequence[tuple[Workload, Profiles]], cluster: str, kind: str, settings: SiaSettings
+    loaded: Sequence[tuple[Workload, Profiles]], cluster: str, kind: str, config: Config
 ) -> list[Task]:
     """Return the simulations of one row."""
-    controller = ControllerSettings(policy="sia", queue="controller")
     return [
         Task(
             workload=jobs,
             profiles=profiles,
             cluster=cluster_text.parse(cluster),
-            config=Config(controller=controller, sia=settings),
+            config=config,
             **KINDS[kind],
         )
         for jobs, profiles in loaded
@@ -124,6 +123,7 @@ def main() -> int:
     parser.add_argument("--traces", nargs="+", default=[*PUBLISHED, INVENTED])
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--policy", choices=("sia", "goodput"), default="sia")
     parser.add_argument("--share", action="store_true", help="[sia] share = true, growth = 64")
     parser.add_argument("--processes", type=int, default=1)
     published_data.add_option(parser)
@@ -132,7 +132,10 @@ def main() -> int:
     data = Path()
     if set(args.traces) != {INVENTED}:
         data = published_data.locate_or_exit(parser, args, "sia", "traces", "workloads")
-    settings = SiaSettings(share=True, growth=64.0) if args.share else SiaSettings()
+    config = Config(
+        controller=ControllerSettings(policy=args.policy, queue="controller"),
+        sia=SiaSettings(share=True, growth=64.0) if args.share else SiaSettings(),
+    )
     print(
         "| workloads | kind | avg JCT h | ratio | p99 h | GPU h per job | of these lost |"
         " restarts per job | in place per job |\n" + "|---" * 9 + "|"
@@ -146,7 +149,7 @@ def main() -> int:
         cluster = builtin_profiles.CLUSTER if own else CLUSTER
         of_trace = rows[f"{trace} ({len(loaded)})"] = {}
         for kind in sorted(args.kinds, key=lambda k: k != BASE):
-            results = run_all(tasks(loaded, cluster, kind, settings), processes=args.processes)
+            results = run_all(tasks(loaded, cluster, kind, config), processes=args.processes)
             of_trace[kind] = figures(results)
         base = of_trace.get(BASE) or next(iter(of_trace.values()))
         for kind in args.kinds:

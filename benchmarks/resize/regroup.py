@@ -338,7 +338,7 @@ def measure(
 
 
 def lost_steps(steps: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many steps are missing or repeated in the rows of a training."""
+    """Return the number of missing or repeated steps in the rows of a training."""
     numbers: set[int] = {row["step"] for row in steps}
     return len(steps) - len(numbers) + max(numbers) - len(numbers)
 

@@ -253,7 +253,7 @@ class Bench:
         self.idle_cpu = (self.cpu_s - idle) / IDLE_S
 
     def _left(self) -> list[str]:
-        """Return what slurmctld shows that must not exist after the last transition."""
+        """Return the objects in slurmctld that must not exist after the last transition."""
         leftovers = []
         reservations = json.loads(on_cluster(self.cluster, "scontrol", "show", "res", "--json"))
         leftovers += [f"reservation {r['name']}" for r in reservations["reservations"]]

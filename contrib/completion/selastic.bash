@@ -100,7 +100,7 @@ _selastic() {
             arguments='@files' ;;
         'workload profiles') options='--help'
             arguments='@files' ;;
-        'partition') options='--machines --bandwidth --activations --memory --batch --straight --paper --free-sources --states --format --noheader --parsable --json --help'
+        'partition') options='--machines --bandwidth --activations --memory --batch --plans --straight --paper --free-sources --states --format --noheader --parsable --json --help'
             arguments='@files' ;;
         'profile') options='--shapes --data --batch --repeats --steps --warm-up --whole --timeout --dir --again --out --plot --application --gpu-type --send --partition --nodes --gpus-per-node --time --format --noheader --parsable --json --dry-run --help'
             arguments='@files' ;;

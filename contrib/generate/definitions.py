@@ -49,7 +49,7 @@ def arguments(command: click.Command) -> list[click.Argument]:
 
 
 def identity(option: click.Option) -> tuple[object, ...]:
-    """Return what tells an option from another of the same name."""
+    """Return the parts that distinguish an option from others of the same name."""
     return (*option.opts, option.metavar, option.help)
 
 

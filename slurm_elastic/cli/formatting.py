@@ -4,6 +4,8 @@ r"""Text forms of numbers, times and names.
 ('1-01:01:01', '00:01:00')
 >>> span(9.13), span(150), span(7300)
 ('9.1 s', '2 min 30 s', '2 h 1 min')
+>>> short_seconds(2.0), short_seconds(0.0206), short_seconds(0)
+('2.0 s', '20.6 ms', '0 s')
 >>> digits(1.934), digits(0.0621), digits(123.4), digits(12345)
 ('1.9', '0.062', '123', '12345')
 >>> clean("evil\x1b[31m\nname")
@@ -69,6 +71,16 @@ def span(seconds: float) -> str:
     return f"{first} {names[0]}" + (
         f" {remainder_s // small} {names[1]}" if remainder_s // small else ""
     )
+
+
+def short_seconds(value: float) -> str:
+    """Return seconds in s, ms or us: `206 ms`."""
+    if value >= 1 or value == 0:
+        return f"{digits(value)} s"
+    for unit, scale in (("ms", 1e3), ("us", 1e6)):
+        if value * scale >= 0.1:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value:.3g} s"
 
 
 def clock(time_s: float | None, now: float | None = None) -> str:

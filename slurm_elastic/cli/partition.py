@@ -1,20 +1,26 @@
-"""`selastic partition`: pipeline stages with replicas, or spatial groups, for a model."""
+"""`selastic partition`: pipeline stages, spatial groups, or execution plans of a model."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import group_sizes, options
+from slurm_elastic.cli import fitting_plans, group_sizes, options
 from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
-from slurm_elastic.cli.formatting import clean, digits, size
+from slurm_elastic.cli.formatting import clean, short_seconds, size
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
     from slurm_elastic.models.pipedream.partitioner import Level, PipelinePartition
+    from slurm_elastic.models.spatial.volume_layers import VolumeNetwork
 
 #: Most GPUs of a spatial group where --machines does not say how many a node has.
 _GROUP = 64
@@ -23,7 +29,7 @@ _COLUMNS = (
     Column("STAGE", lambda r: str(r["stage"]), right=True),
     Column("REPLICAS", lambda r: str(r["replicas"]), right=True),
     Column("LAYERS", lambda r: _layers(r["layers"])),
-    Column("COMPUTE", lambda r: _seconds(r["compute_s"]), right=True),
+    Column("COMPUTE", lambda r: short_seconds(r["compute_s"]), right=True),
     Column("PARAMETERS", lambda r: size(r["parameter_bytes"]), right=True),
     Column("OUTPUT", lambda r: size(r["output_bytes"]), right=True),
     Column("INFLIGHT", lambda r: str(r["in_flight"]), right=True),
@@ -47,8 +53,13 @@ _COLUMNS = (
     "--memory", metavar="BYTES", help="Memory of one GPU for weight versions and activations."
 )
 @click.option(
-    "--batch", default="1", metavar="N",
-    help="For a network on volumes: samples that a spatial group holds at once (1).",
+    "--batch", metavar="N",
+    help="For a network on volumes: samples that a spatial group holds at once (1). With --plans:"
+    " samples of a step (as many as the profile is of).",
+)  # fmt: skip
+@click.option(
+    "--plans", is_flag=True,
+    help="List execution plans with the memory that they need, by number of GPUs.",
 )  # fmt: skip
 @click.option("--straight", is_flag=True, help="Replicate no stage.")
 @click.option(
@@ -72,7 +83,8 @@ def partition(
     bandwidth: str | None,
     activations: bool,
     memory: str | None,
-    batch: str,
+    batch: str | None,
+    plans: bool,
     straight: bool,
     paper: bool,
     free_sources: bool,
@@ -89,11 +101,10 @@ def partition(
 
     For a network on volumes (docs/spatial.md): the memory of a GPU by the size of its spatial
     group, of up to the first number of --machines, and the least that fits into --memory.
+
+    With --plans: what each execution plan (docs/rubick.md) needs of the memory of a GPU, and those
+    that fit into --memory. --bandwidth adds the time of a step.
     """
-    from slurm_elastic.models.pipedream import (  # noqa: PLC0415
-        partitioner,
-        profile_reader,
-    )
     from slurm_elastic.models.spatial import network_file  # noqa: PLC0415
 
     try:
@@ -101,47 +112,130 @@ def partition(
     except network_file.VolumeNetworkError as error:
         raise CliError(clean(error), USAGE) from None
     memory_bytes = options.number(memory, "--memory") if memory else None
-    if network is not None:
+    layout, name = options.layout(format_, noheader, parsable), Path(profile).name
+    lines: Callable[[], list[str]]
+    if plans:
+        unused = {"--activations": activations, "--straight": straight, "--paper": paper,
+                  "--free-sources": free_sources, "--states": states}  # fmt: skip
+        _check_plans(profile, network, [option for option, value in unused.items() if value])
+        reply = _plans(Path(profile), machines, bandwidth, memory_bytes, batch)
+        lines = partial(fitting_plans.shown_plans, reply, name, layout)
+    elif network is not None:
         most = options.whole_number(machines.split(",")[0], "--machines") if machines else _GROUP
-        groups = group_sizes.group_answer(
-            network,
-            most=most,
-            batch=options.whole_number(batch, "--batch"),
-            memory_bytes=memory_bytes,
+        samples = options.whole_number(batch or "1", "--batch")
+        reply = group_sizes.group_answer(
+            network, most=most, batch=samples, memory_bytes=memory_bytes
         )
-        if json_:
-            options.put_json(groups)
-            return
-        layout = options.layout(format_, noheader, parsable)
-        name = Path(profile).name
-        options.put(group_sizes.shown_groups(groups, name, layout, memory_bytes))
-        return
+        lines = partial(group_sizes.shown_groups, reply, name, layout, memory_bytes)
+    else:
+        levels, result = _partitioned(
+            profile,
+            machines,
+            bandwidth,
+            paper=paper,
+            compression=1.0 if activations else None,
+            memory=memory_bytes,
+            straight=straight,
+            free_sources=free_sources,
+            states=states,
+        )
+        reply = answer(result)
+        lines = partial(shown, result, levels, name, layout)
+    if json_:
+        options.put_json(reply)
+    else:
+        options.put(lines())
+
+
+def _partitioned(
+    profile: str,
+    machines: str | None,
+    bandwidth: str | None,
+    *,
+    paper: bool,
+    states: str | None,
+    **arguments: Any,
+) -> tuple[tuple[Level, ...], PipelinePartition]:
+    """Return the levels of machines, and the fastest pipeline on them.
+
+    Raises:
+        CliError: an option is missing or invalid, or there is no pipeline.
+    """
+    from slurm_elastic.models.pipedream import partitioner, profile_reader  # noqa: PLC0415
+
     for option, value in (("--machines", machines), ("--bandwidth", bandwidth)):
         if value is None:
             raise CliError(f"Missing option '{option}'.", USAGE)
     levels = _levels(machines or "", bandwidth or "")
     try:
-        result = partitioner.partition(
+        return levels, partitioner.partition(
             profile_reader.read(Path(profile)),
             levels,
             cost=partitioner.Cost.PAPER if paper else partitioner.Cost.PUBLISHED,
-            compression=1.0 if activations else None,
-            memory=memory_bytes,
-            straight=straight,
-            free_sources=free_sources,
             limit=options.whole_number(states, "--states") if states else partitioner.LIMIT,
+            **arguments,
         )
-    except profile_reader.LayerProfileError as error:
-        raise CliError(clean(error), USAGE) from None
-    except partitioner.ArgumentError as error:
+    except (profile_reader.LayerProfileError, partitioner.ArgumentError) as error:
         raise CliError(clean(error), USAGE) from None
     except partitioner.PipelineError as error:
         raise CliError(f"{clean(profile)}: {clean(error)}", REFUSED) from None
-    if json_:
-        options.put_json(answer(result))
-    else:
-        layout = options.layout(format_, noheader, parsable)
-        options.put(shown(result, levels, Path(profile).name, layout))
+
+
+def _check_plans(profile: str, network: VolumeNetwork | None, unused: list[str]) -> None:
+    """Check what is given with --plans.
+
+    Raises:
+        CliError: an option that it does not use, or a network on volumes.
+    """
+    if network is not None:
+        raise CliError(f"--plans: {clean(profile)} is a network on volumes; leave it out", USAGE)
+    if unused:
+        raise CliError(f"--plans: {unused[0]} has no effect with it; leave it out", USAGE)
+
+
+def _plans(
+    path: Path,
+    machines: str | None,
+    bandwidth: str | None,
+    gpu_bytes: float | None,
+    batch: str | None,
+) -> dict[str, Any]:
+    """Return the answer of --plans --json."""
+    from slurm_elastic.core.layout import MAX_WORLD  # noqa: PLC0415
+    from slurm_elastic.models.execution.profile_plans import (  # noqa: PLC0415
+        ProfiledCluster,
+        profiled_plans,
+    )
+    from slurm_elastic.models.pipedream import profile_reader  # noqa: PLC0415
+
+    if machines is None:
+        raise CliError("Missing option '--machines'.", USAGE)
+    counts = [options.whole_number(text, "--machines") for text in machines.split(",")]
+    gpus = math.prod(counts)
+    if gpus > MAX_WORLD:
+        raise CliError(f"--machines: {gpus} GPUs is invalid: expected at most {MAX_WORLD}", USAGE)
+    levels = _levels(machines, bandwidth) if bandwidth else ()
+    reaches = itertools.accumulate(counts, operator.mul)
+    cluster = ProfiledCluster(
+        node_gpus=counts[0],
+        nodes=math.prod(counts[1:]),
+        bandwidths=tuple(
+            (reach, level.bandwidth) for reach, level in zip(reaches, levels, strict=False)
+        ),
+    )
+    try:
+        layers = profile_reader.read(path)
+        samples = profile_reader.read_samples(path)
+    except profile_reader.LayerProfileError as error:
+        raise CliError(clean(error), USAGE) from None
+    step = options.whole_number(batch, "--batch") if batch else samples
+    if step is None:
+        raise CliError(
+            f"{clean(path)}: does not tell of how many samples it is: give them by --batch", USAGE
+        )
+    samples = samples or step
+    rows = profiled_plans(layers, cluster, samples=samples, batch=step, gpu_bytes=gpu_bytes)
+    return fitting_plans.plan_answer(rows, samples=samples, batch=step, gpu_bytes=gpu_bytes)
 
 
 def answer(result: PipelinePartition) -> dict[str, Any]:
@@ -165,16 +259,16 @@ def shown(
         ratio = result.data_parallel_time_s / result.pipeline_time_s
     lines = [
         (
-            f"{clean(name)} on {gpus} GPUs: {_seconds(result.pipeline_time_s)} per minibatch; data"
-            f" parallel {_seconds(result.data_parallel_time_s)} ({ratio:.2f} times that);"
-            f" one GPU {_seconds(result.single_time_s)}"
+            f"{clean(name)} on {gpus} GPUs: {short_seconds(result.pipeline_time_s)} per minibatch;"
+            f" data parallel {short_seconds(result.data_parallel_time_s)} ({ratio:.2f} times that);"
+            f" one GPU {short_seconds(result.single_time_s)}"
         ),
         *table,
     ]
     if not result.exact:
         lines.append(
             f"Approximate: {result.states} ways to cut were examined, there are more; every plan"
-            f" takes at least {_seconds(result.bound_s)}. --states=N examines more."
+            f" takes at least {short_seconds(result.bound_s)}. --states=N examines more."
         )
     return lines
 
@@ -197,12 +291,3 @@ def _layers(names: list[str]) -> str:
     if len(names) < 3:
         return ",".join(names)
     return f"{names[0]}..{names[-1]} ({len(names)})"
-
-
-def _seconds(value: float) -> str:
-    if value >= 1 or value == 0:
-        return f"{digits(value)} s"
-    for unit, scale in (("ms", 1e3), ("us", 1e6)):
-        if value * scale >= 0.1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value:.3g} s"

@@ -389,16 +389,20 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     """Parse the text of a configuration; `name` stands for the file in errors; see `load`."""
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
+    except (ValueError, RecursionError) as error:  # also integers with too many digits
         raise ConfigError(f"{name}: {error}") from None
     sections = {}
     types = get_type_hints(Config)
     for title, content in data.items():
         location = where_is(text, name, title)
         if title not in types:
-            homes = ", ".join(f"[{s}]" for s, t in types.items() if title in get_type_hints(t))
-            if homes and not isinstance(content, dict):
-                raise ConfigError(f"{location}: {title} is outside its section: put it in {homes}")
+            sections_with_key = ", ".join(
+                f"[{s}]" for s, t in types.items() if title in get_type_hints(t)
+            )
+            if sections_with_key and not isinstance(content, dict):
+                raise ConfigError(
+                    f"{location}: {title} is outside its section: put it in {sections_with_key}"
+                )
             known_sections = ", ".join(types)
             raise ConfigError(
                 f"{location}: section [{title[:40]}] is unknown; known: {known_sections}"

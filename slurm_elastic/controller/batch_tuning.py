@@ -202,7 +202,7 @@ def frozen(
     learned: Learned | None = None,
     held: Allocation | None = None,
 ) -> int | None:
-    """Return how many of the certified layers to freeze; None: the job's own choice.
+    """Return the number of certified layers to freeze; None: the job's own choice.
 
     Without `freeze=auto` it is the job's own choice: its script may have chosen.
 

@@ -72,7 +72,7 @@ class ChangeStarter:
 
     def _is_outdated(self, job: Job) -> bool:
         """Return whether a job's directive has changed since the plan was made."""
-        return self._store.directive(job) != job.directive
+        return self._store.allowed_directive(job) != job.directive
 
     def begin_rehearsals(
         self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]
@@ -110,8 +110,8 @@ class ChangeStarter:
             return
         records = self._store.records(snapshot, live)
         for decision, job in due:  # one by one: their nodes may be in several reservations
-            may_restart = self._store.may_restart(
-                job, snapshot.time, on_own=decision.target == job.base_allocation
+            may_restart = self._store.in_place(job).may_restart(
+                snapshot.time, on_own=decision.target == job.base_allocation
             )
             kind = ResizeKind.RESTART if may_restart else ResizeKind.REQUEUE
             change = self._of_kind(kind, decision, job, snapshot, records)
@@ -184,7 +184,7 @@ class ChangeStarter:
         members = (change_by_restart if is_restart else change_in_place)(job, target)
         if members is None or len(job.companions) + len(members.join) > MAX_COMPANIONS:
             return None
-        directive = self._store.directive(job)
+        directive = self._store.allowed_directive(job)
         if is_restart or directive is None or not members.join:
             return members
         held = target.gpus - sum(gpus for _, gpus in members.join)
@@ -194,6 +194,6 @@ class ChangeStarter:
         return dataclasses.replace(members, join=joins)
 
     def _notice_s(self, job: Job) -> float:
-        directive = self._store.directive(job)
+        directive = self._store.allowed_directive(job)
         notice_s = directive.notice_s if directive else None
         return float(notice_s or self.config.resize.notice_s)

@@ -7,12 +7,11 @@ runs a round. Threads, signals and sockets are the daemon's.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.batch_tuning import BatchTuner
@@ -24,7 +23,8 @@ from slurm_elastic.controller.log_format import log_line
 from slurm_elastic.controller.metrics.activity_counts import ActivityCounts
 from slurm_elastic.controller.neighbours.neighbour_learning import NeighbourLearning
 from slurm_elastic.controller.poll_schedule import PollSchedule
-from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
+from slurm_elastic.controller.published_view import PublishedView
+from slurm_elastic.controller.queries.view import View
 from slurm_elastic.controller.report_handler import ReportHandler
 from slurm_elastic.controller.sleep.sleep_control import SleepControl
 from slurm_elastic.controller.solver_warning import SolverWarning
@@ -48,12 +48,15 @@ from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
 from slurm_elastic.slurm.release_rules import WAIT_AFTER_REQUEUE_S
 from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
-from slurm_elastic.slurm.shape import describe
 
 #: Seconds for telling jobs that a notice is withdrawn, before the socket closes.
 _WITHDRAWAL_S = 0.3
-#: Seconds between two reads of slurm.conf.
-_SETTINGS_S = 300.0
+
+
+class _Configured(Protocol):
+    """Part of the controller that a changed configuration is given to."""
+
+    config: Config
 
 
 class Controller:
@@ -114,10 +117,15 @@ class Controller:
         self.store.learning.residual_models = capabilities.residual_models
         self.report_handler.predicts_frozen_layers = capabilities.predicts_frozen_layers
         self.retired = False
-        #: PrivateData of slurm.conf; all of it is taken for private until slurmctld has answered.
-        self.private = PRIVATE
-        self.view = View(
-            snapshot=Snapshot(time=0.0, nodes=(), jobs=()), mode=config.controller.mode
+        self.published = PublishedView(
+            config.controller.mode,
+            reader=reader,
+            store=self.store,
+            engine=self.engine,
+            tuner=self.tuner,
+            neighbours=self.neighbours,
+            lengths=self.lengths,
+            sleep=self.sleep,
         )
         self.listing = JobListing(reader, self.store, self.engine)
         self._sizes: dict[str, int] = {}
@@ -135,10 +143,26 @@ class Controller:
         self.nudge: Callable[[], object] = lambda: None
         #: Another controller that seems to act here, "" for none; asked once a round.
         self.rival: Callable[[], str] = lambda: ""
-        self._notes: dict[str, Reason | None] = {}
         self._solver_warning = SolverWarning(config.sia.solver, log)
         self._advised: dict[int, tuple[Action, Allocation | None, str]] = {}
-        self._settings_read = 0.0
+        #: Parts that a changed configuration is given to.
+        self._configured: tuple[_Configured, ...] = (
+            self.cleanup,
+            self.lengths,
+            self._rigid_nice,
+            self.sleep,
+            self.neighbours,
+            self.guard,
+            self.engine,
+            self.failed_changes,
+            self._starter,
+            self.store.learning,
+        )
+
+    @property
+    def view(self) -> View:
+        """The newest view of the cluster, for requests."""
+        return self.published.view
 
     # --- the clock ---
 
@@ -149,7 +173,7 @@ class Controller:
         )
 
     def soon(self) -> None:
-        """Schedule a round shortly, since something has happened."""
+        """Schedule a round within seconds, as jobs or nodes have changed."""
         self.schedule.soon()
         self.nudge()
 
@@ -157,35 +181,35 @@ class Controller:
         """Read the jobs, advance transitions, and run a round if one is due.
 
         Raises:
-            NotActiveError: another controller acts now; nothing else is ever raised.
+            NotActiveError: another controller has become active. All other errors are logged.
         """
         try:
             self._look()
             if self.schedule.note_answer():
                 self._log.info("slurmctld answers again")
-            self._note("slurm", None)
+            self.published.note("slurm", None)
         except SlurmUnreachableError as error:
             if self.schedule.note_silence():
                 self._log.error(f"{error}; nothing is changed until it answers")
-            self._note("slurm", Reason("slurm-unreachable", error=str(error)))
+            self.published.note("slurm", Reason("slurm-unreachable", error=str(error)))
         except LedgerError as error:
             self._unwritten(error)
         except NotActiveError:
             raise
-        except Exception as error:  # noqa: BLE001 - one bad job must not leave all others alone
+        except Exception as error:  # noqa: BLE001 - an error in one job must not stop the controller for all jobs
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error(
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"
             )
-            self._note("internal", Reason("internal-error", error=repr(error)))
+            self.published.note("internal", Reason("internal-error", error=repr(error)))
             self.schedule.wait_after_error()
 
     def _unwritten(self, error: LedgerError) -> None:
         """Log once that the ledger cannot be written; the next round tries again."""
         note = Reason("ledger-unwritable", error=str(error))
-        if self._notes.get("ledger") != note:
+        if self.published.noted("ledger") != note:
             self._log.error(f"{error}; no new change is begun until it can be written")
-        self._note("ledger", note)
+        self.published.note("ledger", note)
 
     def _look(self) -> None:
         if self._idle():
@@ -213,11 +237,11 @@ class Controller:
                 answering_s=self.schedule.answering_s(),
                 shards=self._shards,
             )
-        if self.engine.ended:  # what was given back a moment ago must not be taken for left over
+        if self.engine.ended:  # their last commands changed jobs that were read before
             self.listing.read_again(live)
         self._collect()
         self.listing.fold()
-        self._publish()
+        self.published.show_changes()
         if self.schedule.round_is_due():
             with self.schedule.measuring_round(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
@@ -237,7 +261,7 @@ class Controller:
     def _instruct_new_attempts(self) -> None:
         """Send new attempts at once the orders that they need at their start.
 
-        One whose esrun has asked before the job was known here waits for that answer.
+        An esrun that has asked before its job was read waits for these orders.
         """
         running = (
             j for j in self.listing.jobs.values() if j.elastic and j.state is JobState.RUNNING
@@ -277,14 +301,14 @@ class Controller:
 
     def round(self) -> None:
         """Read the cluster, decide, and act as far as the mode allows."""
-        self._read_settings()
+        self.published.read_private()
         snapshot = self.reader.snapshot(self.listing.jobs)
         rival = self.rival()
-        self._note("rival", Reason("other-controller", error=rival) if rival else None)
+        self.published.note("rival", Reason("other-controller", error=rival) if rival else None)
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
         self._shards = {n.name: n.shards for n in snapshot.nodes if n.shards}
         self._per_node = snapshot.smallest
-        if self.config.controller.mode == "act" and not self._notes["rival"]:
+        if self.config.controller.mode == "act" and not self.published.noted("rival"):
             reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
             try:
                 self.companion_cleanup.sweep(self.listing.listed, self.listing.companions)
@@ -324,23 +348,15 @@ class Controller:
         if plan.wake is not None:
             self.schedule.soon(plan.wake - time.time())
         self._tune(snapshot, plan, records)
-        self.view = dataclasses.replace(
-            self.view,
-            snapshot=snapshot,
-            plan=plan,
-            records=records,
-            batches=self.tuner.choices,
-            resizes=self.store.resizes(),
-            mode=self.config.controller.mode,
-            policy=self.config.controller.policy,
-            next_round=time.time() + max(0.0, self.schedule.until_round()),
-            topology=self.config.topology,
-            kept_since=self.store.kept_since,
-            neighbours=self.neighbours.neighbours(snapshot),
-            starts=self.lengths.starts,
+        self.published.show_round(
+            self.config,
+            snapshot,
+            plan,
+            records,
+            until_next_s=self.schedule.until_round(),
             program=self.policy.round_program if isinstance(self.policy, StatesProgram) else None,
         )
-        self._note("solver", self._solver_warning.note(state, snapshot.time))
+        self.published.note("solver", self._solver_warning.note(state, snapshot.time))
         if self.acts and written:
             self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":
@@ -358,11 +374,11 @@ class Controller:
                 others=self.listing.listed.values(),
                 decide=lambda awakened: decide(awakened, explain=False)[0],
             )
-            self._note("sleep", note)
+            self.published.note("sleep", note)
             note = self._rigid_nice.round(snapshot, self.lengths.for_round(), acts=self.acts)
-            self._note("nice", note)
-            self.view = dataclasses.replace(self.view, sleep=self.sleep.shown())
-        self._publish()
+            self.published.note("nice", note)
+            self.published.show_sleep()
+        self.published.show_changes()
 
     def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         """Tune the batches of running jobs, which needs no restart."""
@@ -383,15 +399,8 @@ class Controller:
     @property
     def acts(self) -> bool:
         """Whether anything new is begun."""
-        alone = not self._notes.get("rival")
+        alone = not self.published.noted("rival")
         return self.config.controller.mode == "act" and not self.retired and alone
-
-    def _read_settings(self) -> None:
-        """Read PrivateData of slurm.conf, which may change at any time."""
-        if not self._settings_read or time.monotonic() - self._settings_read > _SETTINGS_S:
-            settings = self.reader.settings()
-            self.private = PRIVATE.intersection(settings["private_data"])
-            self._settings_read = time.monotonic()
 
     def _write_down(self, snapshot: Snapshot) -> bool:
         """Record the snapshot; return whether the ledger could be written."""
@@ -409,9 +418,9 @@ class Controller:
         except LedgerError as error:
             self._unwritten(error)
             return False
-        if self._notes.get("ledger"):
+        if self.published.noted("ledger"):
             self._log.info("the ledger can be written again")
-        self._note("ledger", None)
+        self.published.note("ledger", None)
         return True
 
     def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
@@ -442,11 +451,8 @@ class Controller:
     def reconfigure(self, config: Config) -> None:
         """Apply a changed configuration; policy, sockets and paths stay until a restart."""
         self.config = config
-        self.engine.config = config
-        self.cleanup.config = self.guard.config = self.failed_changes.config = config
-        self._starter.config = self.neighbours.config = config
-        self.store.learning.config = self.lengths.config = self.sleep.config = config
-        self._rigid_nice.config = config
+        for part in self._configured:
+            part.config = config
         self.retired = False
         self.schedule.at_once()
 
@@ -469,28 +475,3 @@ class Controller:
                 f"(scontrol update jobid=J ReqNodeList=): {', '.join(pinned)}"
             )
         return text
-
-    # --- the view ---
-
-    def _publish(self) -> None:
-        rows = tuple(
-            TransitionRow(
-                id=t.id,
-                job_id=t.job_id,
-                state=t.state.value,
-                since=t.since,
-                target=describe(t.target),
-                reason=t.problem or t.reason,
-            )
-            for t in self.engine.live.values()
-        )
-        reports = self.store.last_reports(self.view.snapshot)
-        self.view = dataclasses.replace(self.view, transitions=rows, reports=reports)
-
-    def _note(self, name: str, note: Reason | None) -> None:
-        if name in self._notes and self._notes[name] == note:
-            return
-        self._notes[name] = note
-        self.view = dataclasses.replace(
-            self.view, notes=tuple(n for n in self._notes.values() if n)
-        )

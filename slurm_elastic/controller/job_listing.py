@@ -12,11 +12,11 @@ from slurm_elastic.slurm.readers.cluster_reader import ClusterReader
 
 
 class JobListing:
-    """All jobs, each with its directive in force.
+    """All jobs, each with its allowed directive.
 
     Args:
         reader: of the cluster.
-        store: knows the directives in force and the companions that were placed.
+        store: knows the allowed directives and the companions that were placed.
         engine: knows the companions that transitions are placing.
 
     Attributes:
@@ -33,7 +33,7 @@ class JobListing:
 
     def read_all(self) -> None:
         """Read all jobs."""
-        self.listed = self._store.all_in_force(self._reader.jobs())
+        self.listed = self._store.all_with_allowed_directives(self._reader.jobs())
         self.fold()
 
     def read_again(self, job_ids: Collection[int]) -> None:
@@ -47,7 +47,9 @@ class JobListing:
         }
         again = {*job_ids, *named, *marked}
         others = {i: job for i, job in self.listed.items() if i not in again}
-        self.listed = others | self._store.all_in_force(self._reader.some_jobs(again))
+        self.listed = others | self._store.all_with_allowed_directives(
+            self._reader.some_jobs(again)
+        )
         self.fold()
 
     def fold(self) -> None:

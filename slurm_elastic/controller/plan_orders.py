@@ -39,7 +39,8 @@ class PlanOrders:
 
     def consider(self, job: Job, report: Report) -> None:
         """Choose another plan, if a report of the running job is a reason to."""
-        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
+        entry, directive = self._store.entry(job), self._store.allowed_directive(job)
+        held = job.allocation
         if directive is None or held is None or not self._chooses(job, directive):
             return
         if report.run != job.run or report.gpus != held.gpus or report.kind != "library":
@@ -54,7 +55,7 @@ class PlanOrders:
         """
         if not (report.out_of_memory and report.failed_start and report.phase == "ended"):
             return
-        entry, directive = self._store.entry(job), self._store.directive(job)
+        entry, directive = self._store.entry(job), self._store.allowed_directive(job)
         held = failed_on(report, job)
         if directive is None or not held or report.run != job.run or report.kind != "library":
             return
@@ -86,7 +87,8 @@ class PlanOrders:
         why, change = report.change_reason, report.change
         if why is None or why.code != "companion-out-of-memory" or change is None:
             return
-        entry, directive, held = self._store.entry(job), self._store.directive(job), job.allocation
+        entry, directive = self._store.entry(job), self._store.allowed_directive(job)
+        held = job.allocation
         if directive is None or not held or report.run != job.run or report.kind != "library":
             return
         gpus, nodes = why.parameters["gpus"], why.parameters["nodes"]
@@ -109,7 +111,7 @@ class PlanOrders:
 
     def ordered(self, job: Job) -> str:
         """Return the plan that is ordered of a job; "": its own choice."""
-        entry, directive = self._store.entry(job), self._store.directive(job)
+        entry, directive = self._store.entry(job), self._store.allowed_directive(job)
         trials = entry.plan_trials
         if directive is None or not self._chooses(job, directive):
             if trials.shape is not None:

@@ -99,7 +99,7 @@ class ReportHandler:
                     self._store.freezable(job, report) if self.predicts_frozen_layers else None
                 )
                 self._tuner.answer_report(
-                    job, report, directive=self._store.directive(job), learned=learned
+                    job, report, directive=self._store.allowed_directive(job), learned=learned
                 )
             self._plans.consider(job, report)
         if report.phase == "saving" and report.notice is not None:
@@ -151,7 +151,8 @@ class ReportHandler:
         A setting for other GPUs than the job holds goes to the attempt that will have them: the
         present one would restart in vain.
         """
-        entry, held, directive = self._store.entry(job), job.allocation, self._store.directive(job)
+        entry, directive = self._store.entry(job), self._store.allowed_directive(job)
+        held = job.allocation
         ordered = self._plans.ordered(job)
         plan = ExecutionPlan.parse(ordered) if ordered else None
         waits = stays = False
@@ -165,7 +166,7 @@ class ReportHandler:
             plan=str(plan) if plan and not plan.plain else "",
         )
         self._outbox.tell(job.job_id, run=job.run + stays, directive=_for_ranks(entry.override))
-        in_place = self._store.allows_in_place(job)
+        in_place = self._store.in_place(job).allowed
         if in_place != self._outbox.orders(job.job_id, job.run).in_place:
             self._outbox.tell(job.job_id, run=job.run, in_place=in_place)
 

@@ -40,6 +40,9 @@ class Observation:
         micro_batch: samples per replica and micro-step.
         step_s: one optimiser step without accumulation.
         micro_step_s: that step less its gradient synchronisation: one accumulation micro-step.
+        exchange: kind of the schedule by which replicas exchanged gradients; "": after the
+            backward pass, or a single replica.
+        exchange_s: seconds of that exchange alone, nothing of it hidden; None: not measured.
     """
 
     gpu_type: str
@@ -48,6 +51,8 @@ class Observation:
     micro_batch: int
     step_s: float
     micro_step_s: float
+    exchange: str = ""
+    exchange_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

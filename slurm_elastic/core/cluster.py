@@ -191,7 +191,8 @@ class Job:
         job_id: Slurm's raw id; `display_id` as people name it (`4711`, `4711_3`).
         submission: directive and submitted shape from AdminComment; None for a rigid job.
         record_replaced: AdminComment has another text by now; `submission` is what it had before.
-        override: directive of `selastic update`, which replaces the submitted one; None: none.
+        override: directive that replaces the submitted one, as `selastic update` has set it or
+            without the shapes that the job is not to get now; None: none.
         managed: False for an elastic job that must not be changed; see `unmanaged_reason`
             (interactive, heterogeneous, held by its owner, …).
         run: restart count; together with `key` it names one attempt.
@@ -307,7 +308,7 @@ class Job:
 
     @property
     def directive(self) -> Directive | None:
-        """The directive in force, None for a rigid job: `override`, else the submitted one."""
+        """The directive to go by, None for a rigid job: `override`, else the submitted one."""
         return self.override or (self.submission.directive if self.submission else None)
 
     @property

@@ -4,7 +4,7 @@
     ├── CliError                        cli.exit_codes
     ├── InstallationError               cli.installation.installed_files
     ├── TrainingError                   controller.lengths.training_process
-    ├── MetricsError                    controller.metrics.metrics_server
+    ├── MetricsError                    controller.metrics.metrics_service
     ├── NoAnswerError                   controller.queries.view
     ├── QueueFullError                  controller.server.fair_queue
     ├── RequestAuthError                controller.server.request_auth
@@ -12,7 +12,7 @@
     ├── LedgerError                     controller.state.ledger
     ├── InvalidInputError               core.errors
     │   ├── ConfigError                 config.section_reader
-    │   ├── DirectiveError              core.directive
+    │   ├── DirectiveError              core.directive_grammar
     │   ├── ExecutionPlanError          core.execution.execution_plan
     │   ├── SupportedOptionsError       core.execution.supported_options
     │   ├── LayerError                  core.layers

@@ -43,6 +43,9 @@ class Alternative:
             dropped).
         in_place: it was weighed as a change in place, and is refused if it needs a requeue.
         half: another job is to have half of its one GPU: it starts on half, where that is possible.
+        urgent: a job that is to start chooses its place before jobs that move, and takes one
+            however far spread, also under `[placement] mode = "delay"`; one that runs is not
+            suspended to exchange GPUs with another.
     """
 
     gpu_type: str
@@ -54,6 +57,7 @@ class Alternative:
     dropped: bool = False
     in_place: bool = False
     half: bool = False
+    urgent: bool = False
 
     def __post_init__(self) -> None:
         """Accept a sentence as reason, as sites' own policies for 0.1.0 give it."""
@@ -194,8 +198,10 @@ class Measurement:
     Attributes:
         racks: number of racks of its nodes.
         compute_s: seconds of forward, backward and optimizer in one step; None: not reported.
-        sync_s: seconds of one step spent waiting for other ranks.
+        sync_s: seconds of one step spent waiting for other ranks, or by which their exchange
+            lengthens it.
         reports: reports with these two, which are running means over about five of them.
+        exchange: kind of the schedule of exchange in these reports, as in `Observation`.
     """
 
     gpu_type: str
@@ -207,6 +213,7 @@ class Measurement:
     compute_s: float | None = None
     sync_s: float | None = None
     reports: int = 0
+    exchange: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

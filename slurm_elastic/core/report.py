@@ -129,6 +129,7 @@ class Report:
             (`slurm_elastic.training.exchange`); "": as of old, after the backward pass.
         exposed: the part of the exchange that lengthens a step, above 1 where ranks also wait for
             slower ones; None: not measured.
+        exchange_s: seconds that the exchange takes alone, without computation; None: not measured.
         peak_memory_bytes: largest memory use of a rank.
         weight_bytes: of all parameters of the model, divided or not.
         optimizer_bytes: of the whole state of its optimizer.
@@ -211,6 +212,7 @@ class Report:
     optimizer_s: float | None = None
     exchange: str = ""
     exposed: float | None = None
+    exchange_s: float | None = None
     peak_memory_bytes: int | None = None
     weight_bytes: int | None = None
     optimizer_bytes: int | None = None
@@ -248,7 +250,9 @@ class Report:
             data = {"change_reason": data["change_problem"], **data}
         report = _build(cls, data, REPORT_BOUNDS)
         if report.phase not in PHASES:
-            raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
+            raise ReportError(
+                "phase", f"{report.phase!r} is invalid: expected one of {', '.join(PHASES)}"
+            )
         if report.kind not in ("library", "script"):
             raise ReportError("kind", f"{report.kind!r} is neither library nor script")
         if report.rehearsal not in REHEARSALS:  # of a newer launcher
@@ -270,6 +274,7 @@ class Orders:
         rehearsal: the notice is for a rehearsal: keep the newest checkpoint before the answer.
         report_every_s: how often to report while training.
         reason: text for the job's log.
+        reason_code: the same as code and parameters; None: there is none, or an older controller.
         layout: replicas and stages to run in (`slurm_elastic.core.layout`); "": the job's own
             choice. A layout for another number of ranks waits until the job has them.
         plan: execution plan of that layout, with options (`slurm_elastic.core.execution`); "":
@@ -290,6 +295,7 @@ class Orders:
     rehearsal: bool = False
     report_every_s: float = 10.0
     reason: str = ""
+    reason_code: Reason | None = None
     layout: str = ""
     plan: str = ""
     batch: int | None = None
@@ -302,14 +308,19 @@ class Orders:
 
     def to_wire(self) -> dict[str, Any]:
         """Return a JSON object without fields that are None."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        values = dataclasses.asdict(self)
+        if self.reason_code is not None:
+            values["reason_code"] = self.reason_code.to_json()
+        return {k: v for k, v in values.items() if v is not None}
 
     @classmethod
     def from_wire(cls, data: Any) -> Orders:
         """Check and build; an unknown action is an error, because ignoring it could lose state."""
         orders = _build(cls, data, _ORDERS_BOUNDS)
         if orders.action not in ACTIONS:
-            raise ReportError("action", f"{orders.action!r} is none of {', '.join(ACTIONS)}")
+            raise ReportError(
+                "action", f"{orders.action!r} is invalid: expected one of {', '.join(ACTIONS)}"
+            )
         if orders.on_failure not in (None, *ON_FAILURE):
             orders = dataclasses.replace(orders, on_failure=None)  # of a newer controller
         return orders
@@ -357,6 +368,7 @@ REPORT_BOUNDS = {
     "sync_s": 1e6,
     "optimizer_s": 1e6,
     "exposed": 1e6,
+    "exchange_s": 1e6,
     "peak_memory_bytes": 2**50,
     "weight_bytes": 2**50,
     "optimizer_bytes": 2**50,
@@ -408,6 +420,7 @@ _READERS = {
     "change_reason": change_reason,
     "companions": companion_rows,
     "members": MemberOrders.from_wire,
+    "reason_code": Reason.from_json,
 }
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed under esrun: the global batch, and ZeRO's checkpoints in another world.
+"""DeepSpeed under esrun: the global batch, and ZeRO's checkpoints on another number of ranks.
 
 >>> planned = share(64, per_rank=8)                                           # doctest: +SKIP
 >>> config = elastic_config({"zero_optimization": {"stage": 1}}, planned, "ckpt")   # doctest: +SKIP
@@ -122,7 +122,7 @@ def _convert(folder: Path, tag: str) -> str:
         *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"),
         *("--input_folder", str(folder / tag), "--output_folder", str(target)),
     ]
-    # The converter is a program of its own: it must not take itself for a rank.
+    # The converter is a separate program: without these variables it does not act as a rank.
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     try:
         done = subprocess.run(

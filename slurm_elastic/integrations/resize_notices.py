@@ -26,7 +26,8 @@ from slurm_elastic.training.measure.step_times import process_age
 #: Longest wait for the end of a job that has saved. The other ranks wait for rank 0 in a
 #: collective, which NCCL ends after 600 s by default.
 WAIT_S = 300.0
-#: An older esrun takes reports of any kind for those of `slurm_elastic.training`.
+#: Variable of an esrun that accepts reports of integrations; an older one handles any report as
+#: one of `slurm_elastic.training`.
 _REPORTS = "SLURM_ELASTIC_WORLD_SIZE"
 
 

@@ -182,8 +182,8 @@ class AttemptTrial:
         elif certain:
             log_line(
                 f"the program ended with exit code {code} before it completed a checkpoint in this"
-                " attempt: waiting for the controller, which takes the job back to where it worked"
-                " if a change may be the cause"
+                " attempt: waiting for the controller, which returns the job to its last working"
+                " size if a change may be the cause"
             )
         in_place = failed_gpus is not None
         again = self._wait(code, certain=certain, in_place=in_place, is_due=is_due)
@@ -215,7 +215,7 @@ class AttemptTrial:
                 return True
             if answer == "end":
                 if certain:
-                    log_line("the controller leaves it at that: no change is the cause of this end")
+                    log_line("the controller does nothing: no resize caused this end")
                 return False
             if answer is None and not certain and now > begun + _ASK_S:
                 return False

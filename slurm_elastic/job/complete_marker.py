@@ -13,7 +13,7 @@ _BRACES = re.compile(r"\{[^{}]*\}|[{}]")
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return what is wrong with a pattern; None if it is valid."""
+    """Return the error of a pattern; None if it is valid."""
     if not pattern or "\0" in pattern:
         return "expected a pattern; write one such as 'DONE' or '{}.done'"
     if pattern.startswith("/"):

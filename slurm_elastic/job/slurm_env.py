@@ -116,7 +116,7 @@ def _gpus_here(env: Mapping[str, str]) -> int | None:
 
 
 def tasks_of_step(env: Mapping[str, str]) -> int:
-    """Return how many tasks of a step run this program; 1 in a batch script.
+    """Return the number of tasks of a step that run this program; 1 in a batch script.
 
     A batch script that a rank has submitted inherits the variables of that rank's step.
     """

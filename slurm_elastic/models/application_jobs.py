@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_elastic.core.application import Observation
@@ -103,10 +103,7 @@ class ApplicationJobs:
         return [
             {
                 "job": key,
-                "points": [
-                    [o.gpu_type, o.nodes, o.gpus, o.micro_batch, o.step_s, o.micro_step_s]
-                    for o in job.points
-                ],
+                "points": [_cell(o) for o in job.points],
                 "first_noise": job.first_noise,
             }
             for key, job in self.jobs.items()
@@ -134,16 +131,27 @@ def _age(key: str) -> tuple[int, int]:
     return int(submitted), int(job_id)
 
 
+def _cell(o: Observation) -> list[Any]:
+    cell = [o.gpu_type, o.nodes, o.gpus, o.micro_batch, o.step_s, o.micro_step_s]
+    stated = o.exchange or o.exchange_s is not None
+    return [*cell, o.exchange, o.exchange_s] if stated else cell  # as older releases wrote it
+
+
 def _observation(cell: Any) -> Observation | None:
-    if not isinstance(cell, list) or len(cell) != 6:
+    if not isinstance(cell, list) or len(cell) not in (6, 8):
         return None
-    gpu_type, *counts, step_s, micro_step_s = cell
+    gpu_type, *counts, step_s, micro_step_s = cell[:6]
+    exchange, exchange_s = cell[6:] or ("", None)
     if not isinstance(gpu_type, str) or not all(type(c) is int and 0 < c < 2**31 for c in counts):
         return None
     times = _floats([step_s, micro_step_s])
-    if times is None or not 0 < times[1] <= times[0] < math.inf:
+    if times is None or not 0 < times[1] <= times[0] < math.inf or not isinstance(exchange, str):
         return None
-    return Observation(gpu_type, *counts, *times)
+    alone = _floats([] if exchange_s is None else [exchange_s])
+    if alone is None or not all(0 < seconds < math.inf for seconds in alone):
+        return None
+    point = Observation(gpu_type, *counts, *times)
+    return replace(point, exchange=exchange, exchange_s=alone[0] if alone else None)
 
 
 def _noise_pair(value: Any) -> _NoisePair | None:

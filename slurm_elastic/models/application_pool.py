@@ -35,10 +35,12 @@ _LOG_NEAR, _LOG_EQUAL = math.log(1.5), math.log(1.05)
 #: Deviations are rounded to this, so that noise does not trigger a new fit.
 _STEP = 0.02
 
-_Key = tuple[str, int, int, int]
+_Key = tuple[str, int, int, str, int]
 _Pair = tuple[float, float]
-#: Ascending (log micro-batch, log step, log micro-step) of each (type, nodes, GPUs).
-_Curves = dict[tuple[str, int, int], list[tuple[float, float, float]]]
+#: Type, nodes, GPUs, kind of the exchange's schedule.
+_Shape = tuple[str, int, int, str]
+#: Ascending (log micro-batch, log step, log micro-step) of each shape.
+_Curves = dict[_Shape, list[tuple[float, float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,11 @@ def own_deviation(own: Iterable[Observation], pool: ApplicationPool) -> float:
 
 
 def _key(o: Observation) -> _Key:
-    return o.gpu_type, o.nodes, o.gpus, o.micro_batch
+    return *_shape(o), o.micro_batch
 
 
-def _shape(o: Observation) -> tuple[str, int, int]:
-    return o.gpu_type, o.nodes, o.gpus
+def _shape(o: Observation) -> _Shape:
+    return o.gpu_type, o.nodes, o.gpus, o.exchange
 
 
 def _add(curves: _Curves, o: Observation) -> None:

@@ -29,7 +29,7 @@ and within the user's `max-penalty`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -162,11 +162,10 @@ def thawed(observation: Observation, left: RemainingWork) -> Observation:
     """
     micro = observation.micro_step_s / left.compute
     network = max(0.0, observation.step_s - observation.micro_step_s) / left.network
-    return Observation(
-        observation.gpu_type,
-        observation.nodes,
-        observation.gpus,
-        observation.micro_batch,
-        micro + network,
-        micro,
+    alone_s = observation.exchange_s
+    return replace(
+        observation,
+        step_s=micro + network,
+        micro_step_s=micro,
+        exchange_s=None if alone_s is None else alone_s / left.network,
     )

@@ -34,6 +34,9 @@ _ROUNDINGS = (0.3, 1e-3)
 #: Least alpha (s): below half a microsecond the least beta/alpha (1e-8/alpha) would restrict the
 #: fit.
 _LEAST_ALPHA = 5e-7
+#: Weight of T_net where it was measured: it tells what steps leave open, and moves no fit away from
+#: them (our choice; docs/adr/0027-exposed-exchange-in-models.md).
+_NETWORK_WEIGHT = 0.05
 #: Bounds of the logarithms of seconds, and of beta/alpha: wide, but nothing overflows.
 _LOG_MOST = 20.0
 _MOST_GROWTH = 1e6
@@ -57,6 +60,7 @@ class FitPoint:
     Attributes:
         extra: replicas beyond two, at least `TINY`.
         log_compute, log_step: natural logarithms of the measured seconds.
+        log_network: that of T_net; None: it was not measured by itself.
     """
 
     link: FitLink
@@ -64,21 +68,80 @@ class FitPoint:
     micro_batch: int
     log_compute: float
     log_step: float
+    log_network: float | None = None
 
     @classmethod
     def measured(
-        cls, *, nodes: int, replicas: int, micro_batch: int, step_s: float, micro_step_s: float
+        cls,
+        *,
+        nodes: int,
+        replicas: int,
+        micro_batch: int,
+        step_s: float,
+        micro_step_s: float,
+        exchange_s: float | None = None,
     ) -> FitPoint:
-        """Return the point of one measured configuration."""
+        """Return the point of one measured configuration.
+
+        Where more than the exchange is exposed, ranks also wait for slower ones; T_net contains
+        that.
+        """
         link = FitLink.NONE if replicas == 1 else FitLink.INSIDE if nodes == 1 else FitLink.ACROSS
         extra = max(replicas - 2, TINY)
-        return cls(link, extra, micro_batch, math.log(micro_step_s), math.log(step_s))
+        log_network = None
+        if exchange_s is not None and link is not FitLink.NONE:
+            log_network = math.log(max(exchange_s, step_s - micro_step_s))
+        times = math.log(micro_step_s), math.log(step_s)
+        return cls(link, extra, micro_batch, *times, log_network)
 
 
-def objective(  # noqa: PLR0915 - one formula
+def objective(points: Sequence[FitPoint], *, rounding: float = 0.0) -> Objective:
+    """Return the function theta -> (objective, its gradient); formula in `throughput.fit`.
+
+    Args and entries of theta: as of `_step_objective`.
+    """
+    evaluate = _step_objective(points, rounding=rounding)
+    measured = [p for p in points if p.log_network is not None]
+    return _with_network(evaluate, measured, rounding) if measured else evaluate
+
+
+def _with_network(
+    evaluate_steps: Objective, points: Sequence[FitPoint], rounding: float
+) -> Objective:
+    """Add the weighted RMSE(log T_net, log measured); gamma is not drawn to 1 any more.
+
+    Args:
+        evaluate_steps: objective of all points.
+        points: those whose T_net was measured.
+        rounding: as of `objective`.
+    """
+    # Entries 4 and 5 of theta are alpha and beta inside a node, 2 and 3 those across.
+    rows = [(4 if p.link is FitLink.INSIDE else 2, p.extra, p.log_network or 0.0) for p in points]
+    count, rounding_square = len(points), rounding * rounding
+
+    def evaluate(theta: Sequence[float]) -> tuple[float, list[float]]:
+        value, gradient = evaluate_steps(theta)
+        squares, slopes = 0.0, [0.0] * 7
+        for alpha, extra, log_network in rows:
+            network = theta[alpha] + theta[alpha + 1] * extra
+            residual = math.log(network) - log_network
+            squares += residual * residual
+            slopes[alpha] += residual / network
+            slopes[alpha + 1] += residual / network * extra
+        rms = math.sqrt(squares / count + rounding_square)
+        scale = _NETWORK_WEIGHT / (count * rms) if rms > 0 else 0.0
+        slopes = [g + scale * s for g, s in zip(gradient, slopes, strict=True)]
+        over = theta[6] - 1
+        slopes[6] -= 2e-3 * over
+        return value - 1e-3 * over * over + _NETWORK_WEIGHT * rms, slopes
+
+    return evaluate
+
+
+def _step_objective(  # noqa: PLR0915 - one formula
     points: Sequence[FitPoint], *, rounding: float = 0.0
 ) -> Objective:
-    """Return the function theta -> (objective, its gradient); formula in `throughput.fit`.
+    """Return the function theta -> (objective of steps and micro-steps, its gradient).
 
     Entries of theta: alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma.
     The gradient of a root mean square that is exactly zero counts as zero.

@@ -1,4 +1,4 @@
-"""Cost of distance for the jobs of a round: the part of its time in which each computes.
+"""Communication cost of places for the jobs of a round: the part of its time that each computes.
 
 By job, the best that is known: what it measured where it ran (`Stalls`); elsewhere the closed form
 by the links' speeds, its gradient bytes and its computing (`CommunicationCost`, links.py), scaled
@@ -11,11 +11,11 @@ ranks.
 >>> record = JobRecord(job_id=7, gradient_bytes=1e9, measurements=(
 ...     Measurement(gpu_type="a100", gpus=8, nodes=1, samples_per_s=64.0, steps=9,
 ...                 compute_s=1.0, sync_s=0.0, reports=3),))
->>> toll = CommunicationCost.of(record, Links(spine=0.5e9), {})
->>> model = SpeedModel.fit(SpeedupSettings(), record.measurements, toll)
+>>> cost = CommunicationCost.of(record, Links(spine=0.5e9), {})
+>>> model = SpeedModel.fit(SpeedupSettings(), record.measurements, cost)
 >>> live = LiveCommunication.of({7: record}, {7: model})
->>> live.words("7", 8, (2, 2, 2))
-'over 2 racks it would compute 0.33 of its time'
+>>> round(live.part("7", 8, (2, 2, 2)), 2)
+0.33
 """
 
 from __future__ import annotations
@@ -101,19 +101,6 @@ class LiveCommunication:
             if m.gpu_type == kind
         }
         return Stalls(measured=measured, otherwise=_Curve(kind, speed_model))
-
-    def words(self, model: str, gpus: int, span: Span) -> str:
-        """Describe the cost of a place, as a clause."""
-        racks, nodes, domains = span
-        part = self.part(model, gpus, span)
-        over = "on one GPU" if gpus == 1 else "in one link domain"
-        if racks > 1:
-            over = f"over {racks} racks"
-        elif nodes > 1:
-            over = f"over {nodes} nodes"
-        elif domains > 1:
-            over = f"over {domains} link domains"
-        return f"{over} it would compute {part:.2f} of its time"
 
 
 @dataclass(frozen=True)

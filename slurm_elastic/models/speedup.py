@@ -218,7 +218,7 @@ def _sane(m: Measurement) -> bool:
 
 def _plain(m: Measurement) -> Measurement:
     """Return a measurement without the fields of a toll: with them equal models would differ."""
-    return replace(m, compute_s=None, sync_s=None, reports=0) if m.reports else m
+    return replace(m, compute_s=None, sync_s=None, reports=0, exchange="") if m.reports else m
 
 
 @lru_cache(maxsize=8192)

@@ -151,6 +151,10 @@ def fit(
         RMSE(log T_acc, log measured) + RMSE(log T_opt, log measured)
         + 1e-3 (gamma-1)^2 + 1e-2 ((beta_n/alpha_n)^2 + (beta_r/alpha_r)^2)
 
+    and, where the exchange alone was measured, 0.05 RMSE(log T_net, log measured) over these
+    points in place of 1e-3 (gamma-1)^2: with T_acc and T_net known a step tells gamma, else many
+    pairs of T_net and gamma explain it.
+
     Before a job ran across nodes these are taken 1.1 times as slow as one node:
     scaling is assumed to be good until it is measured.
 
@@ -208,6 +212,7 @@ def _points(observations: tuple[Observation, ...], unit: int) -> tuple[FitPoint,
                 micro_batch=o.micro_batch,
                 step_s=o.step_s,
                 micro_step_s=o.micro_step_s,
+                exchange_s=o.exchange_s,
             ),
         )
     return tuple(points.values())

@@ -2,7 +2,8 @@
 
 A job keeps its allocation until it has been given another one, so a refused alternative falls
 back to the next, and at last to the present allocation, never to idle GPUs. Jobs that give GPUs
-up come first, then those that move, start, grow. A shrink whose GPUs no other job takes is undone.
+up come first, then urgent starts, then those that move, start, grow. A shrink whose GPUs no other
+job takes is undone.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class Assignment:
             refusal = dearer(round_job, alternative, allocation)
             refusal = refusal or self._unworthy(round_job, allocation)
             if not place:
-                refusal = refusal or self.waits(outcome, allocation)
+                refusal = refusal or self.waits(outcome, alternative, allocation)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
@@ -234,7 +235,7 @@ class Assignment:
         return not_linked or Reason("no-place", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
 
     def not_linked(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Reason | None:
-        """Return that so many GPUs are free, but not where the job's groups would be linked."""
+        """Return the reason if GPUs are free, but not where the job's groups would be linked."""
         if not round_job.group_reach or not round_job.directive.allows(gpus, gpu_type):
             return None
         unit, demand = round_job.directive.unit_for(gpu_type), round_job.demand(self.frame)
@@ -247,9 +248,12 @@ class Assignment:
         group, reach = unit if unit > 1 else gpus, round_job.group_reach
         return Reason("group-not-linked", gpus=gpus, gpu_type=gpu_type, group=group, reach=reach)
 
-    def waits(self, outcome: JobOutcome, allocation: Allocation) -> Reason | None:
+    def waits(
+        self, outcome: JobOutcome, wish: Alternative, allocation: Allocation
+    ) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""
-        refusal = self.gate.refusal(outcome.round_job, allocation)
+        starts_at_once = wish.urgent and outcome.round_job.current is None
+        refusal = None if starts_at_once else self.gate.refusal(outcome.round_job, allocation)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 
@@ -410,9 +414,9 @@ def _same_shape(alternative: Alternative, current: Allocation) -> bool:
 def _phase(proposal: Proposal, round_job: RoundJob) -> int:
     first, current = proposal.alternatives[0], round_job.current
     if current is None:
-        return 2
+        return 1 if first.urgent else 3
     if first.gpus < current.gpus:
         return 0
     if first.gpu_type != current.gpu_type:
-        return 1
-    return 4 if first.gpus == current.gpus else 3
+        return 2
+    return 5 if first.gpus == current.gpus else 4

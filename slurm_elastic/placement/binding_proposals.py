@@ -84,7 +84,7 @@ def _suspend_for_exchange(assignment: Assignment) -> None:
     stuck = [o for o in assignment.outcomes.values() if _is_stuck(o)]
     stuck.sort(key=lambda o: (_cost(o), o.round_job.job.job_id))
     done: set[int] = set()
-    for giver in stuck:
+    for giver in (o for o in stuck if o.wished and not o.wished.urgent):
         for mover in stuck:
             pair = {giver.round_job.job.job_id, mover.round_job.job.job_id}
             if len(pair) == 2 and not pair & done and _swap(assignment, giver, mover):

@@ -225,7 +225,7 @@ def most_racks(job: Job) -> int | None:
 
 
 def _counted(held: Allocation | None, partner: Job | None) -> Allocation | None:
-    """Return what a job holds; half of a GPU whose other half is free counts as a whole one."""
+    """Return the allocation; half of a GPU whose other half is free counts as a whole one."""
     return held.whole if held is not None and held.half and partner is None else held
 
 
@@ -323,7 +323,7 @@ def _running(
 def _obstacle(  # noqa: PLR0911 - one after the other
     job: Job, record: JobRecord, now: float
 ) -> Reason | None:
-    """Return what keeps a running job from any change; None: nothing."""
+    """Return the obstacle to any change of a running job, or None."""
     if job.state is JobState.COMPLETING:
         return Reason("job-ending")
     if job.state is JobState.SUSPENDED:

@@ -62,7 +62,7 @@ class NodeLinks:
 
 
 def grouped(free: Sequence[int], domains: Domains, group: int) -> int:
-    """Return how many of these GPUs, in their order, hold groups within one domain each."""
+    """Return the number of first GPUs that hold groups within one domain each."""
     domain_of = {index: at for at, domain in enumerate(domains) for index in domain}
     for first in range(0, len(free) - group + 1, group):
         members = free[first : first + group]

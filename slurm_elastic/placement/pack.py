@@ -3,7 +3,8 @@
 Sia (SOSP'23, section 3.4): whole nodes first, what remains on as few GPUs as it needs. A
 job that keeps its type and size keeps its place. When that leaves a job without a place although
 there are GPUs enough, all jobs of that type are placed anew, largest first: sizes that are powers
-of two or whole nodes then all fit. Only other sizes are ever scattered over what is left.
+of two or whole nodes then all fit. Only other sizes are ever scattered over what is left. Replicas
+of several GPUs stay whole: on one node, or where they take several, in one rack if any place is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -128,7 +130,7 @@ class _Packing:
             allocation = self._clean(outcome.round_job, choice.gpus, later)
             if allocation is None:
                 waiting.append(wish)
-            elif self._waits(outcome, allocation):
+            elif self._waits(wish, allocation):
                 refused.append(wish)
             else:
                 self._settle(outcome, allocation)
@@ -139,7 +141,7 @@ class _Packing:
             if allocation is None:
                 wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
-            elif self._waits(wish.outcome, allocation):
+            elif self._waits(wish, allocation):
                 refused.append(wish)
             else:
                 self._settle(wish.outcome, allocation)
@@ -175,13 +177,13 @@ class _Packing:
         refusal = dearer(outcome.round_job, choice, allocation)
         if refusal:
             outcome.refusals.append(refusal)
-        return None if refusal or self._waits(outcome, allocation) else allocation
+        return None if refusal or self._waits(wish, allocation) else allocation
 
-    def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
+    def _waits(self, wish: _Wish, allocation: Allocation) -> bool:
         """Return whether the job waits for a nearer place, and note the refusal."""
-        refusal = self._assignment.waits(outcome, allocation)
+        refusal = self._assignment.waits(wish.outcome, wish.chosen, allocation)
         if refusal:
-            outcome.refusals.append(refusal)
+            wish.outcome.refusals.append(refusal)
         return bool(refusal)
 
     def _settle(self, outcome: JobOutcome, allocation: Allocation) -> None:
@@ -231,8 +233,9 @@ class _Packing:
             return False
         if outcome.changed:
             return True
-        full, remainder = divmod(target.gpus, self._most)
-        clean = [*([remainder] if remainder else []), *[self._most] * full]
+        most, _ = self._replicas(outcome.round_job, target.gpus)
+        full, remainder = divmod(target.gpus, most)
+        clean = [*([remainder] if remainder else []), *[most] * full]
         return sorted(g for _, g in target.shares) == clean
 
     def _room(self, round_job: RoundJob, resources: FreeResources) -> Ints:
@@ -244,12 +247,25 @@ class _Packing:
             usable[i] = max(usable[i], min(int(room[i]), held))
         return usable
 
+    def _replicas(self, round_job: RoundJob, gpus: int) -> tuple[int, int]:
+        """Return the GPUs of whole replicas on a node, and the nodes of each replica.
+
+        The GPUs are 0 if a replica has to be, and cannot be, on one node.
+        """
+        unit = round_job.directive.unit_for(self._type)
+        if round_job.group_reach and unit == 1:
+            unit = gpus  # they are one spatial group
+        if unit <= self._most:
+            return self._most - self._most % unit, 1
+        return 0 if round_job.group_reach else self._most, max(1, unit // self._most)
+
     def _own(self, round_job: RoundJob) -> Mapping[int, int]:
         return self._frame.shares(round_job.current.shares) if round_job.current else {}
 
     def _clean(self, round_job: RoundJob, gpus: int, resources: FreeResources) -> Allocation | None:
         """Choose whole nodes, and the rest on the node with the least to spare; own nodes first."""
-        if not self._most:
+        most, replica = self._replicas(round_job, gpus) if self._most else (0, 1)
+        if not most:
             return None
         room = self._room(round_job, resources).tolist()
         own = self._own(round_job)
@@ -259,14 +275,14 @@ class _Packing:
             place = place_in_place(round_job.job, gpus, self._most, by_name)
             if place is not None:
                 return None if resources.exceeds_limits(round_job.need, place) else place
-        full, remainder = divmod(gpus, self._most)
+        full, remainder = divmod(gpus, most)
         chosen: dict[int, int] = {}
         if full:
-            free_nodes = [i for i, free in enumerate(room) if free >= self._most]
+            free_nodes = [i for i, free in enumerate(room) if free >= most]
             if len(free_nodes) < full:
                 return None
-            free_nodes.sort(key=self._order(free_nodes, own, full))
-            chosen = dict.fromkeys(free_nodes[:full], self._most)
+            free_nodes.sort(key=self._order(free_nodes, own, full, wide=replica > 1))
+            chosen = dict.fromkeys(self._whole_replicas(free_nodes, full, replica), most)
         if remainder:
             fits = [i for i, free in enumerate(room) if free >= remainder and i not in chosen]
             if not fits:
@@ -291,11 +307,27 @@ class _Packing:
         """Return whether racks count: Sia's packing has none."""
         return self._assignment.config.placement.mode == "delay"
 
+    def _whole_replicas(self, ordered: Sequence[int], count: int, replica: int) -> list[int]:
+        """Return the first nodes in this order, of each rack those of whole replicas first."""
+        if replica == 1:
+            return list(ordered[:count])
+        chosen: list[int] = []
+        left_over: list[int] = []
+        for _, of_rack in groupby(ordered, key=lambda i: int(self._frame.rack[i])):
+            nodes = list(of_rack)
+            whole = min(len(nodes), count - len(chosen)) // replica * replica
+            chosen += nodes[:whole]
+            left_over += nodes[whole:]
+        return chosen + left_over[: count - len(chosen)]
+
     def _order(
-        self, free_nodes: Sequence[int], own: Mapping[int, int], count: int
+        self, free_nodes: Sequence[int], own: Mapping[int, int], count: int, *, wide: bool
     ) -> Callable[[int], tuple[int, ...]]:
-        """Order nodes: own ones first; where racks count, those of the tightest rack with room."""
-        if not self._near:
+        """Order nodes: own ones first; where racks count, those of the tightest rack with room.
+
+        They count under `[placement] mode = "delay"`, and for `wide` replicas, of several nodes.
+        """
+        if not self._near and not wide:
             return lambda i: (i not in own,)
         racks = Counter(int(self._frame.rack[i]) for i in free_nodes)
         enough = [r for r, many in racks.items() if many >= count]
@@ -308,8 +340,14 @@ class _Packing:
     def _scattered(
         self, round_job: RoundJob, gpus: int, resources: FreeResources
     ) -> Allocation | None:
-        """Choose as few nodes as possible, whatever is free on them."""
-        room = self._room(round_job, resources).tolist()
+        """Choose as few nodes as possible, whatever whole replicas are free on them."""
+        most, replica = self._replicas(round_job, gpus) if self._most else (0, 1)
+        if not most or replica > 1:
+            return None
+        unit = round_job.directive.unit_for(self._type)
+        if round_job.group_reach and unit == 1:
+            return None
+        room = [free - free % unit for free in self._room(round_job, resources).tolist()]
         chosen: dict[int, int] = {}
         for i in sorted(range(len(room)), key=lambda i: (-room[i], i)):
             take = min(room[i], gpus - sum(chosen.values()))

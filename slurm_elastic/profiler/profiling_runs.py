@@ -150,7 +150,7 @@ def profile(
 
 
 def _use(uses: Mapping[MissingTime, ProfiledUse], shape: ProfiledShape) -> ProfiledUse:
-    """Return what a shape used with its data in memory, and what it read from storage.
+    """Return the use of resources with data in memory, and the bytes read from storage.
 
     The median over the repeats counts.
     """

@@ -58,11 +58,13 @@ class MembersRow(TypedDict):
     leave: list[int]
     deadline_s: float
     cancel: bool
+    restart: str
 
 
 class OrdersRow(_OrdersAlways, total=False):
     """Orders of one attempt of a job; see `core.report.Orders`."""
 
+    reason_code: ReasonRow
     notice: int
     deadline_s: float
     rehearsal: bool

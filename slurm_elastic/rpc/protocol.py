@@ -77,6 +77,6 @@ def check_version(version: object, *, release: str, since: int = 1, present: int
         return
     raise RequestError(
         "version",
-        f"the controller ({release}) speaks protocol {present}, not {version!r:.20}: install"
-        " the same release of slurm-elastic on both sides",
+        f"protocol {version!r:.20} is invalid: the controller ({release}) expects {present};"
+        " install the same release of slurm-elastic on both sides",
     )

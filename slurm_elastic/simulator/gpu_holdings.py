@@ -41,7 +41,7 @@ class GpuHoldings:
     def changed(
         self, target: Allocation, first_id: int, *, most: int, kind: ResizeKind
     ) -> GpuHoldings | None:
-        """Return what leads to a target without a requeue; None: one is necessary.
+        """Return the holdings after a change without a requeue; None: it needs one.
 
         Args:
             target: base and companions.

@@ -107,7 +107,7 @@ class Result:
         nodes: number of nodes of the cluster.
         jobs: in order of submission.
         segments: allocations of all jobs, in order of their ends.
-        policy_s: wall seconds of each call of the policy.
+        policy_s: CPU seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
         crossing_gpu_s: GPU seconds lost to crossing racks (truth/rack_network.py).
         freezing: results of the jobs that may freeze layers.

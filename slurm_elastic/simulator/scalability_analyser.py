@@ -22,8 +22,8 @@ from slurm_elastic.simulator.workloads.cluster_text import Cluster, Group
 _BATCHES = 4
 
 
-def analysed(jobs: Iterable[SimulatedJob], cluster: Cluster) -> None:
-    """Give jobs the observations that the analyser makes of their applications."""
+def add_observations(jobs: Iterable[SimulatedJob], cluster: Cluster) -> None:
+    """Add the simulated measurements of their applications to jobs."""
     observations: dict[str, tuple[Observation, ...]] = {}
     for job in jobs:
         name = job.submitted.application

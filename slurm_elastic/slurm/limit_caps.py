@@ -289,7 +289,7 @@ def _limits_of_each_job(
 
 
 def _used(job: Job, resource: str) -> int:
-    """Return what a running job has of a resource."""
+    """Return the amount of a resource that a running job has."""
     if resource == "node":
         return len(job.allocation.shares) if job.allocation else job.min_nodes
     if resource == "cpu":

@@ -13,7 +13,7 @@ _ENVIRONMENT = {"SLURM_JSON": "compact", "SLURM_TIME_FORMAT": "%s"}
 
 
 def output(*words: str, timeout_s: float = 30.0, shown: str = "") -> bytes:
-    """Return what a command of Slurm prints.
+    """Return the output of a command of Slurm.
 
     Args:
         words: the command and its arguments.

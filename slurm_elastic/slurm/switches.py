@@ -75,7 +75,7 @@ def combined(default: str, named: Mapping[str, tuple[str, str]]) -> SiteTopologi
         if kind := _unknown_kind(text):
             unused[label] = f"{kind}{_UNSUPPORTED}"
         elif shared := nodes & taken:
-            unused[label] = f"{min(shared)} stands in the topology of another partition"
+            unused[label] = f"{min(shared)} is in the topology of another partition"
         else:
             trees[name] = tree
             taken |= nodes
@@ -86,7 +86,7 @@ def combined(default: str, named: Mapping[str, tuple[str, str]]) -> SiteTopologi
 
 
 def _show(*words: str) -> str:
-    """Return what `scontrol show` prints, a line for each record; "" if it fails."""
+    """Return the output of `scontrol show`, a line for each record; "" if it fails."""
     try:
         process = subprocess.run(
             ["scontrol", "-o", "show", *words],

@@ -16,6 +16,7 @@ from slurm_elastic.training.faststart import import_torch
 
 import_torch()
 
+from slurm_elastic.core.errors import SlurmElasticError  # noqa: E402
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError  # noqa: E402
 from slurm_elastic.training.freezing.criteria import CriterionInputs  # noqa: E402
 from slurm_elastic.training.freezing.freezer import Freezing  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "CriterionInputs",
     "ElasticLoop",
     "Freezing",
+    "SlurmElasticError",
     "TrainingJob",
     "init",
 ]

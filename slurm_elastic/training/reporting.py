@@ -149,8 +149,10 @@ class Reporter:
         times = self.timer.take()
         if times is None:
             return {}
-        exchange = {"exchange": self.timer.exchange, "exposed": self.timer.exposed}
-        return (exchange if self.timer.exchange else {}) | {
+        return {
+            "exchange": self.timer.exchange,
+            "exposed": self.timer.exposed,
+            "exchange_s": self.timer.exchange_s,
             "step_time_s": times.step_s,
             "steps_measured": times.steps,
             "micro_step_s": times.micro_step_s,

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from slurm_elastic.core.directive import Directive
-from slurm_elastic.core.execution.execution_plan import Sharding
 from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training import init_arguments
 from slurm_elastic.training.checkpoint import training_state as states
@@ -42,6 +41,11 @@ from slurm_elastic.training.parallel.plan_settings import PlanSettings
 from slurm_elastic.training.parallel.recomputation import keep_activations, recompute
 from slurm_elastic.training.parallel.sliced_parallel import SlicedParallel
 from slurm_elastic.training.parallel.spatial_parallel import SpatialParallel, slabs_of
+from slurm_elastic.training.parallel.strategy_choice import (
+    StrategyChoice,
+    StrategyKind,
+    own_sharding,
+)
 from slurm_elastic.training.parallel.supported_plans import supported_options
 from slurm_elastic.training.parallel.tensor_parallel import TensorParallel
 from slurm_elastic.training.ranks.process_group import RankGroup
@@ -159,7 +163,7 @@ class TrainingBuilder:
         )
 
     def again(self, cursor: Cursor) -> TrainingParts:
-        """Return the parts on other ranks, from the checkpoint after this step; collective."""
+        """Build the training again for the present ranks, from a checkpoint; collective."""
         assert self._strategy is not None
         self._strategy.dissolve()
         self._optimizer.state.clear()
@@ -175,10 +179,10 @@ class TrainingBuilder:
         return self._checkpoint_directory.named(f"step_{cursor.step:08d}")
 
     def _make_rebuilding(self) -> Rebuilding | None:
-        """Return the parts of changes that divide the model anew; None: none does, or can.
+        """Return the helpers that divide the model again after a change of ranks; None: not needed.
 
-        The same on all ranks, those that join among them: it follows from the script and the
-        submitted directive, and not from the layout or plan, which only present ranks know.
+        The same on all ranks, also on joining ones: it depends on the script and the submitted
+        directive, and not on the layout or plan, which joining ranks do not know.
         """
         parallel = self._directive.parallel if self._directive else "data"
         sharded = self._settings.shard and not unsupported()
@@ -219,35 +223,36 @@ class TrainingBuilder:
             tensor=1 if self._profile else self._settings.tensor,
             undivided=self._undivided,
         )
-        choice = layout_agreement.choice
-        settings = self._settings.under(choice.plan, global_batch=self._sampler.global_batch)
+        layout_choice = layout_agreement.choice
+        settings = self._settings.under(layout_choice.plan, global_batch=self._sampler.global_batch)
         slabs = slabs_of(
-            self._loader.dataset, self._spatial, choice, keep=self._keep_slabs, rank=rank_group.rank
+            self._loader.dataset,
+            self._spatial,
+            layout_choice,
+            keep=self._keep_slabs,
+            rank=rank_group.rank,
         )
         loader = self._loader
         if slabs:
             loader = replace(loader, dataset=slabs, ranks_per_sample=slabs.grid.size)
-        divided = choice.tensor > 1
-        if divided:
-            loader = replace(loader, ranks_per_sample=choice.tensor)
-        staged = choice.staged or (self._schedule == "pipedream" and bool(self._layers))
-        # A single replica has no other one to divide state with.
-        sharded = settings.shard and not (staged or slabs) and rank_group.size > choice.tensor
-        if sharded and (reason := unsupported()):
-            sharded = False
-            self._log(f"{reason}; every {'replica' if divided else 'rank'} holds the whole model")
-        sliced = settings.overlap == SLICED and not (sharded or slabs)
-        sliced = sliced and max(map(len, choice.layout.stages)) > 1
-        sliced = sliced and not (staged and self._schedule == "pipedream")
-        sharding = Sharding.OPTIMIZER if sliced else Sharding.NONE
-        sharding = Sharding.FULL if sharded else sharding
-        if not staged:
+        if layout_choice.tensor > 1:
+            loader = replace(loader, ranks_per_sample=layout_choice.tensor)
+        strategy_choice = StrategyChoice.of(
+            layout_choice,
+            settings,
+            ranks=rank_group.size,
+            has_layers=bool(self._layers),
+            schedule=self._schedule,
+            unsupported=unsupported(),
+        )
+        self._log(strategy_choice.remark)
+        if not strategy_choice.staged:
             full_model.to(rank_group.device)
         self._make_optimizer()
         if not slabs:
             keep_activations(layers_of(full_model))
-        self._report_supported_options(spatial=choice.spatial)
-        plain = not (staged or sharded or sliced or slabs or divided or self._profile)
+        self._report_supported_options(spatial=layout_choice.spatial)
+        profiles_layers = strategy_choice.kind is StrategyKind.DATA and not self._profile
         step_profiler = StepProfiler(
             timer=reporter.timer,
             noise=reporter.noise,
@@ -256,15 +261,13 @@ class TrainingBuilder:
             profiler=LayerProfiler(
                 layers_of(full_model), device=rank_group.device, earlier=earlier_profile
             )
-            if plain
+            if profiles_layers
             else None,
         )
         strategy = self._strategy = self._make_strategy(
-            choice,
+            strategy_choice,
+            layout_choice,
             settings,
-            staged=staged,
-            sharded=sharded,
-            sliced=sliced,
             slabs=slabs,
             fresh=checkpoint is None,
             earlier_profile=earlier_profile,
@@ -297,7 +300,7 @@ class TrainingBuilder:
             self._sampler.global_batch,
             limits=limits(self._sampler.global_batch, self._directive),
             rule=self._batch_rule,
-            replicas=len(choice.layout.stages[0]),
+            replicas=len(layout_choice.layout.stages[0]),
             noise=reporter.noise.fields,
             is_leader=rank_group.rank == 0,
             log=log_line,
@@ -306,16 +309,17 @@ class TrainingBuilder:
             rebuilt = self._rebuilding is not None
             self._obstacle = in_place_obstacle(
                 spatial=bool(slabs),
-                staged=not rebuilt and (staged or layout_agreement.may_be_staged),
+                staged=not rebuilt and (strategy_choice.staged or layout_agreement.may_be_staged),
                 # Of a single rank, too: ranks that join would divide the state.
-                sharded=not rebuilt and (sharded or divided or settings.overlap == SLICED),
+                sharded=not rebuilt
+                and (strategy_choice.divides_parameters or settings.overlap == SLICED),
                 profile=self._profile is not None,
                 device=rank_group.device,
             )
         return TrainingParts(
             checkpoint=checkpoint,
             strategy=strategy,
-            plan=str(choice.used_plan(sharding) or ""),
+            plan=str(layout_choice.used_plan(strategy_choice.sharding) or ""),
             layout_agreement=layout_agreement,
             full_model=full_model,
             weight_bytes=self._weight_bytes,
@@ -355,13 +359,13 @@ class TrainingBuilder:
             self._layers,
             self._optimizer,
             recompute=self._settings.recompute,
-            # Objects of the script may be of the size of whole parameters, as a mean of them is.
+            # Objects of the script may have the shapes of whole parameters (e.g. averaged weights).
             restricted=self._freezing is not None
             or self._schedule == "pipedream"
             or bool(self._extra),
             undivided=self._undivided,
             styles=self._tensor_styles,
-            own_sharding=self._own_sharding(),
+            own_sharding=own_sharding(self._settings, unsupported=unsupported()),
             own_tensor=1 if self._undivided else self._settings.tensor,
         )
         self._reporter.announce(
@@ -369,12 +373,6 @@ class TrainingBuilder:
             weight_bytes=self._weight_bytes,
             gpu_bytes=gpu_bytes(self._rank_group.device),
         )
-
-    def _own_sharding(self) -> Sharding:
-        """Return what replicas divide by the script's own choice."""
-        if self._settings.shard:
-            return Sharding.NONE if unsupported() else Sharding.FULL
-        return Sharding.OPTIMIZER if self._settings.overlap == SLICED else Sharding.NONE
 
     def _make_optimizer(self) -> None:
         """Call functions that make optimizer and scheduler, when the job is built first."""
@@ -402,12 +400,10 @@ class TrainingBuilder:
 
     def _make_strategy(
         self,
-        choice: LayoutChoice,
+        strategy_choice: StrategyChoice,
+        layout_choice: LayoutChoice,
         plan_settings: PlanSettings,
         *,
-        staged: bool,
-        sharded: bool,
-        sliced: bool,
         slabs: SlabDataset | None,
         fresh: bool,
         earlier_profile: MeasuredLayers | None,
@@ -420,16 +416,17 @@ class TrainingBuilder:
             "step_profiler": step_profiler,
         }
         model, optimizer = self._full_model, self._optimizer
-        if choice.tensor > 1 or sharded:
+        kind, sliced = strategy_choice.kind, strategy_choice.sliced
+        if strategy_choice.divides_parameters:
             self._rank_group.join()
-            if fresh and not staged:
+            if fresh and not strategy_choice.staged:
                 self._rank_group.broadcast(model.state_dict().values())
         overlap = "none" if plan_settings.overlap == SLICED else plan_settings.overlap
         overlap = overlap_on(self._rank_group.device.type, overlap)
-        if staged:
+        if kind is StrategyKind.PIPELINE:
             return PipelineParallel(
                 self._layers,
-                choice,
+                layout_choice,
                 self._loss_fn,
                 schedule=self._schedule,
                 ties=self._tied,
@@ -441,38 +438,38 @@ class TrainingBuilder:
                 log=self._log,
                 **settings,
             )
-        if sliced and choice.tensor == 1:
+        if kind is StrategyKind.SLICED:
             return SlicedParallel(model, optimizer, self._loss_fn, **settings)
-        if sharded:
+        if kind is StrategyKind.FULLY_SHARDED:
             return FullyShardedParallel(
                 model,
                 optimizer,
                 self._loss_fn,
-                tensor=choice.tensor,
+                tensor=layout_choice.tensor,
                 styles=self._tensor_styles,
                 overlap=overlap,
                 log=self._log,
                 **settings,
             )
-        if choice.tensor > 1:
+        if kind is StrategyKind.TENSOR:
             return TensorParallel(
                 model,
                 optimizer,
                 self._loss_fn,
-                size=choice.tensor,
+                size=layout_choice.tensor,
                 styles=self._tensor_styles,
                 overlap=overlap,
                 sliced=sliced,
                 log=self._log,
                 **settings,
             )
-        if slabs:
+        if slabs:  # the kind is SPATIAL
             return SpatialParallel(
                 model,
                 self._loss_fn,
                 grid=slabs.grid,
                 extents=slabs.extents,
-                layout=str(choice.text),
+                layout=str(layout_choice.text),
                 overlap=overlap,
                 log=log_line,
                 **settings,

@@ -349,6 +349,8 @@ class TrainingJob:
         if self._batch_size.apply(agreed.batch):
             self._reporter.timer.restart()
             self._report_share()
+            if isinstance(self._strategy, DataParallel):
+                self._strategy.rebuild()  # measures anew what of the exchange is exposed
             if self._freezer:
                 self._freezer.set_batch(self._batch_size.now)
         if self._freezer and self._freezer.frozen != (n := round(agreed.frozen)):

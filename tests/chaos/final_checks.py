@@ -205,7 +205,7 @@ def _lights(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
 
 
 def in_place_transitions(log: str) -> dict[str, int]:
-    """Return how many transitions of each end were changes in place, by selasticd's log."""
+    """Return the number of changes in place for each end of transitions, by selasticd's log."""
     known: set[tuple[str, str]] = set()
     ends: Counter[str] = Counter()
     for job, number, state in _STATE.findall(log):
@@ -300,7 +300,7 @@ def _scripts(
 
 
 def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a fault affected, and how long until that was over.
+    """Return the effects of a fault, and the time until they were over.
 
     Args:
         hit: a `campaign.FaultRecord`.
@@ -342,7 +342,7 @@ def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _thrown(hit: Any, samples: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
-    """Return how many jobs a fault put back into the queue, and when the last ran again."""
+    """Return the number of jobs that a fault requeued, and when the last ran again."""
     known = [s for s in samples if s["jobs"] is not None]
     before = [s for s in known if s["at"] <= hit.begun][-1:]
     soon = [s for s in known if hit.begun < s["at"] <= hit.healed + 25]

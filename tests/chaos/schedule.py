@@ -131,6 +131,7 @@ LAYOUTS = {
     "spatial": Layout(",unit=2,parallel=spatial", pairs=True),
     "tensor": Layout(",unit=2", pairs=True),
     "plans": Layout(",parallel=hybrid,plan=auto"),
+    "buckets": Layout(),
 }
 
 

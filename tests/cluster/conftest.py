@@ -21,18 +21,21 @@ from tests.support.container_cluster.slurm_cluster import (
     worker_name,
 )
 
-#: Files in which the controller acts on step times that it measures. They run one after the other:
-#: at once, their many ranks would falsify each other's times. The last one is the most sensitive:
-#: by then the unit tests are over.
+#: Files, or tests, in which the controller acts on step times that it measures. Those of a group
+#: run one after the other: at once, their many ranks would falsify each other's times. The last one
+#: of each group is the most sensitive: by then the unit tests are over.
 MEASURING = (
-    "test_profiler.py", "test_hybrid.py", "test_learning_layouts.py", "test_near_places.py",
+    (
+        "::test_a_slow_network_is_the_networks", "test_hybrid.py", "test_learning_layouts.py",
+        "test_near_places.py",
+    ),
+    ("test_profiler.py", "test_icefrog_rounds.py"),
 )  # fmt: skip
 #: Files that take a worker a minute or more, the longest first, so that all workers end together.
 #: A worker gets its next tests while its last one runs: a long one must not be among the last.
-#: Of files marked `alone` test_icefrog_rounds runs beside the others, on a cluster of its own.
 LONG = (
-    *MEASURING, "test_icefrog_rounds.py", "test_rank_restart.py", "test_sleep.py",
-    "test_plan_choice.py",
+    "test_profiler.py", "test_hybrid.py", "test_learning_layouts.py", "test_near_places.py",
+    "test_icefrog_rounds.py", "test_rank_restart.py", "test_sleep.py", "test_plan_choice.py",
     "test_in_place_training.py",
     "test_failing_scripts.py", "test_in_place.py", "test_demo.py", "test_frameworks.py",
     "test_life.py", "test_companion_faults.py", "test_launchers.py",
@@ -54,7 +57,7 @@ SINGLE_TESTS = (
     "::test_a_selasticd_that_is_down_meanwhile_brings_it_back_later",
 )  # fmt: skip
 _FILES = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
-for _name in {*LONG, *SINGLE_TESTS}:
+for _name in {*LONG, *SINGLE_TESTS, *MEASURING[0], *MEASURING[1]}:
     assert _name.startswith("::") or _name in _FILES, f"{_name} is no longer a file of tests"
 TIMEOUT_S = 300.0
 
@@ -121,8 +124,9 @@ class FileScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path.endswith(MEASURING):
-            return MEASURING[0]
+        for number, group in enumerate(MEASURING):
+            if path.endswith(group) or nodeid.endswith(group):
+                return f"measuring {number}"
         return nodeid if path.endswith(SINGLE_TESTS) or nodeid.endswith(SINGLE_TESTS) else path
 
 

@@ -43,7 +43,8 @@ _REPORT = dataclasses.asdict(
         application="net", checkpoint_step=5, checkpoint_age_s=3.0, checkpoint_s=1.0, startup_s=4.0,
         restore_s=1.0, resumed_from=0, proven=True, rehearsal="no-room", kept_in="/d", kept_bytes=9, needed_micro_batches=4, notice=1, layout="4x1", supported_options="stages=2,tensor,own-shard=full", layers=2, frozen=0,
         certified=1, penalty=0.0, certified_penalty=0.001, data_s=0.01, forward_s=0.1, backward_s=0.1,
-        sync_s=0.02, optimizer_s=0.01, exchange="flat", exposed=0.5, peak_memory_bytes=10**9,
+        sync_s=0.02, optimizer_s=0.01, exchange="flat", exposed=0.5, exchange_s=0.02,
+        peak_memory_bytes=10**9,
         weight_bytes=10**8, optimizer_bytes=2 * 10**8, gpu_bytes=10**10, out_of_memory=True,
         profile=(("conv", 0.1, 0.2, 100, 400), ("fc", 0.1, 0.2, 10, 4000)), profile_batch=64,
         in_place=True, not_in_place="", change=3, change_state="joining",
@@ -118,7 +119,7 @@ class ControllerUnderTest:
             policy=policy_protocol.load(settings), account="selastic", log=log,
         )  # fmt: skip
         self.controller.listing.jobs = dict(snapshot.job)
-        self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
+        self.controller.published.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         self.handler = RequestHandler(
             self.controller,
             check=lambda view: {"version": "0"},

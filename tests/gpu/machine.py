@@ -27,7 +27,7 @@ class NoMachineError(Exception):
 
 
 def ask(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `describe` returns in a process with these variables.
+    """Return the result of `describe` in a process with these variables.
 
     Raises:
         NoMachineError: there is no torch, or it does not answer.

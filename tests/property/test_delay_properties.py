@@ -16,6 +16,7 @@ from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
 from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
 from tests.support.decisions.reasons import told
@@ -91,12 +92,12 @@ def decide(c, timers, policy, *, state=None, at_once=True):
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 2**32), TIMERS, st.booleans(), st.booleans())
-def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, greedy, at_once):
+@given(st.integers(0, 2**32), TIMERS, st.sampled_from(["fair", "greedy", "goodput"]), st.booleans())
+def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, name, at_once):
     c = invent(seed)
     state = {}
+    policy = {"fair": None, "greedy": Greedy(), "goodput": MarginalValue(config(timers))}[name]
     for _ in range(3):
-        policy = Greedy() if greedy else None
         plan, after = decide(c, timers, policy, state=state, at_once=at_once)
         again, same = decide(c, timers, policy, state=state, at_once=at_once)
         assert plan.decisions == again.decisions
@@ -117,8 +118,8 @@ def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, gre
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 2**32), TIMERS)
-def test_refusals_idle_no_gpu_that_a_job_waits_for(seed, timers):
+@given(st.integers(0, 2**32), TIMERS, st.booleans())
+def test_refusals_idle_no_gpu_that_a_job_waits_for(seed, timers, greedy):
     rng = random.Random(seed)
     nodes = [node(f"n{i}", 4) for i in range(rng.randint(2, 6))]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
@@ -129,7 +130,7 @@ def test_refusals_idle_no_gpu_that_a_job_waits_for(seed, timers):
     for job_id in range(1, rng.randint(3, 14)):
         size = rng.choice([1, 1, 4, 6, 8])
         c.add(job_id, elastic=str(size), gpus=size, submit_time=c.time - rng.randint(0, 400))
-    plan, _ = decide(c, timers, Greedy())
+    plan, _ = decide(c, timers, Greedy() if greedy else MarginalValue(config(timers)))
     idle = sum(n.free_gpus for n in c.snapshot().nodes)
     idle -= sum(d.target.gpus for d in plan.decisions if d.target)
     small = [d for d in plan.decisions if c.records[d.job_id] and _wants_one(c, d.job_id)]

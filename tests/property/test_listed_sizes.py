@@ -18,7 +18,7 @@ from tests.support.decisions.cluster_strategies import random_cluster
 from tests.support.decisions.synthetic_clusters import Cluster, node
 
 POLICIES = (
-    *("fair", "sia", "dally", "elastic_batch", "icefrog"),
+    *("fair", "sia", "goodput", "dally", "elastic_batch", "icefrog"),
     *("static", "fifo", "las", "srtf", "qssf", "gavel", "ones"),
 )
 CASES = (st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32))
@@ -123,7 +123,7 @@ def with_shapes_barred(cluster, rng):
             cluster.jobs[i] = dataclasses.replace(job, submission=submission)
 
 
-@pytest.mark.parametrize("name", ["fair", "sia", "elastic_batch", "icefrog"])
+@pytest.mark.parametrize("name", ["fair", "sia", "goodput", "elastic_batch", "icefrog"])
 @pytest.mark.parametrize(
     ("elastic", "start", "end"),
     [
@@ -159,7 +159,7 @@ def test_a_job_grows_over_the_gaps(name, elastic, start, end):
     assert all(directive.allows(gpus, "a100") for gpus in sizes)
 
 
-@pytest.mark.parametrize("name", ["fair", "sia", "elastic_batch", "icefrog"])
+@pytest.mark.parametrize("name", ["fair", "sia", "goodput", "elastic_batch", "icefrog"])
 def test_a_job_grows_past_an_excluded_size(name):
     config = Config(
         controller=ControllerSettings(policy=name, queue="controller"),

@@ -29,7 +29,7 @@ def decide(cluster, config=None, previous=None, state=None):
 
 
 def holdings(cluster, plan, *, during):
-    """Return what each job holds after the plan (or `during`, at most while it is carried out)."""
+    """Return the GPUs of each job after the plan (or `during`, at most while it is carried out)."""
     held = {}
     for job in cluster.jobs:
         decision = plan.decision.get(job.job_id)

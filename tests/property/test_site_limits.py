@@ -15,7 +15,7 @@ from tests.support.decisions.reasons import words
 from tests.support.decisions.synthetic_clusters import NOW
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
-POLICIES = ("fair", "las", "dally")
+POLICIES = ("fair", "las", "dally", "sia", "goodput")
 SHARES = st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0])
 
 

@@ -168,7 +168,7 @@ class RollingUpgrade:
         )
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return what the script has noted, oldest first."""
+        """Return the rows that the script has written, oldest first."""
         text = self.cluster.exec(f"cat {HOME}/log 2>/dev/null || true").stdout
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 

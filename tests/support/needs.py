@@ -26,10 +26,12 @@ PACKAGES = "make venv"
 REMEDIES = {
     "docker": "as root, or with Docker at hand: contrib/cluster/cluster up",
     "promtool": "as root, about 100 MB: apt-get install --no-install-recommends prometheus",
+    "requirements/integrations.txt": "make test-integrations",
     "root": "run the tests as root",
 }
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-_REASON = re.compile(r"needs (\S+)$")
+#: Not of files: those are of the machine.
+_REASON = re.compile(r"needs ([^\s/]\S*)$")
 #: Of published data: tests/support/published_data.py.
 _DATA = re.compile(r" is missing: (.+)$")
 
@@ -65,26 +67,32 @@ def locate(name: str) -> str:
 
 
 def remedy(name: str) -> str:
-    """Return what brings it here."""
+    """Return the command that installs a program or package."""
     return PACKAGES if name.startswith("python/") else REMEDIES.get(name, TOOLS)
 
 
 def summary(skips: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a line for each remedy: how many tests did not run for want of what.
+    """Yield a line of skipped tests for each remedy, and one for reasons without a remedy.
 
     Args:
         skips: the id of each skipped test, and the reason of the skip.
     """
     missing: dict[str, Counter[str]] = {}
+    others: Counter[str] = Counter()
     for test, reason in skips:
         file = test.partition("::")[0]
         if match := _REASON.search(reason):
             missing.setdefault(remedy(match[1]), Counter())[f"{file} ({match[1]})"] += 1
         elif match := _DATA.search(reason):
             missing.setdefault(match[1], Counter())[file] += 1
+        else:
+            others[reason.removeprefix("Skipped: ")] += 1
     for cure, files in missing.items():
         listed = ", ".join(f"{file} {count}" for file, count in sorted(files.items()))
         yield f"{files.total()} tests did not run: {listed}; {cure}"
+    if others:
+        listed = "; ".join(f"{reason} ({count})" for reason, count in sorted(others.items()))
+        yield f"{others.total()} tests did not run for other reasons: {listed}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,7 @@
 """Folder of the published data that tests and benchmarks read (docs/data.md).
 
-It holds `sia/`, `dally/`, `pipedream/` and `helios/`. Named by `--data DIR` (an option of pytest
+It holds a folder for each set of contrib/published-data.toml: `sia/`, `dally/`, `pipedream/`,
+`helios/`, `ones/`, `colocation/` and `rubick/`. Named by `--data DIR` (an option of pytest
 and of the benchmarks), else by SELASTIC_DATA; without either each set is looked for in
 `../shared/data` beside the checkout, then in `data` in it, where contrib/fetch-data puts it.
 """

@@ -88,7 +88,11 @@ def test_speeds_are_in_samples_once_measured():
         ({"held": True}, {}, "selastic hold"),
         ({"proven": False}, {}, "not proven"),
         ({"reporting": False}, {}, "first report"),
-        ({"reporting": False, "proven": False}, {}, "first report of this run, which esrun sends"),
+        (
+            {"reporting": False, "proven": False},
+            {},
+            "waits for the first report of esrun in this run",
+        ),
         ({"last_change": NOW - 10}, {}, "minimum interval until"),
         ({"changes": tuple(NOW - 60.0 * i for i in range(6, 0, -1))}, {}, "used up until"),
         ({"in_transition": True, "target": None}, {}, "under way"),
@@ -166,7 +170,7 @@ def test_a_scattered_job_comes_together_when_that_pays():
     assert decision.action is Action.MOVE
     assert dict(decision.target.shares) == {"g1": 4}
     assert words(decision.reason) == (
-        "its GPUs come together on one node: 1.1 times as fast, pays back its 5 s in 80 s"
+        "moves to one node: 1.1 times as fast, pays back its 5 s in 80 s"
     )
 
 

@@ -79,7 +79,7 @@ def choose(
     source: Path | None = None,
     pyslurm: bool = False,
 ) -> SlurmBuild:
-    """Return what the options ask for.
+    """Return the requested build of Slurm.
 
     Args:
         release: "25.11.7", or "25.11" for the newest of that series; "": that of `tree` or

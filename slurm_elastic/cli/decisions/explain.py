@@ -123,7 +123,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
 
 
 def _unmanaged_nodes(answer: ExplainAnswer) -> str:
-    """Return that no job grows onto the nodes whose GPUs are not managed, or ""."""
+    """Return the note on nodes with GPUs that are not managed, onto which no job grows, or ""."""
     names = fold(answer.get("unmanaged_nodes", ()))
     return (
         f"{names}: no job grows onto nodes with several GPU types or slices (MIG)" if names else ""

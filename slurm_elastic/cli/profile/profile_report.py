@@ -129,7 +129,7 @@ def _uses(profile: StepProfile) -> list[str]:
 
 
 def _used(use: ProfiledUse) -> str:
-    """Return what is known of a use, such as `2.5 CPUs, 1.2 GB/s from storage`."""
+    """Return the text of a use of resources, such as `2.5 CPUs, 1.2 GB/s from storage`."""
     texts = []
     if use.busy_cpus is not None:
         texts.append(f"{digits(use.busy_cpus)} CPUs")

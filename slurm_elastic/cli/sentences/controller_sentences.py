@@ -22,9 +22,9 @@ def _no_progress(p: Parameters) -> str:
 
 
 def _refuted(p: Parameters) -> str:
-    place = f"; the checkpoint of before is in {p['directory']}" if p["directory"] else ""
+    place = f"; the earlier checkpoint is in {p['directory']}" if p["directory"] else ""
     return (
-        "when it was restarted it started anew: give the script its option to"
+        "after the restart it began at step 0: give the script its option to"
         f" resume and submit it again{place}"
     )
 
@@ -105,7 +105,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "change-partial": "Slurm took only part of the change: {difference}",
     "slurm-refused": "{error}",
     "not-written": "the change could not be written to the ledger",
-    "ended-unseen": "the job ended while the controller was away",
+    "ended-unseen": "the job ended while the controller was not running",
     "controller-restarted": "the controller was restarted",
     "controller-stopped": "the controller was stopped",
     "controller-lost": "the controller that began it was lost",
@@ -122,7 +122,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"not before {clock(p['until'])}, since a change in place failed: {p['reason']}"
     ),
     "companions-unsuitable": (
-        "no, as it failed in companions and worked with as many GPUs after a requeue; its batch"
+        "it failed in companions and worked with as many GPUs after a requeue; its batch"
         " script may prepare something on its nodes, such as copies of data"
     ),
     "companions-refused": "its esrun could not submit companions: {reason}",

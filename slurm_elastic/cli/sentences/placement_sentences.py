@@ -73,7 +73,7 @@ def _not_paid_back(p: Parameters) -> str:
 def _consolidates(p: Parameters) -> str:
     cost, gain = p["cost_s"], p["gain"]
     return (
-        f"its GPUs come together on {counted(p['spread'], p['unit'])}: {1 + gain:.2g} times as"
+        f"moves to {counted(p['spread'], p['unit'])}: {1 + gain:.2g} times as"
         f" fast, pays back its {cost:.0f} s in {duration(cost + cost / max(gain, 1e-9))}"
     )
 
@@ -222,11 +222,11 @@ SENTENCES: Mapping[str, Sentence] = {
     "held-by-command": "held by `selastic hold`",
     "not-proven": "it is not proven yet: it has to write a checkpoint and resume from it",
     "training-jumped": lambda p: (
-        f"its training went wrong in a new size ({p['difference']}): keep the global batch and"
+        f"its training state jumped after a resize ({p['difference']}): keep the global batch and"
         " the schedule (docs/esrun-global-batch.md), or give a program for one process one GPU"
         " (--elastic=1-1), and submit it again"
     ),
-    "no-report": "its first report of this run, which esrun sends",
+    "no-report": "waits for the first report of esrun in this run",
     "save-missed": lambda p: f"it did not save in time; asked again after {clock(p['until'])}",
     "resizes-forbidden": "no resizes are allowed (per_hour = 0)",
     "job-resizes-used": lambda p: (

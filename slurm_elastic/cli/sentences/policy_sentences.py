@@ -70,7 +70,7 @@ def _largest_sum(p: Parameters) -> str:
 
 def _turned_away(p: Parameters) -> str:
     reason = p["reason"] or "no room"
-    return f'turned away for good ([elastic_batch] mode = "drop"): {reason}'
+    return f'rejected, not queued again ([elastic_batch] mode = "drop"): {reason}'
 
 
 def _waits_for_place(p: Parameters) -> str:
@@ -124,8 +124,8 @@ SENTENCES: Mapping[str, Sentence] = {
     "queue-turn": lambda p: (
         f"in the {'first' if p['queue'] == 1 else 'second'} queue, and there is room"
     ),
-    "others-less-served": "others have attained less",
-    "others-turn": "others' turn this round",
+    "others-less-served": "other jobs have had fewer GPU hours",
+    "others-turn": "other jobs have their turn in this round",
     "time-share": lambda p: (
         f"its share of {p['gpu_type'] or 'GPU'} time is {p['share']:.0%}; its turn"
     ),
@@ -221,7 +221,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "preempted-by": _preempted,
     "idle-type-faster": lambda p: f"{shape(p)} are idle: {p['gain']:.0%} faster",
     "grows-to-wanted": "idle GPUs bring it nearer to the {gpus} that it asked for",
-    "comes-together": "its GPUs come together: {gain:.0%} faster",
+    "comes-together": "moves to one place: {gain:.0%} faster",
     "keeps-until-free": "keeps what it has until its new GPUs are free",
-    "waits-for-nodes": lambda p: f"waits until {nodes(p)} can be had: {p['reason']}",
+    "waits-for-nodes": lambda p: (
+        f"waits until {nodes(p)} {'is' if len(p['nodes']) == 1 else 'are'} free: {p['reason']}"
+    ),
 }

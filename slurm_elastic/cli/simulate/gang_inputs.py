@@ -129,7 +129,7 @@ def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPo
     try:
         return PublishedDally(Timers.parse(gangs.timers or "", lease_s=gangs.lease))
     except TimersError as error:
-        raise CliError(f"--timers: {clean(error)}", USAGE) from None
+        raise CliError(f"--{clean(error)}", USAGE) from None
 
 
 def run(

@@ -116,8 +116,8 @@ def shown(results: Sequence[Result], answer: SimulationAnswer) -> list[str]:
             f" {answer['contention_max']} at most"
         ),
         (
-            f"  policy            {answer['policy_ms_p50']:.1f} ms per round,"
-            f" {answer['policy_ms_p95']:.1f} ms p95; simulation {digits(answer['cpu_s'])} s of CPU"
+            f"  CPU time          policy {answer['policy_ms_p50']:.1f} ms per round,"
+            f" {answer['policy_ms_p95']:.1f} ms p95; simulation {digits(answer['cpu_s'])} s"
         ),
     ]
     if answer["dropped"]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from slurm_elastic.cli.reason_text import sentence
+from slurm_elastic.core.reason import Reason
 
 if TYPE_CHECKING:
+    from slurm_elastic.rpc.answers import ReasonRow
     from slurm_elastic.simulator.gangs.gang_results import GangResult
     from slurm_elastic.simulator.results import Result
 
@@ -69,7 +71,7 @@ class SimulationFigures(TypedDict):
 class SimulationAnswer(SimulationFigures):
     """The whole answer: figures over all workloads, then those of each."""
 
-    notes: list[str]
+    notes: list[ReasonRow]
     each: list[SimulationFigures]
 
 
@@ -90,11 +92,17 @@ def elastic_figures(results: Sequence[Result]) -> SimulationFigures:
 
 def elastic_answer(results: Sequence[Result]) -> SimulationAnswer:
     """Return the answer for elastic jobs."""
-    notes = sorted(
-        {n if isinstance(n, str) else sentence(n) for result in results for n in result.notes}
-    )
     figures_by_workload = [elastic_figures((result,)) for result in results]
-    return {**elastic_figures(results), "notes": notes, "each": figures_by_workload}
+    return {**elastic_figures(results), "notes": _notes(results), "each": figures_by_workload}
+
+
+def _notes(results: Sequence[Result]) -> list[ReasonRow]:
+    """Return the notes of all workloads, one for each sentence, in their order."""
+    notes: dict[str, Reason] = {}
+    for note in (note for result in results for note in result.notes):
+        reason = note if isinstance(note, Reason) else Reason("text", text=note)
+        notes.setdefault(sentence(reason), reason)
+    return [cast("ReasonRow", notes[text].to_json()) for text in sorted(notes)]
 
 
 def gang_answer(results: Sequence[GangResult], cluster: str) -> SimulationAnswer:

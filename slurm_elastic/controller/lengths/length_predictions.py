@@ -170,9 +170,9 @@ class LengthPredictions:
         return estimate
 
     def for_round(self) -> Callable[[Job], float | None]:
-        """Return what gives the expected run time of a job of the last snapshot, in seconds.
+        """Return a function that predicts the run time of a job of the last snapshot, in seconds.
 
-        It gives None where nothing is known, or not yet: the time of a round is limited.
+        It returns None where nothing is known, or not yet: the time of a round is limited.
         """
         until = time.monotonic() + _ROUND_S
 

@@ -74,7 +74,7 @@ def observations_of(body: object, types: Collection[str]) -> tuple[Observations,
 
 
 def use_of(body: object) -> MeasuredUse:
-    """Return what a training used of a node, in its largest configuration on one node.
+    """Return the resources that a training used in its largest configuration on one node.
 
     Raises:
         RequestRefusedError: the profile is invalid.

@@ -107,7 +107,7 @@ class RequestHandler:
 
     def private(self) -> bool:
         """See `RequestBackend`."""
-        return "jobs" in self._controller.private
+        return "jobs" in self._controller.published.private
 
     def report(self, _uid: int, report: Report) -> Orders:
         """See `RequestBackend`."""
@@ -127,10 +127,10 @@ class RequestHandler:
         shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
         text = "".join(c if c.isprintable() else "?" for c in self._sentence(shown))[:_MOST_TEXT]
-        return dataclasses.replace(orders, reason=text)
+        return dataclasses.replace(orders, reason=text, reason_code=shown)
 
     def _viewer(self, uid: int) -> Viewer:
-        private = self._controller.private
+        private = self._controller.published.private
         return Viewer(
             uid=uid, operator=self.is_operator(uid), private="jobs" in private, hidden=private
         )
@@ -226,7 +226,7 @@ class RequestHandler:
                 self._controller.neighbours.teach(job, observations.stated, use)
             return text
         if op == "update":
-            as_ordered = store.in_force(job, barred=False)
+            as_ordered = store.with_directive_in_force(job)
             ordered, text = updated(as_ordered, store.entry(job).layout, args)
             if not dry:
                 if args.get("elastic") is not None:

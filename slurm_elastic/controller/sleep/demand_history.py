@@ -52,7 +52,7 @@ class DemandHistory:
         return bin_
 
     def awake(self, settings: SleepSettings, now: float, *, total: int, needed: int) -> int:
-        """Return how many of `total` nodes shall be awake; arguments as of `AwakeRule.awake`."""
+        """Return the number of nodes that shall be awake; arguments as of `AwakeRule.awake`."""
         rule = AwakeRule(window=max(1, round(settings.window_s / BIN_S)), served=settings.served)
         # The present bin is not over: nodes that were in use in it count already.
         series = self.record.series()

@@ -15,7 +15,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.companions.in_place_permission import InPlacePermission
 from slurm_elastic.controller.state.allocation_segments import AllocationSegments
+from slurm_elastic.controller.state.directive_in_force import (
+    allowed_directive,
+    directive_in_force,
+    with_directive,
+)
 from slurm_elastic.controller.state.ended_jobs import EndedJobs
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.controller.state.rehearsal_record import RehearsalRecord
@@ -36,11 +42,10 @@ from slurm_elastic.core.gpu_parts import partners
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
-from slurm_elastic.core.resize_kind import ResizeKind
 from slurm_elastic.slurm.readers.kept_submissions import KeptSubmission
 from slurm_elastic.topology import Topology
 
-#: A job that has not reported for this many seconds is left alone.
+#: A job without a report for this many seconds is not changed.
 _SILENT_S = 180.0
 #: Words in the state of a node on which no program can run.
 _DOWN = ("DOWN", "NOT_RESPONDING", "FAIL")
@@ -86,7 +91,7 @@ class JobStore:
         """Return the record of a job, from the ledger or fresh."""
         with self._lock:
             if job.key not in self._entries:
-                # A job that runs or has run may have been sent there under a ledger that is lost.
+                # The place of a job that runs or has run may come from a ledger that is lost.
                 never_ran = job.run == 0 and job.state is not JobState.RUNNING
                 entry = StoredJob(job.job_id, pin=[] if never_ran else None)
                 self._entries[job.key] = self._stored(job) or entry
@@ -110,7 +115,7 @@ class JobStore:
             return None
 
     def record_report(self, report: Report, job: Job, now: float) -> bool:
-        """Record a report as far as it can be true.
+        """Record the plausible parts of a report.
 
         Returns:
             Whether data of a decision has changed.
@@ -128,7 +133,7 @@ class JobStore:
                 job,
                 last=last[1] if last else None,
                 now=now,
-                in_force=self.in_force(job),
+                as_allowed=self.with_allowed_directive(job),
                 lost_node=self.lost_node(job),
                 topology=self._topology,
                 shared=self._shared_since(job, last, report.run),
@@ -174,31 +179,24 @@ class JobStore:
             running = [j for j in snapshot.jobs if j.elastic and j.state is JobState.RUNNING]
             return {j.job_id: self.entry(j).rehearsal for j in running}
 
-    def in_force(self, job: Job, *, barred: bool = True) -> Job:
-        """Return the job with the present override, so that `job.directive` is in force.
+    def with_directive_in_force(self, job: Job) -> Job:
+        """Return a job with the directive in force as `job.directive`, barred shapes included."""
+        return with_directive(job, directive_in_force(self.entry(job), job))
 
-        Args:
-            job: as Slurm shows it, or with an earlier override.
-            barred: leave out the shapes that it is not to get after a failed change.
-        """
-        entry = self.entry(job)
-        override = Directive.parse(entry.override) if entry.override else None
-        if barred and job.submission is not None:
-            directive = override or job.submission.directive
-            restricted = entry.trials.restricted(directive, self._types)
-            override = override if restricted is directive else restricted
-        return job if override == job.override else dataclasses.replace(job, override=override)
+    def with_allowed_directive(self, job: Job) -> Job:
+        """Return a job with its allowed directive as `job.directive`."""
+        return with_directive(job, self.allowed_directive(job))
 
-    def all_in_force(self, jobs: Mapping[int, Job]) -> dict[int, Job]:
-        """Return jobs as Slurm shows them, by id, each elastic one with its present override."""
+    def all_with_allowed_directives(self, jobs: Mapping[int, Job]) -> dict[int, Job]:
+        """Return jobs as Slurm shows them, by id, each elastic one with its allowed directive."""
         return {
-            i: self.in_force(j) if j.elastic and j.state is not JobState.ENDED else j
+            i: self.with_allowed_directive(j) if j.elastic and j.state is not JobState.ENDED else j
             for i, j in jobs.items()
         }
 
-    def directive(self, job: Job) -> Directive | None:
-        """Return the directive in force, also when it has changed since the job was read."""
-        return self.in_force(job).directive
+    def allowed_directive(self, job: Job) -> Directive | None:
+        """Return the directive in force without barred shapes, also when it has just changed."""
+        return allowed_directive(self.entry(job), job, self._types)
 
     def profile(self, job: Job) -> StoredProfile | None:
         """Return the newest layer profile of a job's application."""
@@ -209,7 +207,7 @@ class JobStore:
         """Return the learned data of the last round with the layers of this report, or None."""
         with self._lock:
             learned = self._attached.of(job.key)
-            prefixes = freezing_reports.of(report, self.directive(job), self.profile(job))
+            prefixes = freezing_reports.of(report, self.allowed_directive(job), self.profile(job))
             if learned is None or prefixes is None:
                 return None
             return dataclasses.replace(learned, prefixes=prefixes)
@@ -223,12 +221,12 @@ class JobStore:
                 self._resized.add(transition, now)
 
     def companions(self, job: Job) -> frozenset[int]:
-        """Return the ids of the companions that were placed for a job's present attempt."""
+        """Return the ids of the companions that belong to a job's present attempt."""
         with self._lock:
             return self.entry(job).placed.of(job.run)
 
     def adopt_companion(self, job: Job, job_id: int) -> None:
-        """Let a companion count for a job, as its esrun says that it trains there."""
+        """Add a companion to a job, whose esrun reports that ranks of the job run there."""
         with self._lock:
             self.entry(job).placed.switch(job.run, joined=[job_id], left=())
             self.touch(job)
@@ -251,44 +249,15 @@ class JobStore:
             entry.placed.fail(reason, now=time.time())
             return True
 
-    def allows_in_place(self, job: Job) -> bool:
-        """Return whether the site and the directive in force allow changes in place.
-
-        Not for a job on half of a GPU: its first change brings it to a whole one.
-        """
-        directive = self.directive(job)
-        if job.allocation is not None and job.allocation.half:
-            return False
-        allowed = self.learning.config.resize.in_place == "auto"
-        return allowed and directive is not None and directive.in_place == "auto"
-
-    def in_place_obstacle(self, job: Job, now: float) -> Reason | None:
-        """Return why a running job cannot be changed in place where the site allows it, or None."""
-        directive, report = self.directive(job), self.last_report(job.job_id)
-        if directive is not None and directive.in_place != "auto":
-            return Reason("in-place-declined")
-        placed = self.entry(job).placed
-        if placed.unsuitable:
-            return placed.barred(now)
-        if report is None or report.run != job.run or report.in_place is None:
-            return Reason("in-place-unknown")
-        if not report.in_place:
-            return Reason("in-place-unsupported", why=report.not_in_place)
-        return placed.barred(now)
-
-    def may_restart(self, job: Job, now: float, *, on_own: bool = False) -> bool:
-        """Return whether all ranks of a running job can be started again on other companions.
-
-        Args:
-            job: running.
-            now: epoch s.
-            on_own: on its own GPUs alone, whatever failed in companions.
-        """
-        report = self.last_report(job.job_id)
-        if report is None or report.run != job.run or not report.restarts:
-            return False
-        barred = self.entry(job).placed.barred(now, kind=ResizeKind.RESTART)
-        return (on_own or barred is None) and self.allows_in_place(job)
+    def in_place(self, job: Job) -> InPlacePermission:
+        """Return the conditions of changes of a job in place."""
+        return InPlacePermission(
+            job=job,
+            directive=self.allowed_directive(job),
+            report=self.last_report(job.job_id),
+            placed=self.entry(job).placed,
+            site_allows=self.learning.config.resize.in_place == "auto",
+        )
 
     def trial_outcome(self, transition: Transition) -> str | Reason:
         """Return the outcome of a transition that was carried out; see `ShapeTrials.outcome`."""
@@ -453,7 +422,7 @@ class JobStore:
     ) -> JobRecord:
         entry = self.entry(job)
         reported_s, report = self._reports.get(job.job_id, (0.0, None))
-        directive = self.directive(job)
+        directive = self.allowed_directive(job)
         learned = self.learning.learned(
             job, entry.observations, directive=directive, cluster=types, now=now
         )
@@ -461,18 +430,17 @@ class JobStore:
         if plans and learned and (gains := plans.gains()):
             learned = dataclasses.replace(learned, plan_gains=gains)
         frozen = None
-        if report is not None and report.certified:  # an attempt goes on with the last one's
+        if report is not None and report.certified:  # a new attempt keeps the frozen layers
             profile = self._profiles.of(job, entry.observations.stated)
             frozen = freezing_reports.of(report, directive, profile)
         shapes, gradient_bytes = entry.measurements, entry.gradient_bytes
         shared = None if entry.observations.batch else self.learning.shared(job, entry.observations)
-        if shared:  # before its first report it is taken for its name's latest
+        if shared:  # before its first report: measurements of the latest job of its name
             shapes = shapes or shared.shapes
             layers = self._profiles.of(job, shared.stated)
             gradient_bytes = layers.gradient_bytes(0) if layers else None
-        allowed = self.learning.config.resize.in_place == "auto"
-        divided = job.allocation is not None and job.allocation.half
-        may_regroup = allowed and job.state is JobState.RUNNING and not divided
+        in_place = self.in_place(job)
+        may_regroup = in_place.is_considered
         return job_record(
             entry,
             job,
@@ -482,6 +450,6 @@ class JobStore:
             learned=self._attached.put(job.key, learned, frozen),
             reporting=report is not None and report.run == job.run and now - reported_s < _SILENT_S,
             may_regroup=may_regroup,
-            not_in_place=self.in_place_obstacle(job, now) if may_regroup else None,
-            may_restart=may_regroup and self.may_restart(job, now),
+            not_in_place=in_place.obstacle(now) if may_regroup else None,
+            may_restart=may_regroup and in_place.may_restart(now),
         )

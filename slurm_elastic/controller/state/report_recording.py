@@ -6,7 +6,7 @@ import contextlib
 
 from slurm_elastic.controller.state import attempt_progress
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
-from slurm_elastic.controller.state.reported import freezing_reports
+from slurm_elastic.controller.state.reported import exchange_times, freezing_reports
 from slurm_elastic.controller.state.reported.layer_profiles import LayerProfileStore
 from slurm_elastic.controller.state.reported.measurement import key_of, measured, staged
 from slurm_elastic.controller.state.reported.observation_store import ObservationStore
@@ -41,7 +41,7 @@ class ReportRecording:
         *,
         last: Report | None,
         now: float,
-        in_force: Job,
+        as_allowed: Job,
         lost_node: bool,
         topology: Topology | None,
         shared: bool,
@@ -54,7 +54,7 @@ class ReportRecording:
             job: the job that has reported.
             last: the report before it; None: not since the start.
             now: epoch s.
-            in_force: the job with the directive in force.
+            as_allowed: the job with its allowed directive.
             lost_node: whether a node of the job was down in the last snapshot.
             topology: of the cluster; None: not known yet.
             shared: whether its times may be those of half a GPU beside another job: no model of
@@ -82,12 +82,13 @@ class ReportRecording:
             and report.steps_measured >= LEAST_STEPS
         ):
             held = None
-        self._record_plans(entry, report, job, in_force, held)
+        self._record_plans(entry, report, job, as_allowed, held)
         self._profiles.add_report(report, job)
         profile = self._profiles.of(job, report.application) if report.frozen else None
-        as_own, own_held = entry.plan_trials.as_own(report, held)
+        by_parts = exchange_times.separated(report)
+        as_own, own_held = entry.plan_trials.as_own(by_parts, held)
         learned = self._learning.add_report(
-            entry.observations, freezing_reports.thawed(as_own, profile), in_force, own_held
+            entry.observations, freezing_reports.thawed(as_own, profile), as_allowed, own_held
         )
         self._update_gradient_bytes(entry, report, job)
         attempt_progress.record_report(entry.watch, report, now=now)
@@ -96,7 +97,8 @@ class ReportRecording:
             racks = _racks(held, topology)
             key = key_of(held, racks)
             rate = report.global_batch / report.step_time_s
-            measurement = measured(report, held, rate, racks=racks, old=entry.measurements.get(key))
+            old = entry.measurements.get(key)
+            measurement = measured(by_parts, held, rate, racks=racks, old=old)
             entry.measurements[key] = measurement
             self._learning.add_measurement(entry.observations, job, key, measurement)
         entry.dirty = True
@@ -110,10 +112,10 @@ class ReportRecording:
             self._ledger.put_job(job.key, job.job_id, entry.to_body())
 
     def _record_plans(
-        self, entry: StoredJob, report: Report, job: Job, in_force: Job, held: Allocation | None
+        self, entry: StoredJob, report: Report, job: Job, as_allowed: Job, held: Allocation | None
     ) -> None:
         """Record the speed of a job's plan, for it and for its application's next jobs."""
-        directive, trials = in_force.directive, entry.plan_trials
+        directive, trials = as_allowed.directive, entry.plan_trials
         chosen = directive is not None and directive.plan == "auto"
         shared = self._learning.shared(job, entry.observations) if chosen else None
         if shared is not None:

@@ -32,12 +32,12 @@ class StoredJob:
     Attributes:
         recorded: its submission, as AdminComment had it; None: AdminComment never had one.
         pin: node list that the job was last given; None: not known.
-        pins: earlier node lists, the latest last: a slurmctld that dies falls back to them.
+        pins: earlier node lists, the latest last: a restarted slurmctld may have one of them again.
         override: directive that a user has put in place of the submitted one; "": none.
         layout: layout or execution plan that a user has ordered (`slurm_elastic.core.execution`);
             "": its own choice.
         broken: run whose lease its owner broke; it is not made to wait again.
-        budget: of its time, where its limit may be extended.
+        budget: of run time, where the time limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         nice: (value, epoch s, times) that the nice value was given back after a change; None: Slurm
             has saved it.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from slurm_elastic.controller.state.directive_in_force import directive_in_force
 from slurm_elastic.controller.state.stored_job import StoredJob
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Allocation, Job
-from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.shape import rounded_off_s
@@ -65,7 +65,11 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
     by_requeue = not transition.by_companions
     if by_requeue and planned and problem and _refuses_shape(planned, problem):
         entry.trials.shapes.refuse(
-            planned, problem, now=now, old=transition.old, directive=_allowed(entry, job)
+            planned,
+            problem,
+            now=now,
+            old=transition.old,
+            directive=directive_in_force(entry, job),
         )
     entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
     entry.resizes += 1
@@ -74,13 +78,6 @@ def record_outcome(entry: StoredJob, transition: Transition, job: Job, now: floa
         if transition.nice and TransitionState.CLEAR.value in transition.entered:
             entry.nice = (transition.nice, now, 1)
     return True
-
-
-def _allowed(entry: StoredJob, job: Job) -> Directive | None:
-    """Return the directive in force, what is barred included; None without one."""
-    if entry.override:
-        return Directive.parse(entry.override)
-    return job.submission.directive if job.submission else None
 
 
 def _refuses_shape(planned: Allocation, problem: Reason) -> bool:

@@ -74,9 +74,9 @@ def possible_plans(
 
 
 def _divisions(supported: SupportedOptions, stages: int, tensor: int) -> list[Sharding]:
-    """Return what replicas of stages, or whose ranks share layers, may divide.
+    """Return the sharding options of replicas with these stages and this tensor degree.
 
-    What they divide without an option, by the script's own choice, is left out.
+    The sharding that the script itself chooses is left out.
     """
     able = {Sharding.OPTIMIZER: supported.slices, Sharding.FULL: supported.mesh}
     own_tensor = supported.own_tensor

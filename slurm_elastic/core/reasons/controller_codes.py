@@ -61,7 +61,7 @@ TRANSITIONS = (
     ),
     define("slurm-refused", "Slurm refused the change.", _ERROR),
     define("not-written", "The change could not be written to the ledger."),
-    define("ended-unseen", "The job ended while the controller was away."),
+    define("ended-unseen", "The job ended while the controller was not running."),
     define("controller-restarted", "The controller was restarted."),
     define("controller-stopped", "The controller was stopped."),
     define("controller-lost", "The controller that began the change was lost."),
@@ -73,7 +73,7 @@ TRANSITIONS = (
     define(
         "resume-refuted",
         "The script started anew when it was restarted: it does not resume.",
-        text("directory", "with the checkpoint of before the restart", optional=True),
+        text("directory", "with the checkpoint from before the restart", optional=True),
     ),
     define(
         "accumulation-fixed",

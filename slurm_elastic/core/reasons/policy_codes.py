@@ -73,7 +73,7 @@ BASELINES = (
         "queue-turn", "The queue of the job has its turn, and there is room.",
         count("queue", "1 or 2"),
     ),
-    define("others-less-served", "Other jobs have attained less service."),
+    define("others-less-served", "Other jobs have had fewer GPU hours."),
     define("others-turn", "It is the turn of other jobs in this round."),
     define(
         "time-share", "The job gets its share of GPU time.",
@@ -177,7 +177,7 @@ ELASTIC_BATCH = (
     define("next-division", "GPUs are divided later.", moment("at", "when")),
     define(
         "turned-away",
-        'The job is turned away for good ([elastic_batch] mode = "drop").',
+        'The job is rejected, and not queued again ([elastic_batch] mode = "drop").',
         Parameter("reason", ParameterKind.REASON, "the reason for that", "", True),
     ),
     define("request-impossible", "Nothing that the job asks for is possible.", BECAUSE),

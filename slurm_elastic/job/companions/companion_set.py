@@ -136,17 +136,17 @@ class CompanionSet:
         return job.mark if job is not None and job.state == "submitted" else None
 
     def on_connected(self, job_id: int, place: CompanionPlace) -> None:
-        """Take that a companion runs."""
+        """Handle the start of a companion's script."""
         self._post(lambda: self._handle_running(job_id, place))
 
     def on_terminated(self, job_id: int) -> None:
-        """Take that Slurm ends a companion."""
+        """Handle the signal by which Slurm ends a companion."""
         by = self._clock() + _TERMINATED_S
         reason = Reason("companion-terminated", job=str(job_id))
         self._post(lambda: self._lose(job_id, reason, end_by=by))
 
     def on_disconnected(self, job_id: int, reason: str) -> None:
-        """Take that the script of a companion has gone."""
+        """Handle the lost connection to a companion's script."""
         self._post(lambda: self._handle_disconnected(job_id, reason))
 
     def _on_orders(self, orders: Orders) -> None:
@@ -176,7 +176,7 @@ class CompanionSet:
             try:
                 event = self._events.get(timeout=_TICK_S)
             except queue.Empty:
-                event = self._nothing
+                event = self._no_event
             try:
                 event()
                 self._meet_deadlines(self._clock())
@@ -185,8 +185,8 @@ class CompanionSet:
             except Exception as error:  # noqa: BLE001 - the training goes on without changes
                 log_line(f"internal error in a change of members: {type(error).__name__}: {error}")
 
-    def _nothing(self) -> None:
-        """Handle that there is no event."""
+    def _no_event(self) -> None:
+        """Do nothing: this event only triggers the checks that follow each event."""
 
     def _handle_orders(self, orders: MemberOrders) -> None:
         change = self._change
@@ -255,14 +255,14 @@ class CompanionSet:
                 self._leave(job, change.deadline)
 
     def _leave(self, job: CompanionJob, end_by: float) -> None:
-        """Let a companion leave: rank 0 does without it from the next step on."""
+        """Remove a companion: rank 0 continues without its ranks from the next step on."""
         if not job.has_ranks or job.state == "starting":
             self._end(job)
         else:
             job.state, job.end_by = "leaving", end_by
 
     def _lose(self, job_id: int, reason: Reason, *, end_by: float = 0.0) -> None:
-        """Take a companion out that leaves without an order.
+        """Remove a companion that ends without an order.
 
         Args:
             job_id: of the companion.
@@ -472,7 +472,7 @@ class CompanionSet:
                 self._send_desired(desired if desired or allowed else None)
 
     def _ability(self) -> dict[str, Any]:
-        """Return what is reported of changes in place before rank 0 has said whether it can."""
+        """Return the report fields on changes in place until rank 0 reports them."""
         if self._parts():
             return {"in_place": False, "not_in_place": "restarted"}
         if not self._regroups:

@@ -72,7 +72,7 @@ class ProgramCompanions(CompanionSet):
                 self._post(lambda: self._lose(failed_in, killed))
             else:
                 self._server.confirm(parts)
-            self._wait_for_thread(self._nothing)
+            self._wait_for_thread(self._no_event)
         return code != 0 and self.restart.is_due
 
     def begin_start(self) -> tuple[CompanionPart, ...]:

@@ -62,7 +62,7 @@ def recorded_code(text: str, step: str) -> int | None:
 
 
 def ask(command: Sequence[str]) -> str | None:
-    """Return what a command of Slurm prints; None if it fails, or does not end in time."""
+    """Return the output of a command of Slurm; None if it fails, or does not end in time."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S,

@@ -31,7 +31,7 @@ from slurm_elastic.job.unmodified.checkpoints.checkpoint_files import (
 
 #: Must be free after a copy, beside room for one more save of the same size (our choice).
 LEAST_FREE_BYTES = 64 * 1024 * 1024
-#: Names below the directory of the kept files: of before the restart, and what was replaced.
+#: Subdirectories of the kept files: from before the restart, and files that these replaced.
 BEFORE, AFTER = "before-rehearsal", "after-rehearsal"
 
 
@@ -143,16 +143,16 @@ def keep(
         raise KeepError("changes")
     directory = _directory_for(_base(paths), run_id, directories)
     paths += [path for path in markers if path not in paths]
-    before = {path: contents(path) for path in paths}
-    if not all(before.values()):
+    original = {path: contents(path) for path in paths}
+    if not all(original.values()):
         raise KeepError("changes")
     base = _base(paths)
-    size = sum(row[1] for files in before.values() for row in files.values())
+    size = sum(row[1] for files in original.values() for row in files.values())
     target = directory / BEFORE
     kept = KeptCheckpoint(
         directory=str(directory),
         files={path: str(target / Path(path).relative_to(base)) for path in paths},
-        contents=before,
+        contents=original,
         linked=link,
         size=size,
         markers=markers,
@@ -265,7 +265,7 @@ def remove_below(directory: str) -> None:
 
 
 def room_missing(paths: Sequence[str], *, run_id: str, directories: Sequence[str]) -> int:
-    """Return how many bytes have to be freed before a copy of these fits; 0: it fits."""
+    """Return the bytes to free before a copy of these files fits; 0: it fits."""
     size = sum(row[1] for path in paths for row in contents(path).values())
     try:
         return _missing(_directory_for(_base(paths), run_id, directories), size)

@@ -99,7 +99,7 @@ def _operands(stack: list[Any], code: pickletools.OpcodeInfo) -> list[Any]:
 
 
 def _results(code: pickletools.OpcodeInfo, argument: object, operands: list[Any]) -> list[Any]:
-    """Return what an instruction puts on the stack."""
+    """Return the values that an instruction puts on the stack."""
     match code.name:
         case "MARK":
             return [_MARK]
@@ -117,7 +117,7 @@ def _results(code: pickletools.OpcodeInfo, argument: object, operands: list[Any]
 
 
 def _result(function: object, arguments: object) -> object:
-    """Return what a function makes of arguments: a number, its parts, a tensor of one; else {}."""
+    """Return the result of a function: a number, its parts, a tensor of one; else {}."""
     if not isinstance(function, _Function) or not isinstance(arguments, tuple):
         return {}
     module, _, name = function.name.partition(" ")

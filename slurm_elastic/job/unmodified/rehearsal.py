@@ -109,7 +109,7 @@ class Rehearsal:
         if has_failed and code == 0:
             log_line(
                 "rehearsal: the restarted script has ended with exit code 0 without having read a"
-                f" checkpoint or written one; the checkpoint of before is kept in {kept.place}:"
+                f" checkpoint or written one; the earlier checkpoint is kept in {kept.place}:"
                 f" {_REMEDY}"
             )
         return {"rehearsal": "failed"} if has_failed else {}
@@ -140,7 +140,7 @@ class Rehearsal:
             if kept is not None:
                 self._drop(kept)
             return self.report()
-        place = f"; the checkpoint of before is kept in {kept.place}: {_REMEDY}" if kept else ""
+        place = f"; the earlier checkpoint is kept in {kept.place}: {_REMEDY}" if kept else ""
         log_line(
             "the restarted script has written a checkpoint without reading an earlier one:"
             f" it does not resume, and will not be resized{place}"

@@ -190,7 +190,7 @@ def _archive(path: str, *, most: int, largest: int | None = None) -> Iterator[_A
 
 
 def _numbers(saved: object, archive: _Archive) -> SavedNumbers:
-    """Return what a checkpoint says."""
+    """Return the step, epoch and rates in a checkpoint."""
     if not isinstance(saved, dict):
         return SavedNumbers()
     meta = saved.get(_META)

@@ -186,7 +186,7 @@ def _logged_rates(log: object) -> tuple[tuple[int, float], ...]:
 
 
 def find_jump(before: TrainingPoint, after: TrainingPoint, *, only_steps: bool = False) -> str:
-    """Return what has jumped between two checkpoints of different attempts, or "".
+    """Return the difference that shows an error between checkpoints of two attempts, or "".
 
     Args:
         before: the newest of the attempt before.
@@ -370,7 +370,8 @@ class TrainingStateCheck:
             )
         self._state.jump = f"{change}: {jump}"[:200]
         log_line(
-            f"the training has jumped, {self._state.jump}; the job is not resized any more;"
+            f"steps, epoch or learning rate do not continue, {self._state.jump}; the job is not"
+            f" resized any more;"
             f" {remedy} and submit it again"
         )
 

@@ -177,12 +177,14 @@ class SlowdownModel:
 
     @property
     def boosted(self) -> bool:
-        """Whether trees predict."""
+        """Whether predictions are made by boosted trees."""
         return self.trees is not None
 
 
 def overloads(pairs: Sequence[tuple[AloneLoad, AloneLoad]], scales: Scales = Scales()) -> Floats:
-    """Return [N, 9] what a node lacks for both: none falls where one of them uses more.
+    """Return [N, 9] by how much each pair exceeds the resources of a node.
+
+    No value falls if one of the two jobs uses more.
 
     The columns are those of `RESOURCES`.
     """
@@ -205,7 +207,7 @@ def fitted(runs: Sequence[SharedRun], *, boosted: bool) -> SlowdownModel:
         trees = _trees(pairs, speeds, scales)
         return SlowdownModel(SlowdownModel.prior().weights, trees, scales=scales)
     if len(runs) < FEW:
-        # As many predictions of the prior, over all loads, as runs are missing.
+        # Fill up with predictions of the prior, over all loads, until there are FEW runs.
         levels = np.linspace(0.1, 1.0, FEW - len(runs))
         imagined = [
             (

@@ -191,3 +191,29 @@ def least_accumulation(
         if plan_memory(divided, size, share=share, state=state).gpu <= gpu_bytes:
             return accumulation
     return None
+
+
+def most_samples(
+    plan: ExecutionPlan,
+    size: TransformerSize,
+    *,
+    batch: int,
+    gpu_bytes: float,
+    state: StateBytes | None = None,
+) -> int:
+    """Return the most samples that fit through a GPU at once, up to a batch; 0: not even one.
+
+    Args:
+        plan: its own `accumulation` does not count.
+        size: of the model.
+        batch: samples of a step.
+        gpu_bytes: memory of the GPU.
+        state: bytes per parameter.
+    """
+    at_once = replace(plan, accumulation=0)
+    samples = 0
+    while samples < batch and (
+        plan_memory(at_once, size, share=samples + 1, state=state).gpu <= gpu_bytes
+    ):
+        samples += 1
+    return samples

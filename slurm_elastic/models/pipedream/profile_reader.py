@@ -75,6 +75,26 @@ def read(path: Path) -> LayerProfile:
         raise LayerProfileError(f"{where}{_line_of(error, draft)}: {error}") from None
 
 
+def read_samples(path: Path) -> int | None:
+    """Return the samples that a readable profile is of; None: it does not say.
+
+    `selastic show --profile` writes them as `batch`, checkpoints as `micro_batch`.
+
+    Raises:
+        LayerProfileError: they are no number above 0.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    data = json.loads(text) if text.lstrip()[:1] == "{" else {}
+    for key in ("batch", "micro_batch"):
+        if (value := data.get(key)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayerProfileError(
+                    f"{path}: {key} {value!r} is invalid: expected a whole number above 0"
+                )
+            return value
+    return None
+
+
 def as_json(profile: LayerProfile) -> dict[str, Any]:
     """Return the profile as our JSON."""
     sources: dict[str, list[str]] = {layer.name: [] for layer in profile.layers}
@@ -112,7 +132,7 @@ def _from_text(text: str, where: str) -> _Draft:
         layer = _text_layer(line, at)
         if layer.name in draft.layers:
             raise LayerProfileError(
-                f"{at}: {layer.name} stands at line {draft.lines[layer.name]} already"
+                f"{at}: duplicate layer {layer.name}, first at line {draft.lines[layer.name]}"
             )
         draft.layers[layer.name] = layer
         draft.lines[layer.name] = number
@@ -210,7 +230,7 @@ def _from_json(text: str, where: str) -> _Draft:
         at = f"{where}: layers[{i}]"
         layer = _json_layer(row, at)
         if layer.name in draft.layers:
-            raise LayerProfileError(f"{at}: {layer.name!r} stands there already")
+            raise LayerProfileError(f"{at}: duplicate layer {layer.name!r}")
         names = row.get("after", [] if last is None else [last])
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise LayerProfileError(f'{at}: "after" must be a list of names')

@@ -44,7 +44,7 @@ class VolumeLayer:
     operations: int = 0
 
     def halo_values(self, grid: SlabGrid) -> int:
-        """Return how many values of a sample the rank sends before a forward pass.
+        """Return the number of values of a sample that the rank sends before a forward pass.
 
         In the backward pass it sends as many gradients as it has received values, none for the
         first layer.
@@ -52,7 +52,7 @@ class VolumeLayer:
         return sum(self._exchanges(grid, sent=True))
 
     def returned_values(self, grid: SlabGrid) -> int:
-        """Return how many gradients of a sample the rank sends in the backward pass."""
+        """Return the number of gradients of a sample that the rank sends in the backward pass."""
         return sum(self._exchanges(grid, sent=False))
 
     def messages(self, grid: SlabGrid) -> int:
@@ -128,7 +128,7 @@ class KeptVolume:
     extents: tuple[int, ...] = ()
 
     def values(self, grid: SlabGrid) -> int:
-        """Return how many values of a sample the rank keeps."""
+        """Return the number of values of a sample that the rank keeps."""
         if len(self.extents) != len(grid.parts) or not grid.divides(self.extents):
             return self.channels * math.prod(self.extents)
         slab = grid.slab(self.extents)

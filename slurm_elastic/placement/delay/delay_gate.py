@@ -58,11 +58,11 @@ class DelayGate:
     placement: PlacementSettings
     frame: NodeArrays
     state: Mapping[str, Any] = field(default_factory=dict)
-    _patience: WaitTimers = field(init=False)
+    _timers: WaitTimers = field(init=False)
     _refused: dict[int, RefusedPlace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._patience = WaitTimers(self.placement, self.frame.snapshot.time, self.state)
+        self._timers = WaitTimers(self.placement, self.frame.snapshot.time, self.state)
 
     @property
     def open(self) -> bool:
@@ -86,18 +86,18 @@ class DelayGate:
         part = round_job.speed(self.frame, target) / best if best > 0 else 1.0
         part = max(part, 1 / (1 + round_job.most_gain(self.frame, target)))
         tier, key = RACK if racks > least else NODE, round_job.job.key
-        limit = self._patience.limit_s(tier, gpus, key)
+        limit = self._timers.limit_s(tier, gpus, key)
         since = self._since(round_job)
         waited = max(0.0, self.frame.snapshot.time - since)
-        if 1 - part <= self._patience.accepted_loss(waited, limit):
+        if 1 - part <= self._timers.accepted_loss(waited, limit):
             return None
-        until = since + self._patience.accepts_at_s(1 - part, limit)
+        until = since + self._timers.accepts_at_s(1 - part, limit)
         first = self._refused.get(round_job.job.job_id)
         if first is None:
             self._refused[round_job.job.job_id] = RefusedPlace(tier, since, gpus, until)
         elif until < first.until:
             self._refused[round_job.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
-        # Not numbers of the timers, which move, but what is true of this place.
+        # Numbers of this place, which stay the same, and not of the timers, which change.
         return Reason(
             "place-too-far",
             unit="rack" if racks > least else "node",
@@ -137,7 +137,7 @@ class DelayGate:
         waiting: dict[str, Mapping[str, Any]] = {}
         ended = []
         for round_job, target in targets:
-            key, wait = round_job.job.key, self._patience.waiting.get(round_job.job.key)
+            key, wait = round_job.job.key, self._timers.waiting.get(round_job.job.key)
             refused = self._refused.get(round_job.job.job_id)
             unchanged = target == round_job.current
             if unchanged and refused is not None:
@@ -147,18 +147,18 @@ class DelayGate:
                     "gpus": refused.gpus,
                     "seen": self.frame.snapshot.time,
                 }
-            elif unchanged and wait is not None and self._patience.lasts(wait):
+            elif unchanged and wait is not None and self._timers.lasts(wait):
                 waiting[key] = wait
             elif not unchanged and wait is not None and target is not None:
                 seconds = self.frame.snapshot.time - wait["since"]
                 tier = self._awaited_tier(round_job, target, wait["tier"])
                 if tier:
                     ended.append((tier, key, int(wait["gpus"]), seconds))
-        return self._patience.next_state(ended, waiting)
+        return self._timers.next_state(ended, waiting)
 
     def _awaited_tier(self, round_job: RoundJob, target: Allocation, tier: str) -> str:
         """Return the tier that a wait counts for: the awaited one; as published, the one found."""
-        if self._patience.ages:
+        if self._timers.ages:
             return tier
         nodes, racks = self.frame.topology.spread(target.nodes)
         fewest, least = self.nearest(round_job, target)
@@ -176,4 +176,4 @@ class DelayGate:
         else:
             began = job.start_time or 0.0
         running = round_job.current is not None
-        return self._patience.since(job.key, began=began, running=running)
+        return self._timers.since(job.key, began=began, running=running)

@@ -55,8 +55,8 @@ class NodeLayout:
         """
         if min(racks, nodes, gpus, domains) < 1 or gpus % domains:
             raise ValueError(
-                f"{racks}x{nodes}x{gpus} with {domains} link domains per node cannot be:"
-                f" all from 1 on, and the domains must divide the {gpus} GPUs of a node"
+                f"{racks}x{nodes}x{gpus} with {domains} link domains per node is invalid:"
+                f" expected numbers from 1 on, and domains that divide the {gpus} GPUs of a node"
             )
         total = racks * nodes
         return cls(

@@ -78,8 +78,8 @@ class Timers:
             limits = (math.nan, math.nan)
         if not 0 <= limits[0] <= limits[1]:
             raise TimersError(
-                f'timers "{text[:40]}" cannot be; write auto, nowait, full, or NODE,RACK in leases'
-                " with NODE not above RACK, e.g. 12,24"
+                f'timers: "{text[:40]}" is invalid: expected auto, nowait, full, or NODE,RACK in'
+                " leases with NODE not above RACK, e.g. 12,24"
             )
         return cls(mode="manual", lease_s=lease_s, node=limits[0], rack=limits[1])
 

@@ -1,1 +1,1 @@
-"""Which jobs stand beside each other."""
+"""Placement of jobs that share a node or a GPU, by their slowdown."""

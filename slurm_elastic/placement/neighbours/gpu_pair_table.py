@@ -44,7 +44,7 @@ class GpuPairTable:
         self._memory = memory or GpuMemory()
 
     def known(self, node: str, job_id: int, other_id: int) -> NeighbourSpeed:
-        """Return what is known of a job's speed beside another one on a GPU of a node."""
+        """Return the known speed of a job beside another one on a GPU of a node."""
         gpu_type = shared_gpu_type(self._snapshot.node[node])
         return self._speeds.of(gpu_type, self._part(job_id), self._part(other_id))
 

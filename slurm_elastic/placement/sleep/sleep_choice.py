@@ -88,7 +88,7 @@ def may_sleep(snapshot: Snapshot, assigned: Collection[str]) -> tuple[str, ...]:
 
 
 def idle_assigned(nodes: Iterable[Node], assigned: Collection[str]) -> int:
-    """Return how many of the nodes no job uses yet, but are assigned to something."""
+    """Return the number of nodes that are assigned but not in use."""
     return sum(not in_use(node) and node.name in assigned for node in nodes)
 
 

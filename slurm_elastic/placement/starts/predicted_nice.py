@@ -1,4 +1,4 @@
-"""What is added to the nice values of pending rigid jobs, so that short ones start first.
+"""Increments of the nice values of pending rigid jobs, so that short ones start first.
 
 Our definition, in the order of Helios' QSSF (SC'21), which ranks jobs by predicted GPU time. A job
 that is predicted to use s GPU seconds, and has waited for w seconds, gets
@@ -20,7 +20,7 @@ _STEPS = 20
 
 
 def added_nice(gpu_seconds: float, waited_s: float, most: int) -> int:
-    """Return what is added to a job's own nice value, from 0 to `most`.
+    """Return the increment of a job's nice value, from 0 to `most`.
 
     Args:
         gpu_seconds: predicted run time times GPUs.

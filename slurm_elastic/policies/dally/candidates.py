@@ -159,7 +159,7 @@ class _Layout:
 
 
 class RoundCandidates:
-    """Candidates of a round for all types and needs; `take` books on each of them."""
+    """Candidate places of a round for all GPU types and needs; `take` updates all of them."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ class RoundCandidates:
             resources: free resources for these jobs; not to be used by the caller afterwards.
             fabric: link domains.
             everyone: all gangs of the round.
-            bidding: gangs whose lease is over; their GPUs are open to all.
-            live: what distance costs them.
+            bidding: gangs whose lease is over; their GPUs can be given to any gang.
+            live: speed of the gangs by the distance of their GPUs.
         """
         self.frame = resources.frame
         self.kinds = NeedKinds(live)

@@ -165,17 +165,19 @@ class _Round:
     def _displace(self, demand: PlanDemand) -> None:
         """Stop jobs that need much longer, if a job then starts."""
         settings = self._settings
+        victims = sorted(
+            (self._by_name[name] for name in self._held if self._stoppable(name)),
+            key=self._left_s,
+            reverse=True,
+        )
         for option in self._allowed(demand):
             seconds = settings.restart_s + demand.left * option.step_s
             free = list(self._free)
             stopped: list[PlanDemand] = []
-            victims = sorted(
-                (self._by_name[n] for n in self._held if self._stoppable(n, seconds)),
-                key=self._left_s,
-                reverse=True,
-            )
             holding = None
             for victim in victims:
+                if self._left_s(victim) <= settings.longer * seconds:
+                    break
                 for node, gpus in self._held[victim.name].nodes:
                     free[node] += gpus
                 stopped.append(victim)
@@ -209,14 +211,11 @@ class _Round:
                 needed = rest
         return needed
 
-    def _stoppable(self, name: str, seconds: float) -> bool:
+    def _stoppable(self, name: str) -> bool:
         victim = self._by_name[name]
         if victim.holding != self._held[name] or victim.standing_s > 0:
             return False
-        fastest = min(o.step_s for o in victim.options)
-        if not self._keeps(victim, fastest):
-            return False
-        return self._left_s(victim) > self._settings.longer * seconds
+        return self._keeps(victim, min(o.step_s for o in victim.options))
 
     def _left_s(self, demand: PlanDemand) -> float:
         return demand.standing_s + demand.left * demand.step_s

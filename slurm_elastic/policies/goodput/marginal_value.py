@@ -117,7 +117,7 @@ class MarginalValue(Sia):
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Rank alternatives for every job of the question; see the module."""
         settings = self._settings
-        arrays = table(question, self._config.sia, self._goodputs)
+        arrays = self._arrays(question)
         remaining, work = remaining_work.account(question, arrays, state.get("work", {}))
         if not settings.lengths:
             remaining[:] = np.nan
@@ -167,10 +167,11 @@ class MarginalValue(Sia):
             proposals = tuple(
                 halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
             )
-        # Overdue jobs also choose their places first.
-        late = set(overdue)
-        order = [*overdue, *(row for row in range(len(jobs)) if row not in late)]
-        proposals = tuple(proposals[row] for row in order)
+        kept: list[int] = []
+        if self._config.controller.queue == "controller":
+            (rows,) = np.nonzero(self._not_suspended(question, arrays, waited, overdue))
+            kept = rows.tolist()
+        proposals = wait_bound.urgent_first(proposals, arrays, overdue, weighed.scaled, kept=kept)
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
         next_state["waited"] = dict(sorted(waited.items()))
         next_state.pop("profiles", None)
@@ -181,10 +182,29 @@ class MarginalValue(Sia):
             next_state["profiles"] = profiles.entries
         return proposals, noted_state(next_state, question, solution)
 
+    def _not_suspended(
+        self,
+        question: Question,
+        arrays: RoundArrays,
+        waited: Mapping[str, float],
+        overdue: Collection[int],
+    ) -> Bools:
+        """Return [J] which running jobs are not suspended for overdue ones, nor for any others."""
+        if self._config.controller.queue != "controller":
+            return arrays.held >= 0
+        recent, late = wait_bound.protected(
+            question, arrays.candidates, waited, self._settings.wait_s
+        )
+        return (arrays.held >= 0) & (recent if overdue else late)
+
     def weigh(self, question: Question) -> ValueInputs:
         """Return the arrays of a question's program, as for jobs of unknown length."""
-        arrays = table(question, self._config.sia, self._goodputs)
+        arrays = self._arrays(question)
         return self._terms(question, arrays, np.full(len(arrays.candidates), np.nan))
+
+    def _arrays(self, question: Question) -> RoundArrays:
+        arrays = table(question, self._config.sia, self._goodputs)
+        return round_limits.within_node_limits(question, arrays)
 
     def _terms(self, question: Question, arrays: RoundArrays, remaining: Floats) -> ValueInputs:
         settings = self._settings
@@ -218,7 +238,7 @@ class MarginalValue(Sia):
         )
 
     def _cost(self, weight: Floats, gain: Floats, price: Floats) -> Floats:
-        """Return what the program minimises, of [J, C] gains after changes and [C] prices."""
+        """Return the costs of the program, from [J, C] gains after changes and [C] prices."""
         settings = self._settings
         profit = weight[:, None] * gain**settings.p / settings.p
         profit -= (settings.charge * price)[None, :]
@@ -294,10 +314,7 @@ class MarginalValue(Sia):
         arrays, settings = weighed.table, self._settings
         columns, jobs = arrays.configurations, arrays.candidates
         capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
-        stays = (arrays.held >= 0) & arrays.valid.any(axis=1)
-        if self._config.controller.queue == "controller":
-            recent, late = wait_bound.protected(question, jobs, waited, settings.wait_s)
-            stays &= recent if overdue else late
+        stays = self._not_suspended(question, arrays, waited, overdue) & arrays.valid.any(axis=1)
         smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
         limits = round_limits.limit_rows(question, arrays)

@@ -4,21 +4,52 @@ A limit (`core.cluster.Limit`) caps GPUs, nodes, CPUs or memory of some jobs tog
 association, a QOS, a partition or a user, or a share of the site. The jobs of the question may take
 what all other jobs leave of it. Where jobs hold more than a limit (it was lowered) they keep it,
 and none of them starts or grows.
+
+A limit on the GPUs of each node (MaxTRESPerNode) is of one job: it bounds the job's sizes. Over how
+many nodes they are spread is left to placement (docs/adr/0022-outside-the-program.md).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Limit
 from slurm_elastic.placement.free_resources import HOLDING, ResourceNeed, limit_use
 from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays
 from slurm_elastic.policies.sia.sia_configurations import SiaConfigurations
+
+
+def within_node_limits(question: Question, arrays: RoundArrays) -> RoundArrays:
+    """Return the arrays without sizes that limits on the GPUs of each node rule out on all nodes.
+
+    What a job holds it may keep.
+    """
+    snapshot, columns = question.snapshot, arrays.configurations
+    caps: dict[int, int] = {}
+    for limit in snapshot.limits:
+        if limit.resource == GPUS_OF_A_NODE:
+            caps |= {job_id: min(limit.cap, caps.get(job_id, limit.cap)) for job_id in limit.jobs}
+    if not caps:
+        return arrays
+    valid = arrays.valid.copy()
+    for row, job in enumerate(arrays.candidates):
+        cap = caps.get(job.job.job_id)
+        if cap is None:
+            continue
+        most = dict.fromkeys(columns.types, 0)
+        for node in snapshot.nodes:
+            most[node.gpu_type] = most.get(node.gpu_type, 0) + min(cap, node.gpus)
+        of_type = np.array([most[name] for name in columns.types], dtype=np.int64)
+        valid[row] &= columns.gpus <= of_type[columns.kind]
+        if arrays.held[row] >= 0:
+            valid[row, arrays.held[row]] = True
+    return dataclasses.replace(arrays, valid=valid)
 
 
 def limit_rows(question: Question, arrays: RoundArrays) -> tuple[LimitRow, ...]:

@@ -9,17 +9,25 @@ one that was overdue itself before it started.
 So a job waits at most `wait_s` and two rounds (in the first it is overdue, in the second the GPUs
 that others give up are free), unless the smallest sizes of jobs that are overdue
 themselves, or started less than `wait_s` ago, leave too few of all GPUs that it could use, or too
-little of a limit that counts it. A job that is suspended before it has run for `wait_s` waits on
-from where its wait ended: so the bound holds for all of its waits until it has run for `wait_s`,
-and a job runs for nearly half of the time at least.
+little of a limit that counts it, or scattered over nodes; and as many rounds more as a job that is
+to move off these GPUs waits for those that it moves to. A job that is suspended before it has run
+for `wait_s` waits on from where its wait ended: so the bound holds for all of its waits until it
+has run for `wait_s`, and a job runs for nearly half of the time at least.
+
+Overdue jobs choose their places first, and wait for no nearer ones (`[placement] mode = "delay"`).
+Where what the program gives them is not free yet, they start at the smallest size that is free on
+any type.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.milp.limit_rows import LimitRow
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
@@ -203,3 +211,51 @@ def granted(
             limit_room.take(row, best)
             left[columns.kind[best]] -= columns.gpus[best]
     return chosen
+
+
+def urgent_first(
+    proposals: Sequence[Proposal],
+    arrays: RoundArrays,
+    overdue: Sequence[int],
+    values: Floats,
+    *,
+    kept: Sequence[int],
+) -> tuple[Proposal, ...]:
+    """Return the proposals of overdue jobs, urgent and with all their smallest sizes, then others.
+
+    Args:
+        proposals: by row.
+        arrays: of the round.
+        overdue: rows of overdue jobs, the first in the order first.
+        values: [J, C] of the alternatives.
+        kept: rows of running jobs that are not suspended: urgent, too.
+    """
+    if not overdue and not kept:
+        return tuple(proposals)
+    smallest, columns = smallest_columns(arrays), arrays.configurations
+    urgent, first = set(kept), []
+    for row in overdue:
+        proposal = proposals[row]
+        *chosen, waiting = proposal.alternatives
+        shapes = {(a.gpus, a.gpu_type) for a in chosen}
+        at = [int(column) for column in smallest[row] if column >= 0] if chosen else []
+        for column in sorted(at, key=lambda c: (-values[row, c], c)):
+            gpus, gpu_type = columns.size_and_type(column)
+            if (gpus, gpu_type) not in shapes:
+                value, reason = float(values[row, column]), Reason("assigned-not-free")
+                chosen.append(Alternative(gpu_type=gpu_type, gpus=gpus, value=value, reason=reason))
+        ranked = dataclasses.replace(proposal, alternatives=(*chosen, waiting))
+        first.append(_urgent(ranked))
+    late = set(overdue)
+    others = (
+        _urgent(proposal) if row in urgent else proposal
+        for row, proposal in enumerate(proposals)
+        if row not in late
+    )
+    return (*first, *others)
+
+
+def _urgent(proposal: Proposal) -> Proposal:
+    """Return a proposal of which all alternatives are urgent."""
+    alternatives = (dataclasses.replace(a, urgent=True) for a in proposal.alternatives)
+    return dataclasses.replace(proposal, alternatives=tuple(alternatives))

@@ -1,9 +1,9 @@
-"""Order of jobs on a row of GPUs, one block of neighbours each, that takes fewest from others.
+"""Order of jobs along a list of GPUs, with adjacent GPUs for each, that moves the fewest GPUs.
 
 ONES (SC'21) reorders every schedule so: `f[i][k]` is the least number of GPUs that are taken from
-another job, with k jobs on the first i GPUs. Only the best order of each state is kept, so that a
-job can be in the way of a better order. Of equal orders that counts in which the blocks end
-earlier, then that of the jobs. Up to five jobs are ordered exactly where that takes fewer GPUs.
+another job, with k jobs on the first i GPUs. Only the best order of each state is kept, so the
+result may be worse than the best order. Ties go to the order in which the blocks end earlier, then
+to the order of the jobs. Up to five jobs are ordered exactly where that takes fewer GPUs.
 """
 
 from __future__ import annotations

@@ -214,10 +214,12 @@ def _extra(
                 extra.setdefault(shape, []).append(i)
     for i, shape in _listed_shapes(jobs, columns, valid, top):
         extra.setdefault(shape, []).append(i)
-    has_column = np.zeros_like(least, dtype=bool)
+    # Each job has its smallest size: else it could wait for ever where larger ones do not fit.
+    has_least = np.zeros_like(least, dtype=bool)
     for t in range(len(columns.types)):
-        has_column[:, t] = valid[:, columns.kind == t].any(axis=1)
-    for i, t in zip(*np.nonzero(~has_column & (least > 0) & (top >= least)), strict=True):
+        is_least = columns.gpus[None, columns.kind == t] == least[:, t, None]
+        has_least[:, t] = (valid[:, columns.kind == t] & is_least).any(axis=1)
+    for i, t in zip(*np.nonzero(~has_least & (least > 0) & (top >= least)), strict=True):
         gpus = int(least[i, t])
         per_node = columns.per_node[t]
         if per_node:

@@ -36,7 +36,8 @@ class PlanRun:
         partial_s: seconds of the step that is under way.
         standing_s: seconds until it trains again.
         starts: how often it was placed.
-        gpu_s: GPU seconds that it has held.
+        gpu_s: GPU seconds that it has held; its last round counts in full, as others get its GPUs
+            only when the round is over.
         training_s: seconds for which it held GPUs, restarts included.
         finish_s: end; None: it is not over.
     """
@@ -78,7 +79,7 @@ class PlanRun:
         self.steps += done
         self.partial_s = spent - done * self.step_s
         self.training_s += held
-        self.gpu_s += held * self.holding.gpus
+        self.gpu_s += seconds * self.holding.gpus
 
 
 class PlanPolicy(Protocol):

@@ -147,11 +147,10 @@ class PublishedRubick:
 
     def _enlarge_large(self, run: PlanRun, held: dict[str, PlanHolding]) -> None:
         name = run.job.name
+        free = _free({other: holding for other, holding in held.items() if other != name})
         for gpus, shapes in sorted(_model(run).shapes, reverse=True):
-            if held[name].gpus <= gpus:
-                others = {other: h for other, h in held.items() if other != name}
-                if self._fit(run, shapes, _free(others), held):
-                    return
+            if held[name].gpus <= gpus and self._fit(run, shapes, free, held):
+                return
 
     def _fit(
         self,
@@ -245,6 +244,8 @@ def _on_node(holding: PlanHolding, node: int, size: _Size) -> PlanHolding:
 
 def _nodes_for(shape: Sequence[int], free: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return a node for each part of a placement, or () if there is none."""
+    if max(free) < min(shape):
+        return ()
     heap = [(gpus, node) for node, gpus in enumerate(free) if gpus > 0]
     left, nodes = list(shape), []
     while left and heap:

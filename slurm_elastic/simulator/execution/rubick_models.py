@@ -29,7 +29,8 @@ class ScheduledModel:
         forward_ms: forward pass of the global batch on one GPU.
         coefficients, links: of its step times.
         most_samples: kinds of sharding in the order in which they are tried, each with the most
-            samples of a GPU that fit into its memory.
+            samples of a GPU that fit into its memory; one that is missing does not fit (0 in the
+            published table).
         shapes: placements of large models, in the order in which they are tried, by GPUs; empty
             for others.
         offloads: placements on which a large model runs with shard=offload.

@@ -1,7 +1,7 @@
 """Measured step times of one model by execution plan and placement, as Rubick publishes them.
 
 A placement is the GPUs on each node, ascending where a table has it. Look-up as published: the
-placement is turned round until it is lexicographically smallest; a plan that was not measured there
+placement is rotated until it is lexicographically smallest; a plan that was not measured there
 counts as plain data parallelism; a placement that was not measured at all is interpolated linearly
 over (nodes, GPUs) between the means of all plans.
 """

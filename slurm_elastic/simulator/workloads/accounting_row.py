@@ -87,7 +87,7 @@ def epoch_s(text: str, location: str, remedy: str) -> float | None:
         except (ValueError, OverflowError):
             seconds = None
     if seconds is None or not 0 <= seconds <= LATEST_S:
-        raise SacctError(f'{location}: "{text}" is no time; {remedy}')
+        raise SacctError(f'{location}: "{text}" is invalid: expected a time; {remedy}')
     return seconds
 
 

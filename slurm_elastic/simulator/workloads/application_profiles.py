@@ -238,7 +238,7 @@ def _table(folder: Path, gpu_type: str, constants: ApplicationConstants) -> Type
             )
         if micro in points.setdefault(shape, {}):
             raise ApplicationProfileError(
-                f"{location}: placement {text[:40]} at local_bsz {micro} stands twice"
+                f"{location}: duplicate placement {text[:40]} at local_bsz {micro}"
             )
         points[shape][micro] = (step, sync)
     if not points:

@@ -232,7 +232,7 @@ def build(
 def oversized(
     jobs: Iterable[CurveJob], cluster: Cluster, speeds: Mapping[str, float] | None = None
 ) -> int:
-    """Return how many jobs requested more GPUs than the cluster has of any type they may use."""
+    """Return the number of jobs that request more GPUs than there are of any allowed type."""
     return sum(
         job.submitted.gpus
         > max(

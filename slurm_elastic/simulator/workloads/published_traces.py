@@ -299,7 +299,9 @@ def _number(text: str, column: str, location: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 <= value <= LATEST_S:
-        raise SacctError(f'{location}: {column} "{text[:40]}" is no number from 0 on')
+        raise SacctError(
+            f'{location}: {column} "{text[:40]}" is invalid: expected a number from 0 on'
+        )
     return value
 
 

@@ -38,7 +38,7 @@ _TIME_REMEDY = "unset SLURM_TIME_FORMAT when sacct runs"
 
 
 def separator(header: str) -> str | None:
-    """Return what separates the columns of sacct's header; None: it is not sacct's."""
+    """Return the separator of the columns of sacct's header; None: it is not sacct's."""
     for mark in _SEPARATORS:
         if {"jobid", "jobidraw"} & set(_columns(header, mark)):
             return mark
@@ -288,11 +288,11 @@ def _seconds(row: Mapping[str, str], location: str) -> float | None:
     raw, text = row.get("elapsedraw", ""), row.get("elapsed", "")
     if raw:
         if not (raw.isdecimal() and raw.isascii() and len(raw) < 19):
-            raise SacctError(f'{location}: ElapsedRaw "{raw}" is no number of seconds')
+            raise SacctError(f'{location}: ElapsedRaw "{raw}" is invalid: expected seconds')
         return float(raw)
     if not text:
         return None
     match = _ELAPSED.fullmatch(text)
     if match is None:
-        raise SacctError(f'{location}: Elapsed "{text}" is no time; D-HH:MM:SS is expected')
+        raise SacctError(f'{location}: Elapsed "{text}" is invalid: expected D-HH:MM:SS')
     return _clock_seconds(match)

@@ -149,7 +149,7 @@ def rows(
             )
     repeated = next((column for column in header if column and header.count(column) > 1), None)
     if repeated is not None:
-        raise WorkloadError(f"{path.name}:1: column {repeated[:40]} stands twice; keep one of them")
+        raise WorkloadError(f"{path.name}:1: duplicate column {repeated[:40]}; keep one of them")
     for number, cells in numbered:
         if not any(cell.strip() for cell in cells):
             continue

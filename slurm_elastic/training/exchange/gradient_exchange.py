@@ -78,6 +78,11 @@ class GradientExchange:
         return self._trial.exposed if self._trial else None
 
     @property
+    def alone_s(self) -> float | None:
+        """Seconds of the exchange without computation; None: not measured here."""
+        return self._trial.exchange_s if self._trial else None
+
+    @property
     def requested(self) -> float:
         """Number of the schedule that rank 0 requests; 0 on other ranks."""
         return float(self._trial.requested) if self._trial else 0.0

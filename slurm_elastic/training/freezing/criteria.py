@@ -59,7 +59,7 @@ class Criterion(Protocol):
     plastic: bool
 
     def see(self, look: CriterionInputs) -> int:
-        """Return how many layers from the front have converged; at least `look.frozen`."""
+        """Return the number of converged layers from the front; at least `look.frozen`."""
 
     def thawed(self) -> None:
         """Discard all measurements, as all layers train again."""

@@ -165,9 +165,18 @@ class StepProfiler:
         """Discard what is not reported yet, as gradients are exchanged in another way now."""
         self._timer.restart()
 
-    def exchanged(self, name: str, exposed: float | None) -> None:
-        """Set the schedule of the exchange, and the part of it that lengthens a step, if known."""
-        self._timer.exchange, self._timer.exposed = name, exposed
+    def exchanged(
+        self, name: str, exposed: float | None = None, alone_s: float | None = None
+    ) -> None:
+        """Set the schedule of the exchange.
+
+        Args:
+            name: of the schedule.
+            exposed: the part of the exchange that lengthens a step; None: not known.
+            alone_s: seconds of the exchange without computation; None: not measured.
+        """
+        timer = self._timer
+        timer.exchange, timer.exposed, timer.exchange_s = name, exposed, alone_s
 
     def optimizing(self) -> None:
         """Begin clipping, optimizer and schedule."""

@@ -88,12 +88,14 @@ class StepTimer:
         on: whether parts are measured at all; equal on all ranks.
         exchange: name of the schedule by which gradients are exchanged, or "".
         exposed: the part of the exchange that lengthens a step; None: not known.
+        exchange_s: seconds of the exchange alone; None: not measured.
     """
 
     def __init__(self) -> None:
         self.on = True
         self.exchange = ""
         self.exposed: float | None = None
+        self.exchange_s: float | None = None
         self._last: float | None = None
         self._steps_done = 0
         self._forget()

@@ -90,7 +90,7 @@ class DataParallel(ReplicaStrategy[GradientExchange]):
         with self._signals.tolerate_ending_peers():
             sums = exchange.reduce(torch.stack([total, small, *shared_values]), count)
         self._step_profiler.reduced(sums[1:3], count)
-        self._step_profiler.exchanged(exchange.name, exchange.exposed)
+        self._step_profiler.exchanged(exchange.name, exchange.exposed, exchange.alone_s)
         agreed = StepRequests(*sums[3:])
         exchange.agree(agreed.exchange)
         return sums[0] / count, agreed

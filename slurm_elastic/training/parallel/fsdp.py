@@ -216,7 +216,7 @@ class FullyShardedParallel:
         self._chunks.end()
         self._step_profiler.passed(len(share.slices), pipeline=False)
         if self._shared:
-            self._step_profiler.exchanged(self._chunks.name, None)
+            self._step_profiler.exchanged(self._chunks.name)
         summed_loss, *agreed = sums.tolist()
         requests = StepRequests(*agreed)
         self._chunks.agree(requests.exchange)
@@ -259,7 +259,7 @@ class FullyShardedParallel:
         forget_groups(self._mesh)
 
     def _sharers(self, part: Any) -> int:
-        """Return how many ranks of a replica share the tensor, of which this is a part."""
+        """Return the number of ranks of a replica that share the tensor of this part."""
         return self._tensor if part.device_mesh.ndim > 1 else 1
 
     def _gradients(self) -> list[Any]:

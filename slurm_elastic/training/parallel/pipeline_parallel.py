@@ -228,7 +228,7 @@ class PipelineParallel:
             agreed = StepRequests(*engine.total(requested))
         self._chunks.end()
         self._chunks.agree(agreed.exchange)
-        self._step_profiler.exchanged(self._chunks.name, None)
+        self._step_profiler.exchanged(self._chunks.name)
         held = self._pipeline.held_by(self._rank)
         shares = (self._pipeline.share(stage, self._rank, len(sizes)) for stage in held)
         self._step_profiler.passed(sum(map(len, shares)), pipeline=True)

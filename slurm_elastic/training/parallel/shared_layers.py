@@ -72,9 +72,9 @@ class SharedLayers:
         )
         for number in held:
             values = stages[number].state_dict().values()
-            self.group.broadcast(values, "taking the values of the first rank of a group")
+            self.group.broadcast(values, "copying the values of the first rank of a group")
         self._wholes = [unsharding.WholeModel(stages[number]) for number in held]
-        before = {number: dict(stages[number].named_parameters()) for number in held}
+        whole_parameters = {number: dict(stages[number].named_parameters()) for number in held}
         self._divided = [
             DividedLayers(
                 stages[number],
@@ -87,7 +87,7 @@ class SharedLayers:
             for number in held
         ]
         replaced: dict[int, torch.nn.Parameter] = {}
-        for number, parameters in before.items():
+        for number, parameters in whole_parameters.items():
             now = dict(stages[number].named_parameters())
             replaced |= {id(p): now[name] for name, p in parameters.items()}
         for options in optimizer.param_groups:

@@ -115,7 +115,7 @@ class SpatialParallel(ReplicaStrategy[GradientExchange]):
             control = total.new_tensor([0.0, 0.0, *requested])
             sums = exchange.reduce(torch.cat([total.reshape(1), control]), count)
         profiler.passed(len(batch.share.slices), pipeline=False)
-        profiler.exchanged(exchange.name, exchange.exposed)
+        profiler.exchanged(exchange.name, exchange.exposed, exchange.alone_s)
         agreed = StepRequests(*sums[3:])
         exchange.agree(agreed.exchange)
         return sums[0] / count, agreed

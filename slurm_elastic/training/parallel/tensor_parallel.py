@@ -143,7 +143,7 @@ class TensorParallel:
             self._rank_group.add_up([sums], "adding up the values of a step")
         self._chunks.end()
         profiler.passed(len(batch.share.slices), pipeline=False)
-        profiler.exchanged(self._chunks.name, None)
+        profiler.exchanged(self._chunks.name)
         summed_loss, *agreed = sums.tolist()
         requests = StepRequests(*agreed)
         self._chunks.agree(requests.exchange)
@@ -186,7 +186,7 @@ class TensorParallel:
         self._shared.undo()
 
     def _new_reducer(self) -> Reducer | SlicedExchange:
-        """Return what adds up gradients over the replicas."""
+        """Return the exchange that adds up gradients over the replicas."""
         if self._hook is None:
             return Reducer(self._parameters, self._replicas)
         self._sliced = SlicedExchange(self.model, self._replicas)

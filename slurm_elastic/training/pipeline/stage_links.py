@@ -99,11 +99,18 @@ class _Slices:
         self._group = group if group is not None and group.size > 1 else None
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the slice of this rank: a flat one, or the tensor where it has no equal ones."""
-        if self._slice_size(tensor.numel()) is None:
+        """Return the slice of this rank, a flat one; or a tensor of fewer elements than ranks.
+
+        Slices are equally long: zeros follow the last elements.
+        """
+        size = self._slice_size(tensor.numel())
+        if size is None:
             return tensor
         assert self._group is not None
-        return tensor.detach().reshape(-1).chunk(self._group.size)[self._group.rank]
+        start = self._group.rank * size
+        part = tensor.detach().reshape(-1)[start : start + size]
+        missing = size - part.numel()
+        return torch.cat([part, part.new_zeros(missing)]) if missing else part
 
     def memory(self, part: tuple[str, tuple[int, ...], bool], device: torch.device) -> torch.Tensor:
         """Return memory for the slice of a tensor of this form."""
@@ -119,13 +126,13 @@ class _Slices:
             return part
         assert self._group is not None
         slices = self._group.collect(part, "collecting slices of an activation")
-        return torch.cat(slices).view(shape)
+        return torch.cat(slices)[: math.prod(shape)].view(shape)
 
     def _slice_size(self, elements: int) -> int | None:
         """Return the elements of a slice; None: the tensor is sent whole."""
-        if self._group is None or not elements or elements % self._group.size:
+        if self._group is None or elements < self._group.size:
             return None
-        return elements // self._group.size
+        return math.ceil(elements / self._group.size)
 
 
 class _Sender:

@@ -1,7 +1,7 @@
-"""Process groups formed beside a running one, and their use in its place.
+"""Process groups that are formed while another one is in use, and then replace it.
 
-A group that a member has left by its death is never destroyed: that would wait without end for
-collectives that still run. Its object is kept until the process ends.
+A group with a dead member is never destroyed: that would wait forever for collectives that are
+still running. Its object is kept until the process ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class FormingGroup:
     """Process groups of a generation, formed in a thread.
 
     Args:
-        generation: the one whose groups are formed.
+        generation: members and number of the new groups.
         member: name of this process.
         open_store: opens a connection of its own to the store.
         device: "cpu": gloo, "cuda": NCCL.
-        on_done: called in the thread when the groups stand, or have failed.
+        on_done: called in the thread when the groups are formed, or have failed.
         with_control: form `control`, too.
 
     Attributes:

@@ -263,7 +263,7 @@ class StartedExchange:
 
 
 def outside(span: tuple[int, int], extent: int) -> tuple[int, int]:
-    """Return how many planes of a span lie before the volume, and behind it."""
+    """Return the numbers of planes of a span before the volume and behind it."""
     low, high = span
     return max(0, min(high, 0) - low), max(0, high - max(low, extent))
 

@@ -1,9 +1,10 @@
 """Products of linear layers whose sums over the group travel while the next chunk is multiplied.
 
 The tokens (all dimensions but the last) are cut into chunks. The sum of a chunk over the group
-starts as soon as its product is there (CoCoNet, ASPLOS'22, "overlap"; the same tokens, so the same
-result). A row-parallel layer sums its outputs, a column-parallel one the gradient of its inputs,
-during which the gradient of the weights is computed, too.
+starts as soon as its product is there (CoCoNet, ASPLOS'22, "overlap"). The terms of each sum are
+those of one chunk; only BLAS may add them up in another order where a chunk has few tokens. A
+row-parallel layer sums its outputs, a column-parallel one the gradient of its inputs, during which
+the gradient of the weights is computed, too.
 """
 
 from __future__ import annotations

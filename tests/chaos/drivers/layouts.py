@@ -6,6 +6,7 @@
 | layout | |
 |---|---|
 | slices | the state of the optimizer is divided among replicas |
+| buckets | replicas exchange 2 MiB of gradients in buckets, during the backward pass |
 | stages | a small GPT on pipeline stages |
 | sliced-stages | the same; replicas of a stage divide the state of the optimizer |
 | spatial | a 3D network, each sample on several ranks |
@@ -49,6 +50,21 @@ def slices() -> dict[str, Any]:
     }
 
 
+def buckets() -> dict[str, Any]:
+    from train_library import synthetic  # noqa: PLC0415
+
+    # Of a single bucket, 1 MiB, the schedule would be the flat one.
+    hidden = [part for _ in range(2) for part in (nn.Linear(512, 512), nn.GELU())]
+    model = nn.Sequential(nn.Linear(32, 512), nn.GELU(), *hidden, nn.Linear(512, 10))
+    return {
+        "model": model,
+        "loss_fn": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3),
+        "dataset": synthetic(SAMPLES, 0),
+        "overlap": "buckets",
+    }
+
+
 def stages() -> dict[str, Any]:
     from train_gpt import layers, loss_fn, pieces  # noqa: PLC0415
 
@@ -82,8 +98,8 @@ def spatial() -> dict[str, Any]:
 
 
 LAYOUTS = {
-    "slices": slices, "stages": stages, "sliced-stages": sliced_stages, "spatial": spatial,
-    "tensor": tensor, "plans": stages,
+    "slices": slices, "buckets": buckets, "stages": stages, "sliced-stages": sliced_stages,
+    "spatial": spatial, "tensor": tensor, "plans": stages,
 }  # fmt: skip
 
 

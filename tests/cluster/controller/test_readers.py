@@ -31,7 +31,7 @@ def site(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 
 
 def differences(cluster: SlurmCluster) -> dict[str, Any]:
-    """Return what the driver prints."""
+    """Return the output of the driver."""
     printed: dict[str, Any] = json.loads(
         cluster.exec([PYTHON, PLACE], user="selastic").stdout.strip().splitlines()[-1]
     )

@@ -55,7 +55,7 @@ def test_an_elastic_job_takes_no_gpu_that_others_share_and_gives_way_to_them(
 
 
 def halves(cluster: SlurmCluster, *jobs: int) -> list[list[str]]:
-    """Return what each running job holds, in Slurm's notation; [] if it does not run."""
+    """Return the GPUs of each running job, in Slurm's notation; [] if it does not run."""
     records = [shown(cluster, job) for job in jobs]
     return [r["gres_detail"] if r["job_state"] == ["RUNNING"] else [] for r in records]
 

@@ -66,7 +66,7 @@ def differing_alone(reader):
 
 
 def settled(differing):
-    """Return what differs; the cluster may change between two reads, so that is tried again."""
+    """Return the differences; repeated, as the cluster may change between two reads."""
     found = []
     for _ in range(5):
         found = differing()

@@ -35,7 +35,7 @@ class Wide(nn.Module):
         os.fsync(self._file)
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of the points."""
+        """Return the output of the layer."""
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         os.pread(self._file, READ_BYTES, 0)
         time.sleep(STEP_S)

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""A training whose layers sleep for each sample, in stages or in a loop of its own.
+"""A training whose layers sleep for each sample: in stages, or with a divided optimizer.
 
     slow_layers.py OUT stages    # slurm_elastic.training.init, to be cut into stages
-    slow_layers.py OUT loop      # ElasticLoop, which reports whole steps only, as with fully_shard
+    slow_layers.py OUT slices    # init, whose replicas divide the state of the optimizer
+    slow_layers.py OUT loop      # ElasticLoop and ZeroRedundancyOptimizer: reports whole steps only
+
+With `slices` the exchange of more than two replicas takes `EXCHANGE_S` longer.
 
 Writes OUT/steps.jsonl, one line per step.
 """
@@ -20,13 +23,19 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
+
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange
 
 LAYERS, WIDTH, BATCH, MICRO_BATCH = 4, 64, 16, 4
 #: Seconds of a sample in a layer.
 SAMPLE_S = 0.005
+#: Seconds by which the exchange of more than two replicas is slower.
+EXCHANGE_S = 0.4
 CHECKPOINT_S = 3.0
+SGD = {"lr": 1e-3, "momentum": 0.9}
 
 Step = tuple[int, str, int]
 
@@ -40,10 +49,12 @@ class SlowLinear(nn.Linear):
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3)
+    return torch.optim.SGD(parameters, **SGD)
 
 
-def stages(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
+def stages(
+    out: Path, layers: list[tuple[str, nn.Module]], *, overlap: str = "auto"
+) -> Iterator[Step]:
     points = torch.randn(256, WIDTH)
     job = init(
         layers,
@@ -54,6 +65,7 @@ def stages(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
         epochs=10_000,
         checkpoint_dir=out / "checkpoints",
         checkpoint_every_s=CHECKPOINT_S,
+        overlap=overlap,
     )
     for batch in job:
         job.step(batch)
@@ -61,13 +73,27 @@ def stages(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
     job.finish()
 
 
+def slices(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
+    reduce = SlicedExchange.reduce
+
+    def slow_with_many(self: SlicedExchange, *args: Any) -> list[float]:
+        if distributed.get_world_size() > 2:
+            time.sleep(EXCHANGE_S)
+        return reduce(self, *args)
+
+    SlicedExchange.reduce = slow_with_many
+    return stages(out, layers, overlap="sliced")
+
+
 def loop(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
     if "RANK" in os.environ:
         distributed.init_process_group("gloo")
     model: nn.Module = nn.Sequential(*(layer for _, layer in layers))
-    if distributed.is_initialized():
-        model = DistributedDataParallel(model)
     optimizer = sgd(model.parameters())
+    sharded = distributed.is_initialized()
+    if sharded:
+        model = DistributedDataParallel(model)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **SGD)
     steps = ElasticLoop(
         out / "checkpoints",
         global_batch=BATCH,
@@ -83,11 +109,14 @@ def loop(out: Path, layers: list[tuple[str, nn.Module]]) -> Iterator[Step]:
             loss = nn.functional.mse_loss(model(points), points)
             (loss * steps.loss_weight).backward()
         optimizer.step()
+        if sharded:  # before its state is saved
+            optimizer.consolidate_state_dict(to=0)
         yield step, f"{steps.world_size}x1", steps.rank
 
 
 KINDS: dict[str, Callable[[Path, list[tuple[str, nn.Module]]], Iterator[Step]]] = {
     "stages": stages,
+    "slices": slices,
     "loop": loop,
 }
 

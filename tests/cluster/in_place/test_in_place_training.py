@@ -49,7 +49,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def read_losses(cluster: SlurmCluster, out: str) -> list[dict[str, float]]:
-    """Return what a training has written about its steps."""
+    """Return the rows that a training has written about its steps."""
     text = cluster.exec(f"cat {out}/losses.jsonl").stdout
     return [json.loads(line) for line in text.splitlines()]
 

@@ -7,6 +7,7 @@ each policy decides in detail is tested without a cluster.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 
 import pytest
 
@@ -109,13 +110,20 @@ def test_gavel_lets_jobs_take_turns(controller: Start, cluster: SlurmCluster) ->
 def test_dally_preempts_when_a_lease_ends(controller: Start, cluster: SlurmCluster) -> None:
     with controller("dally", "[dally]\nlease_s = 20\nfloor_s = 2\n") as daemon:
         first = first_of_two(cluster, daemon)
+        began = cluster.exec(["squeue", "-h", "-o%S", f"-j{first}"]).stdout.strip()
         second = submit(cluster, "second", minutes=5)
         until(lambda: runs(cluster, second), what=daemon.log)
         assert preempted(daemon, first, f"preempted-by job={second}")
+        ended = re.search(rf"(?m)^(\S+) info: JobId={first} Action=preempt ", daemon.log())[1]
+        lease = datetime.fromisoformat(ended) - datetime.fromisoformat(began)
+        assert lease.total_seconds() >= 20, "floor_s is over long before"
 
 
 def test_dallys_published_timers_end(controller: Start, cluster: SlurmCluster) -> None:
-    """Two GPUs are free in each rack: they are too far apart until 24 leases are over."""
+    """Two GPUs are free in each rack: they are too far apart until 12 leases, 24 s, are over.
+
+    Both timers count from the submission: after 6 leases a job accepts several nodes of one rack.
+    """
     with controller("dally", '[dally]\ntimers = "6,12"\nlease_s = 2\nfloor_s = 2\n') as daemon:
         fill(cluster, "g02")
         fill(cluster, "g01", "g04", gpus=2)
@@ -123,8 +131,8 @@ def test_dallys_published_timers_end(controller: Start, cluster: SlurmCluster) -
         until(lambda: "waits for one rack" in explained(daemon, job), what=daemon.log)
         until(lambda: runs(cluster, job), what=daemon.log)
         assert held(cluster, job) == {"g01": 2, "g04": 2}
-        assert f"JobId={job} Action=start" in daemon.log()
-        assert "Reason=starts-after" in daemon.log()
+        reason = rf"JobId={job} Action=start .*Reason=starts-after tier=network waited_s=([\d.]+)"
+        assert float(re.search(reason, daemon.log())[1]) >= 24
 
 
 @contextmanager

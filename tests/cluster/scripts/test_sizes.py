@@ -24,7 +24,7 @@ def submission(cluster: SlurmCluster, *options: str, script: str = "exec sleep 6
 
 
 def explained(daemon: Daemon, job: int) -> dict:
-    """Return what selasticd tells of a job, as soon as it has seen it."""
+    """Return selasticd's answer about a job, as soon as it has seen it."""
     answer = ""
 
     def known() -> bool:

@@ -22,7 +22,7 @@ STEP_S = 0.5
 #: (GPUs, plan): unlike sizes and like ones, interleaved, shared weights, divided state, and back.
 WALK = [
     (4, "2x2+shard=optimizer"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"),
-    (2, "1x1+tensor=2+recompute"), (4, "2x1+tensor=2"), (4, "4x1"),
+    (2, "1x1+tensor=2+recompute"), (4, "2x1+tensor=2"), (4, "4x1+shard=optimizer"),
     (4, "2x1+tensor=2+shard=full"), (1, "1x1"),
 ]  # fmt: skip
 OUT = "/shared/home/alice/hybrid"
@@ -70,8 +70,8 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
     for plan in (plan for _, plan in WALK if "+" in plan):
         assert f"plan {plan}, as ordered" in log
     assert "tensor=2: 4 layers are divided among 2 ranks" in log
-    # Debian's torch divides no parameters.
-    assert "every replica holds the whole model" in log
+    # Debian's torch divides no parameters: the other four plans with options take effect.
+    assert log.count("every replica holds the whole model") == 1
     worst = difference_from_one_rank(cluster, OUT)
     print(f"{len(walked)} steps over {len(WALK) + 1} layouts, losses within {worst:.1e}")
-    assert worst < 1e-5
+    assert worst < 1e-6

@@ -71,7 +71,7 @@ def sent_bytes(cluster: SlurmCluster) -> int:
 
 
 def ledger(cluster: SlurmCluster, home: str) -> dict[str, Any] | None:
-    """Return what the controller has learned of neighbours; None: nothing yet."""
+    """Return the controller's measurements of neighbours; None: nothing yet."""
     command = [PYTHON, "-", f"{home}/ledger.sqlite"]
     found = cluster.exec(command, user="selastic", node="ctld", stdin=_LEARNED, check=False)
     value: dict[str, Any] | None = json.loads(found.stdout or "null")

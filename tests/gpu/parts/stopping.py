@@ -99,7 +99,7 @@ class _Training:
         return [int(path.read_text()) for path in sorted(paths)]
 
     def alive(self) -> int:
-        """Return how many processes of the last start are there."""
+        """Return the number of running processes of the last start."""
         return sum(is_alive(pid) for pid in self.pids())
 
     def steps(self) -> int:

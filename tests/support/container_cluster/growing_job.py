@@ -84,7 +84,7 @@ class GrowingJob:
         return dict(re.findall(r"(\S+?)=(\S*)", text))
 
     def left_behind(self) -> str:
-        """Return what is left of this job: its ranks, and its companions in the queue."""
+        """Return the remains of this job: its ranks, and its companions in the queue."""
         busy = " ".join(map(str, [self.job, *self.companions]))
         jobs = f"squeue -h -j {busy.replace(' ', ',')} -o '%A %T'"
         # The pattern does not match the command line that contains it.

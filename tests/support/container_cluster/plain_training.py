@@ -129,7 +129,7 @@ def append(name: str, row: dict[str, object]) -> None:
 
 
 def description(start: str) -> dict[str, object]:
-    """Return what this rank sees of itself, with the name of its start."""
+    """Return the environment of this rank, with the name of its start."""
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
     slurm = "SLURM_PROCID SLURM_NTASKS SLURM_NODEID SLURM_NNODES SLURM_JOB_ID"
     row: dict[str, object] = {n: int(os.environ[n]) for n in [*names.split(), *slurm.split()]}

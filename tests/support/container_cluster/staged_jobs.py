@@ -24,7 +24,7 @@ class StagedJobs:
         self.jobs: dict[str, int] = {}
 
     def running(self, file: str) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-        """Return what squeue tells of the jobs that have not ended, and their last records.
+        """Return squeue's rows of the jobs that have not ended, and their last records.
 
         That is the state and the GPUs per node of each, and the last complete line of a file; both
         by one command, as tests look often.

@@ -47,7 +47,7 @@ class TuningController:
         return self.store.records(Snapshot(time=1000.0, nodes=NODES, jobs=jobs), {})
 
     def round(self, *jobs, act=True, leave=()):
-        jobs = tuple(self.store.in_force(j) for j in jobs)
+        jobs = tuple(self.store.with_allowed_directive(j) for j in jobs)
         snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=jobs)
         return self.tuner.round(
             snapshot, self.store.records(snapshot, {}), self.reports, act=act, leave=leave

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 
 from slurm_elastic.config.schema import parse
 from slurm_elastic.controller import controller as controller_module
-from slurm_elastic.controller import poll_schedule, report_handler
+from slurm_elastic.controller import poll_schedule, published_view, report_handler
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.state import job_store, ledger, usage_reconcile
 from slurm_elastic.controller.state.ledger import Ledger
@@ -48,9 +48,9 @@ from tests.support.controller.job_records import Log
 
 #: Modules whose clock is the simulated one.
 _MODULES = (
-    controller_module, poll_schedule, report_handler, job_store, ledger, usage_reconcile,
-    crash_loop_guard, order_outbox, orphan_cleanup, reservations, transition_engine,
-    transition_steps, in_place_steps, restart_steps, companion_cleanup,
+    controller_module, poll_schedule, published_view, report_handler, job_store, ledger,
+    usage_reconcile, crash_loop_guard, order_outbox, orphan_cleanup, reservations,
+    transition_engine, transition_steps, in_place_steps, restart_steps, companion_cleanup,
     requested_change,
 )  # fmt: skip
 _HELD = "JobHeldUser"

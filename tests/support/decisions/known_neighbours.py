@@ -5,7 +5,7 @@ from slurm_elastic.models.colocation.shared_speeds import PartOfNode, SharedSpee
 
 
 def speeds_of(cluster, pairs, *, times=5):
-    """Return what is learned when job a ran at this speed beside job b: {(a, b, GPUs each): s}."""
+    """Return measurements after job a ran at this speed beside job b: {(a, b, GPUs each): s}."""
     speeds, snapshot = SharedSpeeds(), cluster.snapshot()
     kind = node_type(snapshot.nodes[0])
     for (job, other, gpus), speed in pairs.items():

@@ -67,7 +67,7 @@ class Peer:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return what has come, when there is something to read; None: the other has ended."""
+        """Return the next message; None: the other has ended."""
         try:
             data = self.sock.recv(65536)
         except OSError:
@@ -94,7 +94,7 @@ class Samples:
 
     @staticmethod
     def part(total: int, indices: list[int]) -> int:
-        """Return what some samples add to the sum over all steps so far."""
+        """Return the contribution of some samples to the sum over all steps so far."""
         return sum((i + 1) * (total + 1) for i in indices) % PRIME
 
     def losses(self) -> list[float]:

@@ -7,6 +7,11 @@ from functools import partial
 from slurm_elastic.training.exchange import exchange_schedule, gradient_exchange
 from slurm_elastic.training.exchange.exchange_schedule import ExchangeSchedule
 from slurm_elastic.training.exchange.schedule_trial import ScheduleTrial
+from slurm_elastic.training.exchange.sliced_exchange import SlicedExchange
+from slurm_elastic.training.parallel import sliced_parallel
+
+#: Of each rank's parameters in a bucket with `overlap="sliced"`.
+SLICED_BYTES = 60
 
 
 class SmallBuckets:
@@ -23,6 +28,9 @@ class SmallBuckets:
             module.SCHEDULES = schedules  # type: ignore[attr-defined]
         gradient_exchange.ScheduleTrial = partial(  # type: ignore[misc,assignment]
             ScheduleTrial, warm_up=1, turn=1, least_part=0.0
+        )
+        sliced_parallel.SlicedExchange = partial(  # type: ignore[misc,assignment]
+            SlicedExchange, bucket_bytes=SLICED_BYTES
         )
 
     def begin(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,53 @@ def _difference(
     return max(float(((a - b).abs() / (1.0 + b.abs())).max()) for a, b in pairs)
 
 
+#: Of tokens: fewer than some chunks, not a multiple of them, and a multiple of all.
+TOKEN_COUNTS = (1, 3, 5, 16)
+CHUNKS = (1, 2, 4, 8)
+
+
+def chunked_values(rank: int, *, exact: bool) -> list[dict[int, list[torch.Tensor]]]:
+    """Return outputs and gradients of layers by the number of chunks, for each count of tokens.
+
+    Args:
+        rank: of this process.
+        exact: all values are small whole numbers, whose sums are exact in any order.
+    """
+    del rank
+    group = whole_group()
+    width = 4 * group.size
+    outcomes = []
+    for tokens, pair in itertools.product(TOKEN_COUNTS, (True, False)):
+        torch.manual_seed(5)
+        # A pair, and a layer whose outputs are collected.
+        names = {"0": "colwise", "2": "rowwise"} if pair else {"0": "colwise_gather_output"}
+        layers = [nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, WIDTH)]
+        model = nn.Sequential(*(layers if pair else layers[:1]))
+        inputs = torch.randn(1, tokens, WIDTH)
+        values = [*model.parameters(), inputs]
+        if exact:
+            for value in values:
+                value.detach().mul_(3).round_()
+        by_chunks = {}
+        for chunks in CHUNKS:
+            divided_model, leaf = copy.deepcopy(model), inputs.clone().requires_grad_()
+            parts = divided(divided_model, group, styles=names, chunks=chunks)
+            result = divided_model(leaf)
+            (result * torch.arange(float(WIDTH if pair else width))).sum().backward()
+            gradients: list[Any] = [leaf.grad, *(p.grad for p in divided_model.parameters())]
+            own = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+            by_chunks[chunks] = [result.detach(), *own]
+            parts.undo()
+        outcomes.append(by_chunks)
+    return outcomes
+
+
+def differences_and_chunks(rank: int, chunks: int) -> tuple[dict[str, float], Any, Any]:
+    """Return `largest_differences`, and `chunked_values` of any and of whole numbers."""
+    differences = largest_differences(rank, chunks) if chunks else {}
+    return differences, chunked_values(rank, exact=False), chunked_values(rank, exact=True)
+
+
 def evaluated_difference(rank: int) -> float:
     """Return the difference of an encoder that evaluates without gradients, from one rank."""
     del rank
@@ -171,7 +219,7 @@ def evaluated_difference(rank: int) -> float:
 
 
 def dropped_places(rank: int) -> tuple[torch.Tensor, float]:
-    """Return what this rank drops of its part of ones, and a random number drawn afterwards."""
+    """Return the dropped elements of this rank's ones, and a random number drawn afterwards."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(2, 400), nn.Dropout(0.5), nn.Linear(400, 2))
     divided(model, whole_group())

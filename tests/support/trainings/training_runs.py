@@ -96,6 +96,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
     layers, dataset = MODELS[options.get("model", "plain")](generator, options)
+    for _, layer in layers[: options.get("frozen", 0)]:
+        layer.requires_grad_(requires_grad=False)
     job = init(
         layers,
         torch.nn.CrossEntropyLoss(),

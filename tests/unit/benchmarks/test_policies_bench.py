@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from benchmarks.policies.__main__ import FIGURES, figures, table
+from benchmarks.policies.__main__ import FIGURES, figures, table, table_by_policy
 from benchmarks.policies.drawn_workloads import draw
 from benchmarks.policies.policy_rows import OTHER_ROWS, ROWS, WrongLengths, different_jobs
 from benchmarks.sia_tables import reference
@@ -35,7 +35,7 @@ def test_each_row_has_its_difference_to_the_artifact(data):
     assert line["avg_jct_h_artifact"] == 1.5
     assert line["avg_jct_h_difference"] == pytest.approx(-0.2)
     text = table([line])
-    assert "| philly 1 | *Sia's artifact* | 1.500 | 2.00 | 3.00 | 3.00 |  |  |  |" in text
+    assert "| philly 1 | *Sia's artifact* | 1.500 | 2.00 | 3.00 | 3.00 |  |  |  |  |  |" in text
     assert f"| philly 1 | {ROWS[0].label} | 1.200 (-20.0%) |" in text
 
 
@@ -47,6 +47,19 @@ def test_without_the_artifacts_figures_rows_have_ours_alone(data):
     assert "avg_jct_h_difference" not in line
     assert "artifact" not in table([line])
     assert "| philly 1, 2 |" in table([line])
+
+
+def test_policies_are_ordered_by_their_average_on_the_first_trace(data):
+    lines = [
+        figures(row, trace, [(1, totals(jct)), (2, totals(jct) | {"rho_max": 3.0})], [None, None])
+        for trace, first, second in (("philly", 2.0, 1.0), ("saturn", 1.0, 2.0))
+        for row, jct in ((ROWS[0], first), (ROWS[1], second))
+    ]
+    assert [line["rho_max"] for line in lines] == [3.0] * 4
+    head, _, *rows = table_by_policy(lines).splitlines()
+    assert head.startswith("| policy | philly 1, 2: avg JCT h |")
+    assert [row.split(" | ")[0] for row in rows] == [f"| {ROWS[1].label}", f"| {ROWS[0].label}"]
+    assert rows[0].split(" | ")[4] == "2.000"
 
 
 def test_rows_name_each_policy_and_differ(data):

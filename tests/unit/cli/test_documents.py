@@ -1,8 +1,16 @@
 """The pages of the command line describe every field, code and request."""
 
+import re
 from pathlib import Path
 
-from slurm_elastic.rpc import answers, topology_answers, usage_answers
+from slurm_elastic.rpc import (
+    answers,
+    decision_answers,
+    duration_answers,
+    program_answers,
+    topology_answers,
+    usage_answers,
+)
 from slurm_elastic.rpc.protocol import CODES
 from slurm_elastic.rpc.requests import OPERATIONS
 
@@ -12,12 +20,29 @@ PAGES = ("cli-json.md", "cli-json-tools.md", "cli-socket.md")
 
 def test_every_field_of_the_answers_is_described():
     text = "".join((TOP / "docs" / page).read_text() for page in PAGES)
-    modules = (answers, topology_answers, usage_answers)
+    modules = (
+        answers, decision_answers, duration_answers, program_answers, topology_answers,
+        usage_answers,
+    )  # fmt: skip
     values = [value for module in modules for value in vars(module).values()]
     schemas = [value for value in values if hasattr(value, "__required_keys__")]
     fields = {f for s in schemas for f in s.__annotations__}
-    assert len(fields) > 60
+    assert len(fields) > 200
     assert [f for f in sorted(fields) if f"`{f}`" not in text and f'"{f}"' not in text] == []
+
+
+def test_every_decision_has_all_parts():
+    parts = (
+        r"# \d+\. .+", r"- Status: (proposed|accepted|superseded by \d{4})",
+        r"- Date: \d{4}-\d{2}-\d{2}", "## Context", "## Decision", "## Consequences",
+    )  # fmt: skip
+    missing = [
+        (page.name, part)
+        for page in sorted((TOP / "docs" / "adr").glob("0*.md"))
+        for part in parts
+        if not re.search(f"^{part}$", page.read_text(), re.MULTILINE)
+    ]
+    assert missing == []
 
 
 def row(operation):

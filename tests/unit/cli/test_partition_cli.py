@@ -143,6 +143,58 @@ def test_wrong_profiles(run, profile, tmp_path):
     assert err == f"selastic: {profile}: no pipeline on 4 GPUs keeps to 5 bytes of memory per GPU\n"
 
 
+def test_plans_that_fit_by_number_of_gpus(run, profile):
+    arguments = (profile, "--plans", "--machines", "2", "--batch", "16", "--bandwidth", "1e9")
+    code, out, err = run(*arguments, "--memory", "1.25e9")
+    assert (code, err) == (0, "")
+    assert out == (
+        "net.json, 16 samples in a step: 6 plans that fit into 1.25 GB\n"
+        "GPUS  PLAN                       MEMORY   STEP\n"
+        "   2  2x1+shard=full            1.21 GB      -\n"
+        "   2  2x1+shard=full+recompute   1.2 GB      -\n"
+        "   2  1x2                        803 MB  60 ms\n"
+        "   2  1x2+recompute              802 MB      -\n"
+        "   2  1x1+tensor=2               807 MB      -\n"
+        "   2  1x1+tensor=2+recompute     804 MB      -\n"
+        "Not in a profile: state of the optimizer (Adam's is assumed, twice the weights),"
+        " activations within layers (outputs only), context and workspace of the GPU (none).\n"
+    )
+    assert run(*arguments, "-P", "-h", "-o", "gpus,plan")[1].splitlines()[:2] == [
+        "1|1x1", "1|1x1+recompute",
+    ]  # fmt: skip
+    assert "no plan fits into 1 MB" in run(*arguments, "--memory", "1e6")[1]
+    answer = json.loads(run(*arguments, "--json")[1])
+    assert (answer["samples"], answer["batch"], answer["gpu_bytes"]) == (16, 16, None)
+    assert len(answer["missing"]) == 3
+    row = next(row for row in answer["plans"] if row["plan"] == "1x1+tensor=2+recompute")
+    assert row | {"memory_bytes": 0} == {
+        "gpus": 2, "plan": "1x1+tensor=2+recompute", "replicas": 1, "stages": 1, "tensor": 2,
+        "shard": "none", "recompute": True, "accumulation": None, "memory_bytes": 0, "step_s": None,
+    }  # fmt: skip
+
+
+def test_samples_of_a_profile_and_wrong_options_of_plans(run, profile):
+    arguments = (profile, "--plans", "--machines", "1")
+    data = json.loads(profile.read_text())
+    for key, value, expected in (
+        ("none", 0, "does not tell of how many samples it is: give them by --batch"),
+        ("batch", 0, "batch 0 is invalid: expected a whole number above 0"),
+        ("micro_batch", "8", "micro_batch '8' is invalid: expected a whole number above 0"),
+    ):
+        profile.write_text(json.dumps(data | {key: value}))
+        assert run(*arguments) == (2, "", f"selastic: {profile}: {expected}\n")
+    profile.write_text(json.dumps(data | {"micro_batch": 8}))
+    assert run(*arguments)[1].startswith("net.json, 8 samples in a step: 2 plans; --memory=BYTES")
+    for words, expected in (
+        (("--plans", "--machines", "256,256,2"), "--machines: 131072 GPUs is invalid"),
+        ((*arguments[1:], "--straight"), "--plans: --straight has no effect with it"),
+        (("--plans",), "Missing option '--machines'"),
+    ):
+        code, out, err = run(profile, *words)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"selastic: {expected}")
+
+
 @pytest.fixture
 def volumes(tmp_path):
     """A convolution of 16 channels on 64^3 voxels, and its input and result."""
@@ -168,6 +220,7 @@ def test_spatial_groups_by_the_memory_of_a_gpu(run, volumes):
     answer = json.loads(run(volumes, "--memory", "3e7", "--batch", "2", "--json")[1])
     assert answer["unit"] == 4
     assert answer["groups"][-1]["memory_bytes"] < 3e7
+    assert "is a network on volumes" in run(volumes, "--plans")[2]
     assert (
         "no group of up to 2 GPUs fits into 1 MB"
         in run(volumes, "--memory", "1e6", "--machines", "2")[1]

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli.simulate import simulation_answer
 from slurm_elastic.cli.simulate.simulation_answer import SimulationAnswer, SimulationFigures
+from slurm_elastic.core.reason import Reason
 from tests.support import published_data
 
 TOP = Path(__file__).parents[3]
@@ -278,6 +281,15 @@ def test_a_published_trace(run):
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["jobs"] == 160
+
+
+def test_notes_are_reasons_and_each_sentence_stands_once():
+    reason = Reason("holds-max", gpus=8)
+    runs = [SimpleNamespace(notes=(reason, "net: assumed")), SimpleNamespace(notes=(reason,))]
+    assert simulation_answer._notes(runs) == [
+        {"code": "holds-max", "parameters": {"gpus": 8}},
+        {"code": "text", "parameters": {"text": "net: assumed"}},
+    ]
 
 
 def test_changes_in_place_as_the_option_or_the_configuration_says(run, small, tmp_path):

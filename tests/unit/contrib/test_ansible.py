@@ -13,7 +13,7 @@ ROLE = Path(__file__).parents[3] / "contrib" / "ansible" / "slurm_elastic"
 
 @pytest.fixture
 def written():
-    """Return what the role writes into elastic.toml, by its variables."""
+    """Return the contents of elastic.toml that the role writes, by its variables."""
     # As Ansible does: a line that is only a tag leaves none.
     environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["to_json"] = json.dumps

@@ -38,7 +38,7 @@ def ctld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is shown until all three nodes are ready, or too long."""
+    """Return the output until all three nodes are ready, or too much time has passed."""
     shown: list[str] = []
     progress = Task("nodes")
     monkeypatch.setattr(progress, "detail", shown.append)

@@ -27,7 +27,7 @@ def begun(store, planned):
 
 def test_a_change_does_not_begin_if_the_directive_is_another_since_the_plan_was_made():
     store = JobStore(Ledger(":memory:"))
-    planned = store.in_force(job({"n1": 1}))
+    planned = store.with_allowed_directive(job({"n1": 1}))
     assert begun(store, planned) == {7}
     store.order(planned, override="1-1")
     assert begun(store, planned) == set()

@@ -1,5 +1,6 @@
 """A whole controller on a simulated Slurm."""
 
+from slurm_elastic.config.schema import parse
 from tests.support.controller.simulated_script import SimulatedScript
 from tests.support.controller.simulated_slurm import SimulatedSite, short_trials
 from tests.unit.controller.transitions.test_failed_changes import play, sizes
@@ -36,3 +37,29 @@ def test_a_look_at_nothing_new_leaves_the_view_as_it_is(monkeypatch):
         assert site.controller.view is view
     finally:
         site.close()
+
+
+def test_a_changed_configuration_reaches_every_part(monkeypatch):
+    site = SimulatedSite(monkeypatch, {"n1": 4})
+    try:
+        former, fresh = site.controller.config, parse("[controller]\nseed = 7")
+        before = set(parts_with(site.controller, former))
+        site.controller.reconfigure(fresh)
+        assert not set(parts_with(site.controller, former))
+        assert set(parts_with(site.controller, fresh)) == before
+        assert len(before) > 10
+    finally:
+        site.close()
+
+
+def parts_with(part, config, seen=None):
+    """Yield the classes of a part of the controller and of its parts that hold a configuration."""
+    seen = set() if seen is None else seen
+    if id(part) in seen or not type(part).__module__.startswith("slurm_elastic."):
+        return
+    seen.add(id(part))
+    for value in vars(part).values() if hasattr(part, "__dict__") else ():
+        if value is config:
+            yield type(part).__name__
+        else:
+            yield from parts_with(value, config, seen)

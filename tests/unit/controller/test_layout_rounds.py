@@ -29,7 +29,7 @@ SAMPLE_S, CALL_S, REDUCE_S = 0.01, 0.001, 0.02
 
 
 def pipeline(gpus: int, *, stated: int | None = None, reduce_s: float = REDUCE_S) -> dict:
-    """Return what a pipeline of two stages reports on so many GPUs.
+    """Return the report of a pipeline of two stages on so many GPUs.
 
     Args:
         gpus: of the job.
@@ -48,7 +48,7 @@ def pipeline(gpus: int, *, stated: int | None = None, reduce_s: float = REDUCE_S
 
 
 def older(gpus: int) -> dict:
-    """Return what a library reports that measures no pass of a pipeline."""
+    """Return the report of a library that measures no pass of a pipeline."""
     fields = pipeline(gpus, stated=8)
     share = fields["micro_batch"]
     del fields["micro_step_s"], fields["micro_batches"]
@@ -56,7 +56,7 @@ def older(gpus: int) -> dict:
 
 
 def sharded(gpus: int) -> dict:
-    """Return what a training with `shard=True` reports."""
+    """Return the report of a training with `shard=True`."""
     share = BATCH // gpus
     step_s = share * SAMPLE_S + CALL_S + (REDUCE_S if gpus > 1 else 0.0)
     return {"layout": f"{gpus}x1", "micro_batch": share, "accumulation": 0,
@@ -64,7 +64,7 @@ def sharded(gpus: int) -> dict:
 
 
 def loop(gpus: int) -> dict:
-    """Return what a loop of the script's own reports: whole steps only."""
+    """Return the report of a loop of the script's own: whole steps only."""
     fields = sharded(gpus)
     del fields["micro_step_s"]
     return fields

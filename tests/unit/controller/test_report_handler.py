@@ -204,8 +204,8 @@ def test_ranks_get_an_ordered_directive_without_sizes_and_plan(site):
     site.store.order(running, override="1-4,batch=8-64,sizes=1:2:4,plan=auto")
     site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == "1-4,batch=8-64"
-    assert site.store.directive(running).listed == (1, 2, 4)
-    assert site.store.directive(running).plan == "auto"
+    assert site.store.allowed_directive(running).listed == (1, 2, 4)
+    assert site.store.allowed_directive(running).plan == "auto"
     site.store.order(running, override="")
     site.report_handler.send_settings(running)
     assert site.report_handler.orders(7, 0, job=running).directive == ""

@@ -31,14 +31,14 @@ def exceptions():
 
 
 def drawn():
-    """Pairs of an exception's name and its base's, from the tree in the docstring."""
+    """Name, base and module of each exception, from the tree in the docstring."""
     path = []
     for line in errors.__doc__.splitlines():
-        match = re.match(r"    ((?:[│├└─ ]{4})*)(\w+Error)\b", line)
+        match = re.match(r"    ((?:[│├└─ ]{4})*)(\w+Error)(?: +([\w.]+))?$", line)
         if match:
             depth = len(match[1]) // 4
             path[depth:] = [match[2]]
-            yield match[2], path[depth - 1] if depth else "Exception"
+            yield match[2], path[depth - 1] if depth else "Exception", match[3] or "core.errors"
 
 
 def test_every_exception_has_the_common_base_and_the_name_of_an_error():
@@ -48,8 +48,11 @@ def test_every_exception_has_the_common_base_and_the_name_of_an_error():
 
 
 def test_the_tree_shows_every_public_exception_below_its_base():
-    public = [e for e in exceptions() if not e.__name__.startswith("_")]
-    assert dict(drawn()) == {e.__name__: e.__bases__[0].__name__ for e in public}
+    public = {e for e in exceptions() if not e.__name__.startswith("_")}
+    assert sorted(drawn()) == sorted(
+        (e.__name__, e.__bases__[0].__name__, e.__module__.removeprefix("slurm_elastic."))
+        for e in public
+    )
 
 
 @pytest.mark.parametrize("base", [SlurmElasticError, ValueError])

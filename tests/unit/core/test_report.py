@@ -265,6 +265,14 @@ def test_orders_for_members_travel():
     assert Orders.from_wire({"members": newer}).members == MemberOrders(change=7, join=(2,))
 
 
+def test_the_code_of_a_reason_travels_and_one_of_a_newer_controller_is_text():
+    orders = Orders(reason="8 is its MAX", reason_code=Reason("holds-max", gpus=8))
+    assert Orders.from_wire(json.loads(json.dumps(orders.to_wire()))) == orders
+    newer = Orders.from_wire({"reason_code": {"code": "of-tomorrow", "parameters": {}}})
+    assert newer.reason_code is not None
+    assert newer.reason_code.code == "text"
+
+
 def test_the_comment_of_a_companion():
     comment = CompanionComment(base=4711, run=2, change=9)
     assert CompanionComment.parse(str(comment)) == comment

@@ -100,6 +100,10 @@ def test_orders_name_no_hidden_job_and_nothing_that_a_log_cannot_print():
     assert orders.reason == ("another job needs 4 GPUs; another job came first; it can? not?be")
     assert "alice" not in orders.reason
     assert not {"4711", "4600"} & set(re.findall(r"\d+", orders.reason))
+    code = json.dumps(reply["orders"]["reason_code"])
+    assert orders.reason_code.to_json() == reply["orders"]["reason_code"]
+    assert '"job-needs-gpus"' in code
+    assert not {"4711", "4600", "alice"} & set(re.findall(r"\w+", code))
 
 
 def test_users_names_are_not_looked_up_for_each_request(monkeypatch):

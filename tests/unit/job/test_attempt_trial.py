@@ -78,8 +78,8 @@ def test_it_waits_as_long_as_the_controller_answers(trained, capsys):
     report = attempt.state.report()
     assert (report.phase, report.exit_code, report.failed_start) == ("ended", 1, 1)
     first, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("back to where it worked if a change may be the cause")
-    assert last.endswith("the controller leaves it at that: no change is the cause of this end")
+    assert first.endswith("returns the job to its last working size if a change may be the cause")
+    assert last.endswith("the controller does nothing: no resize caused this end")
 
 
 def test_the_requeue_ends_the_wait(trained):

@@ -189,7 +189,7 @@ def test_orders_that_are_not_understood_are_said(
     running.start()
     time.sleep(0.3)
     running.stop(final_report_s=1)
-    assert capfd.readouterr().err.count("'dance' is none of") == 1
+    assert capfd.readouterr().err.count("'dance' is invalid: expected one of") == 1
     assert state.orders() == Orders()
 
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from slurm_elastic.core.application import Observation
+from slurm_elastic.models import throughput
 from slurm_elastic.models.application_pool import ApplicationPool, merged, pooled
 
 
@@ -55,14 +56,16 @@ def test_the_spread_between_jobs_is_estimated():
 def test_where_jobs_differ_shrinkage_predicts_better_than_the_plain_pool_and_than_own_points():
     rng = random.Random(3)
     jobs = [curve(math.exp(rng.gauss(0, 0.4))) for _ in range(12)]
-    plain, shrunk = 0.0, 0.0
+    plain, shrunk, alone = 0.0, 0.0, 0.0
     for i, job in enumerate(jobs):
         others = [other for k, other in enumerate(jobs) if k != i]
         truth = math.log(step_of(job, 8))
         own = [o for o in job if o.gpus == 1]
         shrunk += abs(math.log(step_of(merged(own, pooled(others)), 8)) - truth)
         plain += abs(math.log(step_of(others[0], 8)) - truth)
+        alone += abs(math.log(float(throughput.fit(own).step_time(2, 8, 16))) - truth)
     assert shrunk < 0.2 * plain
+    assert shrunk < 0.2 * alone
 
 
 def test_noise_of_the_measurements_does_not_move_the_inherited_points():

@@ -61,12 +61,3 @@ def test_what_cannot_be_is_refused_in_one_line():
     for name, words in (("8", "job 8 is not one of this round's"), ("VGG", "VGG names no job")):
         with pytest.raises(CommunicationError, match=words):
             live().part(name, 8, (2, 2, 2))
-
-
-def test_the_cost_of_distance_in_words():
-    known = live(seen(8, 2, 2, sync=1.0), links=Links(node=1e12, rack=1e9, spine=1e9))
-    assert known.words("7", 8, (2, 2, 2)) == "over 2 racks it would compute 0.50 of its time"
-    assert known.words("7", 8, (1, 4, 4)).startswith("over 4 nodes it would compute 0.")
-    assert known.words("7", 4, (1, 1, 2)).startswith("over 2 link domains it would")
-    assert known.words("7", 4, (1, 1, 1)).startswith("in one link domain it would")
-    assert known.words("7", 1, (1, 1, 1)) == "on one GPU it would compute 1.00 of its time"

@@ -114,8 +114,10 @@ def test_the_fit_is_no_worse_than_the_published_search():
     assert objective(better, points) <= objective(published, points) + 1e-6
 
 
-def test_gradient_is_analytic():
-    points = throughput._points(measured(THETA), 1)
+@pytest.mark.parametrize("exchange_s", [None, 0.4])
+def test_gradient_is_analytic(exchange_s):
+    seen = [dataclasses.replace(o, exchange_s=exchange_s) for o in measured(THETA)]
+    points = throughput._points(tuple(seen), 1)
     evaluate = fitting.objective(points)
     theta = [0.12, 0.008, 0.3, 0.03, 0.04, 0.006, 1.7]
     _, gradient = evaluate(theta)
@@ -224,6 +226,49 @@ def test_noisy_measurements_are_explained_no_worse_than_published(rows, alpha_n,
     best, published = fit(observations), fit(observations, compat=True)
     # Both may stop in a local minimum: of 10,000 such problems ours was above by 0.01 at most.
     assert objective(best, observations) <= objective(published, observations) + 2e-2
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([((1, 2),), ((1, 1), (1, 2)), ((1, 2), (2, 4))]),
+    st.floats(0.05, 0.6),
+    st.floats(1.5, 10.0),
+)
+def test_the_exchange_alone_tells_how_much_of_it_is_hidden(shapes, alpha_r, gamma):
+    """Measured at two batches, steps at others: those of a hidden exchange look like none."""
+    truth = dataclasses.replace(
+        THETA, alpha_c=0.02, alpha_r=alpha_r, alpha_n=1.3 * alpha_r, beta_n=1e-8, gamma=gamma
+    )
+    points = measured(truth, shapes=shapes, batches=(32, 64))
+    told = tuple(
+        dataclasses.replace(o, exchange_s=float(truth.network_time(o.nodes, o.gpus)))
+        for o in points
+    )
+
+    def error(found):
+        n, r = np.array(shapes)[:, :, None].transpose(1, 0, 2)
+        m = np.array([[4, 8, 16, 128, 256]])
+        return float(np.abs(np.log(found.step_time(n, r, m) / truth.step_time(n, r, m))).mean())
+
+    assert error(fit(told)) <= 0.1
+    assert error(fit(told)) <= error(fit(points)) + 0.08, "both nearly 0 if little is exchanged"
+
+
+def test_an_exchange_of_which_more_than_all_is_exposed_is_not_hidden():
+    seen = measured(dataclasses.replace(THETA, gamma=1.0))
+    found = fit(tuple(dataclasses.replace(o, exchange_s=0.01) for o in seen))
+    assert found.gamma == pytest.approx(1.0, abs=0.01)
+    predicted = [float(found.step_time(o.nodes, o.gpus, o.micro_batch)) for o in seen]
+    assert predicted == pytest.approx([o.step_s for o in seen], rel=0.01)
+
+
+def test_a_hidden_exchange_is_told_from_none():
+    hidden = dataclasses.replace(THETA, alpha_c=0.02, alpha_r=0.3, gamma=8.0)
+    seen = measured(hidden, shapes=[(1, 1), (1, 2)], batches=(32, 64))
+    told = tuple(dataclasses.replace(o, exchange_s=0.3 if o.gpus > 1 else None) for o in seen)
+    truth = float(hidden.step_time(1, 2, 8))
+    assert float(fit(told).step_time(1, 2, 8)) == pytest.approx(truth, rel=0.1)
+    assert float(fit(seen).step_time(1, 2, 8)) < 0.5 * truth, "in proportion to the batch"
 
 
 @settings(max_examples=60)

@@ -18,7 +18,7 @@ CONFIG = Config(resize=ResizeSettings(min_interval_s=0.0))
 
 
 def measured(**rates):
-    """Return what a job has measured on four and on twelve GPUs, by type: samples/s of each."""
+    """Return the measurements of a job on four and on twelve GPUs, by type: samples/s of each."""
     return tuple(
         Measurement(gpu_type=t, gpus=g, nodes=g // 4, samples_per_s=rate * g, steps=50)
         for t, rate in rates.items()

@@ -91,7 +91,7 @@ def test_topologies_that_are_not_used_are_named():
     switches, unused = combined(TREE, named(pod=POD, blocks=BLOCKS, ring=RING))
     assert [s.name for s in switches if not s.children] == ["leaf1", "leaf3", "pod/leaf1", "b2"]
     assert unused == {
-        "blocks of partition of-blocks": "n3 stands in the topology of another partition",
+        "blocks of partition of-blocks": "n3 is in the topology of another partition",
         "ring of partition of-ring": UNSUPPORTED,
     }
     assert combined(RING, {}) == ((), {"of the cluster": UNSUPPORTED})

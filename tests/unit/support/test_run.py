@@ -77,6 +77,16 @@ def test_one_that_fails_twice_fails_the_run(cluster_part):
     assert "1 failed, 1 passed" in said
 
 
+def test_documentation_with_a_warning_fails_the_run(tmp_path, monkeypatch, capfd):
+    (tmp_path / "Makefile").write_text("docs:\n\t@echo a warning; exit 2\n")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    run = Run([], tmp_path)
+    run.outcomes.append(Outcome("test_it.py::test_late", "failed", 1.0, "too late"))
+    assert not run.docs()
+    assert not run.second_try()
+    assert "a warning" in capfd.readouterr().out
+
+
 def test_a_unit_test_has_a_second_try(cluster_part):
     late = Outcome("test_it.py::test_late[0]", result="failed")
     passed, _, run = cluster_part(FLAKY.format(count=2, prompt=True), earlier=[late])
@@ -139,14 +149,23 @@ def test_what_did_not_run_stands_in_one_line_for_each_remedy():
         ("a/test_y.py::one", "needs munged"),
         ("b/test_z.py", "sia/traces is missing: profiles, https://x; fetch: contrib/fetch-data"),
         ("b/test_z.py::two", "torch 2.6 has no FSDP2"),
+        ("b/test_z.py::three", "needs /dev/full"),
+        ("b/test_y.py::one", "torch 2.6 has no FSDP2"),
+        ("b/test_s.py", "needs requirements/integrations.txt"),
     ]
-    tools, data = needs.summary(skips)
+    tools, data, frameworks, others = needs.summary(skips)
     assert tools == (
         "3 tests did not run: a/test_x.py (lua5.1) 2, a/test_y.py (munged) 1;"
         " as root: contrib/install-test-tools"
     )
     assert data == (
         "1 tests did not run: b/test_z.py 1; profiles, https://x; fetch: contrib/fetch-data"
+    )
+    assert frameworks == (
+        "1 tests did not run: b/test_s.py (requirements/integrations.txt) 1; make test-integrations"
+    )
+    assert others == (
+        "3 tests did not run for other reasons: needs /dev/full (1); torch 2.6 has no FSDP2 (2)"
     )
 
 

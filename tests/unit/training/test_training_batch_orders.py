@@ -18,6 +18,7 @@ from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
 from tests.support.trainings import training_runs as harness
 from tests.support.trainings.fixed_criterion import FixedCriterion
+from tests.support.trainings.small_buckets import SmallBuckets
 from tests.support.trainings.training_runs import FakeLauncher, TrainingRuns
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
@@ -43,6 +44,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     multiprocessing.set_start_method("fork", force=True)
     os.dup2(os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     torch.set_num_threads(1)
+    SmallBuckets().prepare(rank)
     model, optimizer, scheduler = parts(options["optimizer"])
     job = init(
         model,
@@ -57,6 +59,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         micro_batch=options.get("micro_batch"),
         workers=options.get("workers", 0),
         batch_rule=options.get("rule", "sqrt"),
+        overlap="buckets",
     )
     follow(job, options["plan"])
     with (out / f"steps-rank{rank}.jsonl").open("a", buffering=1) as steps:
@@ -65,6 +68,8 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             loss = job.step(batch)
             line = {"step": batch.step, "epoch": batch.epoch, "batch": taken, "loss": loss}
             line |= {"indices": batch.indices, "rate": rate, "gain": job._agreed.gain}
+            exchange = getattr(job._strategy, "_exchange", None)
+            line["schedule"] = exchange.number if exchange else None
             steps.write(json.dumps(line) + "\n")
             if rank == 0 and batch.step == options.get("end_at"):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -168,6 +173,11 @@ def test_a_training_with_changing_batches_equals_a_plain_loop(
     changes = [b for a, b in zip([0, *taken], taken, strict=False) if a != b]
     assert changes == [10, 37, 60, 4, 25]
     assert steps[before + 1]["batch"] == 37
+    if parallel == "data":  # what of the exchange is exposed is measured anew for each batch
+        schedules = [step["schedule"] for step in steps.values()]
+        assert [b for a, b in zip([None, *schedules], schedules, strict=False) if a != b] == (
+            [0, 2] * (1 + len(changes))
+        ), schedules
     expected = plain(steps, optimizer, rule)
     ends = {
         name: value

@@ -98,7 +98,12 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
     more = report.accumulation or 0
     micro = report.micro_step_s / left.compute
     network = max(0.0, report.step_time_s - (more + 1) * report.micro_step_s) / left.network
-    return dataclasses.replace(report, step_time_s=(more + 1) * micro + network, micro_step_s=micro)
+    return dataclasses.replace(
+        report,
+        step_time_s=(more + 1) * micro + network,
+        micro_step_s=micro,
+        exchange_s=None if report.exchange_s is None else report.exchange_s / left.network,
+    )
 
 
 class FreezingReports:

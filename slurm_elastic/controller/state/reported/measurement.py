@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from slurm_elastic.controller.state.reported.exchange_times import schedule_kind
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.execution.execution_plan import ExecutionPlan
 from slurm_elastic.core.plan import Measurement
@@ -13,7 +14,8 @@ from slurm_elastic.core.report import Report
 
 #: A stall is the running mean of about so many reports: it trembles more than whole steps.
 _MEAN_OF = 5
-#: Computing that differs by this factor is of another batch or model: the mean begins anew.
+#: Computing that differs by this factor is of another batch or model: the mean begins anew, as
+#: with another kind of exchange.
 _OTHER = 1.5
 
 
@@ -51,13 +53,16 @@ def measured(
         racks: number of racks that the nodes of `held` are in.
         old: measurement of the same shape so far.
     """
-    compute_s, sync_s, reports = None, None, 0
+    compute_s, sync_s, reports, exchange = None, None, 0, ""
     if old is not None:
         compute_s, sync_s, reports = old.compute_s, old.sync_s, old.reports
+        exchange = old.exchange
     parts = _parts(report)
     if parts is not None:
         near = compute_s is not None and compute_s / _OTHER < parts[0] < compute_s * _OTHER
-        if compute_s is None or sync_s is None or not near:
+        kind = schedule_kind(report.exchange)
+        if compute_s is None or sync_s is None or not near or exchange != kind:
+            exchange = kind
             compute_s, sync_s, reports = *parts, 0
         weight = 1.0 / min(reports + 1, _MEAN_OF)
         compute_s += weight * (parts[0] - compute_s)
@@ -73,6 +78,7 @@ def measured(
         compute_s=compute_s,
         sync_s=sync_s,
         reports=reports,
+        exchange=exchange,
     )
 
 

@@ -163,6 +163,8 @@ class ObservationStore:
         shared.most, shared.noise = observations.most, observations.noise or shared.noise
         shared.first_noise = observations.first_noise or shared.first_noise
         shared.micro_batches = observations.micro_batches
+        if observations.exchange is not None:
+            shared.exchange = observations.exchange
         shared.jobs.keep(job.key, observations.measured_points(), observations.first_noise)
         self._changed(job, applications, shared)
 
@@ -296,12 +298,16 @@ class ObservationStore:
         if not batch or not types:
             return None
         shares = self.config.sia.share or self.shares_measurements
-        own = observations.observations()
+        exchange = observations.exchange
+        if exchange is None:
+            exchange = (shared.exchange if shared else None) or ""
+        own = _of_schedule(observations.observations(), exchange, directive)
         if pool is not None:
-            points = merged(own, pool)
+            points = _of_schedule(merged(own, pool), exchange, directive)
         else:
             inherited = shared.points if shared else {}
-            points = tuple(p.observation() for p in {**inherited, **observations.points}.values())
+            known = {**inherited, **observations.points}.values()
+            points = _of_schedule([p.observation() for p in known], exchange, directive)
         believed = points if shares else own
         initial_batch = (
             observations.initial_batch or (shared.initial_batch if shared else 0) or batch
@@ -376,6 +382,15 @@ class ObservationStore:
             residuals=self.residual_models,
             deviation=own_deviation(own, pool) if pool is not None else 0.0,
         )
+
+
+def _of_schedule(
+    points: Iterable[Observation], exchange: str, directive: Directive
+) -> tuple[Observation, ...]:
+    """Return the points of one curve: those of a kind of schedule, and of single replicas."""
+    return tuple(
+        p for p in points if p.exchange == exchange or p.gpus <= directive.unit_for(p.gpu_type)
+    )
 
 
 def _application(body: object) -> Observations:

@@ -1,7 +1,7 @@
 """Observations of one job, or of all jobs of an application: times, noise, batch.
 
-A job's times in one configuration (GPU type, nodes, GPUs, micro-batch) are
-kept as first measured, and replaced only when the median of the last reports
+A job's times in one configuration (GPU type, nodes, GPUs, micro-batch, kind of the exchange's
+schedule) are kept as first measured, and replaced only when the median of the last reports
 differs by more than `TOLERANCE`: models are cached by their values, so noise would
 otherwise cause a fit in every round.
 
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.controller.state.reported.exchange_times import schedule_kind
 from slurm_elastic.controller.state.reported.measurement import staged
 from slurm_elastic.core.application import Observation
 from slurm_elastic.core.cluster import Allocation
@@ -55,6 +56,8 @@ class ObservedTime:
         step_s, micro_step_s: as in `Observation`.
         recent: (step_s, micro_step_s) of the last reports.
         estimated: the time of a micro-step was not measured; the first one that is replaces all.
+        exchange: the last schedule of the exchange, as reported; "" for a single replica.
+        exchange_s: as in `Observation`.
     """
 
     gpu_type: str
@@ -65,11 +68,30 @@ class ObservedTime:
     micro_step_s: float
     recent: list[tuple[float, float]] = field(default_factory=list)
     estimated: bool = False
+    exchange: str = ""
+    exchange_s: float | None = None
 
     @property
     def key(self) -> str:
         """Key of its configuration."""
-        return f"{self.gpu_type}:{self.nodes}:{self.gpus}:{self.micro_batch}"
+        key = f"{self.gpu_type}:{self.nodes}:{self.gpus}:{self.micro_batch}"
+        kind = schedule_kind(self.exchange)
+        return f"{key}:{kind}" if kind else key
+
+    def set_exchange(self, schedule: str, exchange_s: float | None) -> bool:
+        """Set the schedule of the next times; return whether the time of the exchange has changed.
+
+        Times of the same kind of schedule in another form, such as buckets of another size, are
+        not averaged with the last ones.
+        """
+        if schedule != self.exchange:
+            self.exchange, self.recent = schedule, []
+        if exchange_s is None or (
+            self.exchange_s is not None and _near(exchange_s, self.exchange_s)
+        ):
+            return False
+        self.exchange_s = exchange_s
+        return True
 
     def add(self, step_s: float, micro_step_s: float) -> bool:
         """Add a measurement; return whether the kept times have changed."""
@@ -86,6 +108,7 @@ class ObservedTime:
         return Observation(
             *(self.gpu_type, self.nodes, self.gpus),
             *(self.micro_batch, self.step_s, self.micro_step_s),
+            *(schedule_kind(self.exchange), self.exchange_s),
         )
 
 
@@ -102,6 +125,8 @@ class Observations:
         most: most samples that a replica may take at once; 0: not stated.
         micro_batches: fewest micro-batches of a replica in one pass of its pipeline; 0: it has
             reported none.
+        exchange: kind of the newest schedule that several replicas chose for their gradients;
+            None: none has reported.
         stated: the application that the script states.
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
@@ -117,6 +142,7 @@ class Observations:
     initial_batch: int = 0
     most: int = 0
     micro_batches: int = 0
+    exchange: str | None = None
     stated: str = ""
     rates: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, Measurement] = field(default_factory=dict)
@@ -151,6 +177,8 @@ class Observations:
         observations.first_noise = _noise(body.get("first_noise"))
         if isinstance(body.get("stated"), str):
             observations.stated = body["stated"]
+        if isinstance(body.get("exchange"), str):
+            observations.exchange = body["exchange"]
         rates = body.get("rates")
         if isinstance(rates, dict):
             observations.rates = {t: float(r) for t, r in rates.items() if number(r, 1e-9, 1e12)}
@@ -232,7 +260,7 @@ class Observations:
     def _settings(self) -> tuple[object, ...]:
         return (
             *(self.batch, self.initial_batch, self.most, self.micro_batches),
-            *(self.stated, self.noise),
+            *(self.stated, self.noise, self.exchange),
         )
 
     def _hear_noise(self, report: Report) -> None:
@@ -257,14 +285,22 @@ class Observations:
         steps = 1 if pipeline else 1 + (report.accumulation or 0)
         size = -(-batch // (replicas * steps))
         micro_s = report.micro_step_s
-        key = f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}"
-        known_point, estimated = self.points.get(key), micro_s is None
+        schedule, exchange_s = ("", None)
+        if replicas > 1:
+            schedule = report.exchange
+            exchange_s = report.exchange_s if number(report.exchange_s, _LEAST_S, _MOST_S) else None
+            # `flat` of the first steps of an attempt says nothing of the schedule to come.
+            if self.exchange is None or not schedule or report.exposed is not None:
+                self.exchange = schedule_kind(schedule)
+        point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, step_s, step_s)
+        point.set_exchange(schedule, exchange_s)
+        known_point, estimated = self.points.get(point.key), micro_s is None
         if known_point and report.frozen:
             return None  # what is believed is what it takes with nothing frozen
         if micro_s is None and known_point:
             micro_s = step_s / steps * min(1.0, known_point.micro_step_s / known_point.step_s)
         elif micro_s is None:
-            if report.micro_batch is not None and not pipeline and self._may_follow(key):
+            if report.micro_batch is not None and not pipeline and self._may_follow(point.key):
                 return None  # it measures; this time no step was looked into
             micro_s = step_s / steps  # as if synchronisation cost nothing
         micro_s = min(max(micro_s, _LEAST_S), step_s / steps)
@@ -272,9 +308,9 @@ class Observations:
         if known_point:
             if known_point.estimated and not estimated:
                 known_point.recent, known_point.estimated = [], False
-            return known_point if known_point.add(alone_s, micro_s) else None
-        place = held.gpu_type, len(held.nodes), held.gpus
-        point = ObservedTime(*place, size, alone_s, micro_s, estimated=estimated)
+            changed = known_point.set_exchange(schedule, exchange_s)
+            return known_point if known_point.add(alone_s, micro_s) or changed else None
+        point.step_s, point.micro_step_s, point.estimated = alone_s, micro_s, estimated
         point.add(alone_s, micro_s)
         self.keep(point)
         return point
@@ -338,6 +374,10 @@ def _point(row: Any) -> ObservedTime | None:
     recent = [pair for r in _list(row.get("recent")) if (pair := _pair(r))]
     point = ObservedTime(kind, nodes, gpus, micro_batch, *times, recent=recent[-_RECENT:])
     point.estimated = row.get("estimated") is True
+    schedule, exchange_s = row.get("exchange"), row.get("exchange_s")  # not in older ledgers
+    point.exchange = schedule if isinstance(schedule, str) else ""
+    if exchange_s is not None and number(exchange_s, _LEAST_S, _MOST_S):
+        point.exchange_s = float(exchange_s)
     return point
 
 

@@ -48,7 +48,7 @@ class PlanSpeeds:
         return len(recent)
 
     def reports(self, shape: AllocationShape, text: str) -> int:
-        """Return how many reports tell the speed of a plan, for the batch that has most."""
+        """Return the number of reports of a plan's speed, for the batch that has most."""
         return max(
             (len(v) for k, v in self.samples_per_s.items() if (k[:3], k[4]) == (shape, text)),
             default=0,

@@ -246,7 +246,7 @@ class PlanTrials:
         return texts
 
     def _stand_in(self, shape: AllocationShape, candidates: PlanCandidates) -> str | None:
-        """Return what stands in for the job's own choice; see `PlanMemoryRecord.stand_in`."""
+        """Return the plan in place of the job's own choice; see `PlanMemoryRecord.stand_in`."""
         if self.speeds.is_measured(shape, "") and not self.memory.failed(shape, ""):
             return ""  # it trains there, whatever has failed elsewhere
         return self.memory.stand_in(shape, candidates, without=self.failures.in_doubt(shape))

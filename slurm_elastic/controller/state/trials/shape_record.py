@@ -62,17 +62,17 @@ class ShapeRecord:
 
     @property
     def half_barred(self) -> Reason | None:
-        """Why the job is not to get half of a GPU; None: it may."""
+        """Reason why the job does not get half of a GPU; None: it may get one."""
         return self.half.reason if self.half else None
 
     @property
     def excluded(self) -> frozenset[Shape]:
-        """Shapes in which it failed: the job is not to get them."""
+        """Shapes in which the job failed, and which it does not get again."""
         return frozenset(b.shape for b in self.barred)
 
     @property
     def left_out(self) -> tuple[tuple[str, int, Reason], ...]:
-        """Shapes that the job is not to get, and why; type "": this number on every type."""
+        """Barred shapes (type, GPUs, reason); type "": this number of GPUs of any type."""
         return tuple(
             ("" if fails_on_every_type(b, self.worked) else b.gpu_type, b.gpus, b.reason)
             for b in self.barred

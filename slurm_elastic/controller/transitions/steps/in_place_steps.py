@@ -45,9 +45,9 @@ LEAVE_S = 60.0
 _GRACE_S = 15.0
 #: Seconds between two cancels of the same companions.
 _AGAIN_S = 10.0
-#: A companion that is ending may be held up by an epilog: it is not waited for any longer.
+#: Longest wait for the end of a companion, which an epilog may delay, in seconds.
 _EPILOG_S = 300.0
-#: Seconds after which others have left the GPUs of new companions, or are taken to stay.
+#: Seconds after which other jobs have left the GPUs of new companions, or are expected to stay.
 _HANDED_OVER_S = LEAVE_S + _GRACE_S + GIVE_UP_S
 #: Seconds that a change waits for GPUs that another job is about to leave.
 _RESERVE_S = 60.0
@@ -55,7 +55,7 @@ _RESERVE_S = 60.0
 _WAITS_FOR_GPUS = ("", "None", "Resources", "Priority", "BeginTime", "Reservation", "Cleaning")
 #: Seconds in which esrun says why companions have ended: whether the program has failed.
 _REPORT_S = 10.0
-#: Seconds in which another reason of Slurm may pass.
+#: Seconds for which other reasons of Slurm are ignored, as they may be temporary.
 _PASSES_S = 3.0
 _OVER = (None, JobState.ENDED)
 #: States in which esrun has not been told yet to change the members.
@@ -191,11 +191,11 @@ class InPlaceSteps(StateSteps):
     def _waits(
         self, t: Transition, waiting: list[tuple[PlannedCompanion, Job]], site: StepInputs
     ) -> TransitionState | None:
-        """Release companions, and give up where they cannot start.
+        """Release companions; end the change if they cannot start.
 
-        Until others have left their GPUs, they wait without a limit of their own: those are told to
-        leave when these are released. GPUs that another job has got meanwhile, which Slurm started
-        otherwise than planned, are not asked for at all; later they are not waited for.
+        The time limit begins when other jobs have left the GPUs; they are told to leave when the
+        companions are released. The change ends at once if another job, which Slurm started
+        elsewhere than planned, has got these GPUs.
         """
         waited, could_start = t.waited(time.time()), self._could_start(t, site)
         if (could_start > _PASSES_S or not t.tries) and site.taken(t):
@@ -231,7 +231,7 @@ class InPlaceSteps(StateSteps):
         return min(waited, t.waited(now, "given"))
 
     def _started(self, t: Transition, companions: list[Job]) -> TransitionState | None:
-        """Give back reservation and priority, whose end could kill what names them."""
+        """Take reservation and priority from companions: the end of a reservation ends its jobs."""
         borrowed = [c for c in companions if c.reservation and c.reservation == t.reservation]
         for companion in borrowed:
             self._scontrol.release(companion)
@@ -314,10 +314,10 @@ class InPlaceSteps(StateSteps):
             self._scancel(t, running, site)
         return None
 
-    # --- ways out ---
+    # --- ends of a change ---
 
     def _cancel(self, t: Transition, _: Job, site: StepInputs) -> TransitionState | None:
-        """Cancel the companions of a change that is given up; esrun gets a moment before."""
+        """Cancel the companions of an abandoned change, a few seconds after the order to esrun."""
         self._order(t, cancel=True)
         waited = t.waited(time.time())
         alive = [i for i in self._of_change(t, site) if _state(t, site, i) not in _OVER]

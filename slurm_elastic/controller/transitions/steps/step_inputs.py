@@ -70,7 +70,7 @@ class StepInputs:
         )
 
     def spare_gpu(self, transition: Transition, target: Allocation) -> Reason | None:
-        """Return that a GPU besides the target is free on its node; None for whole GPUs.
+        """Return the reason if a GPU besides the target is free on its node; None for whole GPUs.
 
         Slurm could give a job that asks for half of a GPU that one.
         """

@@ -142,7 +142,7 @@ def _by_format(
 
 
 def _hf_trainer(files: Mapping[str, FileVersion], whole: Whole, ranks: int | None) -> Evidence:
-    """Return what a `checkpoint-N` of transformers' Trainer shows.
+    """Return how complete a `checkpoint-N` of transformers' Trainer is.
 
     Rank 0 writes model, optimizer, scheduler, then `trainer_state.json`; before or, in older
     versions, after it its `rng_state`. The other ranks write theirs at any time.
@@ -170,7 +170,7 @@ def _all_ranks(present: set[int], ranks: int | None, *, alone: bool) -> Evidence
 
 
 def _accelerate(files: Mapping[str, FileVersion], ranks: int | None) -> Evidence:
-    """Return what a directory of `Accelerator.save_state` shows.
+    """Return how complete a directory of `Accelerator.save_state` is.
 
     Each rank's `random_states_N.pkl` follows what it has written before; registered objects
     (`custom_checkpoint_N.pkl`), of unknown number, follow that of rank 0.
@@ -180,7 +180,7 @@ def _accelerate(files: Mapping[str, FileVersion], ranks: int | None) -> Evidence
 
 
 def _sharded(files: Mapping[str, FileVersion], ranks: int | None) -> Evidence:
-    """Return what the parts of torch's distributed checkpoint show; UNKNOWN if there are none.
+    """Return how complete a distributed checkpoint of torch is; UNKNOWN without parts.
 
     The coordinator renames `.metadata` into place when all ranks have written their shards; of an
     overwritten checkpoint it is older than they are. Without collectives each rank has its own.
@@ -210,7 +210,7 @@ def _is_index(name: str) -> bool:
 
 
 def _lightning(path: str, files: Mapping[str, FileVersion], whole: Whole) -> Evidence:
-    """Return what a directory with a complete distributed checkpoint shows.
+    """Return how complete Lightning's directory around a complete distributed checkpoint is.
 
     Lightning's sharded checkpoints are directories `*.ckpt`, whose `meta.pt` rank 0 writes last.
     """
@@ -230,7 +230,7 @@ def _lightning(path: str, files: Mapping[str, FileVersion], whole: Whole) -> Evi
 def _deepspeed(
     path: str, files: Mapping[str, FileVersion], whole: Whole, ranks: int | None
 ) -> Evidence:
-    """Return what a directory of DeepSpeed shows, either the tag's or the one with `latest`.
+    """Return how complete a directory of DeepSpeed is: a tag's, or the one with `latest`.
 
     Rank 0 writes `latest` when its own part is written; it does not wait for the other ranks.
     """

@@ -339,7 +339,7 @@ class CheckpointScanner:
         return shown
 
     def _shown(self, tracked: _Tracked) -> Evidence:
-        """Return what the contents show that were written since it was complete last."""
+        """Return the evidence in the contents that were written since the last complete save."""
         if not any(version.size for version in tracked.files.values()):
             was_filled = any(version.size for version in tracked.base.values())
             return Evidence.CUT if was_filled else Evidence.EMPTY
@@ -366,7 +366,7 @@ class CheckpointScanner:
         )
 
     def _compared(self, tracked: _Tracked, usual: _UsualFiles) -> Evidence:
-        """Return what a directory of no known format shows beside earlier ones."""
+        """Return the evidence in a directory of unknown format, compared with earlier ones."""
         names = tracked.names()
         if not usual.always <= names:
             return Evidence.LACKING
@@ -392,11 +392,12 @@ class CheckpointScanner:
         usual = self._usual.get(slot)
         if lacks:
             if usual is not None and names != usual.ever:
-                return  # a save that has failed
+                return  # an incomplete save does not change the usual names
             tracked.lacks = True
             self._lacking[slot] += 1
         elif tracked.is_directory and self._by_format(tracked) is Evidence.LACKING:
-            self._lacking[slot] = _LACKING_SAVES  # it was quiet for long
+            # No file was written for long, so this is the usual form of its saves.
+            self._lacking[slot] = _LACKING_SAVES
         else:
             self._lacking[slot] = 0
         self._usual[slot] = (

@@ -195,7 +195,7 @@ def _is_json(file: str) -> bool:
 
 
 def _remedy(error: int, *, opening: bool) -> str:
-    """Return what helps against an error of the kernel (inotify(7), "/proc interfaces")."""
+    """Return the remedy for an error of the kernel (inotify(7), "/proc interfaces")."""
     if opening and error == errno.EMFILE:
         return "raise fs.inotify.max_user_instances on this node, or the limit of open files"
     if not opening and error == errno.ENOSPC:

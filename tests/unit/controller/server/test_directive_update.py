@@ -216,7 +216,7 @@ def test_a_layout_that_cannot_be_read_back_is_not_told(site, tmp_path):
 
 def test_the_snapshot_is_enough_to_know_a_job(site):
     site.controller.listing.jobs = {}
-    site.controller.view = View(snapshot=Snapshot(time=1.0, nodes=(), jobs=(site.job,)))
+    site.controller.published.view = View(snapshot=Snapshot(time=1.0, nodes=(), jobs=(site.job,)))
     assert site.update(layout="2x2")[0]
 
 
@@ -226,7 +226,7 @@ def test_show_says_what_was_ordered_and_what_the_layers_cost(site):
     seen = Report(job_id=7, run=0, phase="training", profile=rows, layout="4x1", gpus=4)
     site.handler.report(2001, seen)
     snapshot = Snapshot(time=1.0, nodes=(), jobs=(site.job,))
-    site.controller.view = View(snapshot=snapshot, reports={7: seen})
+    site.controller.published.view = View(snapshot=snapshot, reports={7: seen})
     shown = site.handler.question(2001, "show", {"job_ids": (7,), "profile": True})
     assert (shown["ordered_layout"], shown["running"]["layout"]) == ("2x2", "4x1")
     assert [row["name"] for row in shown["profile"]["layers"]] == ["a", "b"]

@@ -259,7 +259,10 @@ def test_what_a_caller_claims_about_job_ids_is_not_believed(server, backend):
         ({"op": "orders", "job_id": 4711, "run": 0, "wait_s": float("nan")}, "wait_s must be"),
         ({"op": "report"}, "must be a JSON object"),
         ({"op": "report", "report": {"job_id": 4711}}, "is missing"),
-        ({"op": "report", "report": {"job_id": 4711, "run": 0, "phase": "x"}}, "none of starting"),
+        (
+            {"op": "report", "report": {"job_id": 4711, "run": 0, "phase": "x"}},
+            "is invalid: expected one of starting",
+        ),
         ({"op": "rm"}, "op 'rm' is unknown"),
         ({"op": ["status"]}, "is unknown"),
         ({"op": None}, "op None is unknown"),
@@ -279,7 +282,8 @@ def test_another_protocol_is_told_what_to_do(server):
         assert "install the same release" in ask(server, ALICE, "status", v=v)["error"]
     refused = ask(server, ALICE, "status", v=1)  # of a client that reads sentences
     assert refused["code"] == "version"
-    assert "speaks protocol 2, not 1" in refused["error"]
+    assert "protocol 1 is invalid: " in refused["error"]
+    assert " expects 2; " in refused["error"]
     assert ask(server, ALICE, "usage", v=1)["op"] == "usage", "its form is the same"
 
 

@@ -59,7 +59,7 @@ class Site:
             policy=policy_protocol.load(settings), account="selastic", log=Log(),
         )  # fmt: skip
         self.controller.listing.jobs = dict(snapshot.job)
-        self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
+        self.controller.published.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         handler = RequestHandler(
             self.controller,
             check=lambda _: dict(CHECK),

@@ -187,9 +187,9 @@ def test_a_change_that_slurm_refuses_is_not_repeated_without_end(store, problem,
         undone.entered["REQUEUE"] = 1.0
         store.record_end_of_change(undone, waits, 1000.0)
     assert (("a100", 2) in store.entry(waits).trials.shapes.excluded) is is_barred
-    assert store.in_force(waits).directive.allows(2, "a100") is not is_barred
+    assert store.with_allowed_directive(waits).directive.allows(2, "a100") is not is_barred
     store.observe(snapshot(waits, at=1000.0 + REFUSAL_S))
-    assert store.in_force(waits).directive.allows(2, "a100")
+    assert store.with_allowed_directive(waits).directive.allows(2, "a100")
 
 
 def test_what_a_death_left_uncounted_is_counted_once(ledger):

@@ -87,7 +87,7 @@ def test_the_model_is_fitted_to_the_same_observations(records):
 
 
 def test_a_directive_that_was_updated_stays_in_force(store, jobs):
-    assert str(store.directive(jobs[13])) == "3-4"
+    assert str(store.allowed_directive(jobs[13])) == "3-4"
 
 
 def test_an_open_transition_goes_on_where_it_was(ledger):

@@ -35,7 +35,7 @@ def ends() -> Iterator[Ends]:
 
 
 def handshake(ends: Ends, secret_of_script: str, secret_of_esrun: str) -> tuple[Any, Any]:
-    """Return what both sides make of each other: a result or an error."""
+    """Return the outcome of the handshake on both sides: a result or an error."""
     script, esrun, _ = ends
     results: dict[str, Any] = {}
 

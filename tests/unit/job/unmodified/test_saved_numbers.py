@@ -87,7 +87,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
 
 def trained(steps: int) -> dict[str, Any]:
-    """Return what a script saves of its model after some steps of optimizer and scheduler."""
+    """Return the saved state of a script after some steps of optimizer and scheduler."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 7e-3}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2)

@@ -510,7 +510,7 @@ def test_a_jump_is_reported_by_all_later_attempts(
     later = Job(tmp_path, run=1, world=4)
     newest(tmp_path).read_text()
     assert later.save("step_000010.pt").jump == "1 → 4 ranks: step 500 is followed by step 10"
-    assert "the training has jumped, 1 → 4 ranks" in capfd.readouterr().err
+    assert "steps, epoch or learning rate do not continue, 1 → 4 ranks" in capfd.readouterr().err
     assert Job(tmp_path, run=2, world=1).state.report().jump.startswith("1 → 4 ranks")
 
 

@@ -270,7 +270,7 @@ def overwritten(folder: Path, state: ResumeState, world: int, *saves: dict[str, 
 
 
 def by_iteration(epoch: int, steps: int) -> dict[str, Any]:
-    """Return what torchvision's segmentation reference saves: its scheduler counts steps."""
+    """Return the checkpoint of torchvision's segmentation reference: its scheduler counts steps."""
     scheduler = {"last_epoch": steps, "_step_count": steps + 1, "_last_lr": [1 / (1 + steps)]}
     return {"epoch": epoch, "lr_scheduler": scheduler}
 
@@ -344,7 +344,7 @@ def test_epochs_that_are_counted_anew_beside_steps_are_no_jump(tmp_path: Path) -
 
 
 def by_epoch(epoch: int, steps: int) -> dict[str, Any]:
-    """Return what timm and torchvision's classification reference save: Adam counts the steps."""
+    """Return the checkpoint of timm and torchvision's classification: Adam counts the steps."""
     optimizer = {"state": {0: {"step": steps}}, "param_groups": [{"lr": 1 - epoch / 100}]}
     return {"epoch": epoch, "optimizer": optimizer}
 
@@ -376,7 +376,7 @@ def test_steps_that_the_optimizer_counts(tmp_path: Path, steps: int, jump: str, 
 
 
 def by_batches(epoch: int, batches: int) -> dict[str, Any]:
-    """Return what torchvision's classification reference saves of a model that SGD trains."""
+    """Return the checkpoint of torchvision's classification reference with SGD."""
     model = {"bn1.num_batches_tracked": torch.tensor(batches)}
     options = argparse.Namespace(batch_size=16, epochs=90, lr=0.1)
     return {"model": model, "epoch": epoch, "args": options}

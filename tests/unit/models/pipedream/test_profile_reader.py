@@ -82,7 +82,7 @@ def test_without_after_a_layer_reads_the_one_before(write):
         ("\tnode2 -- node3", "\tnode2 -- node9", ":7: no layer is named node9"),
         ("\tnode2 -- node3", "\tnode2", ":7: no edge: write <TAB>nodeA -- nodeB"),
         ("\tnode2 -- node3", "\tnode2 -- node2", ":7: node2 reads itself"),
-        ("node2 -- Conv", "node3 -- Conv", ":3: node3 stands at line 2 already"),
+        ("node2 -- Conv", "node3 -- Conv", ":3: duplicate layer node3, first at line 2"),
         ("node2 -- Conv", "nothing like a layer\nnode2 -- Conv", ":2: no layer: write NAME --"),
     ],
 )
@@ -108,7 +108,7 @@ ROW = {"name": "a", "forward_s": 1, "backward_s": 1, "activation_bytes": 1, "par
         ({"version": 2, "layers": [ROW]}, ": version 2 is unknown; known: 1"),
         ({"layers": []}, ": the profile has no layers"),
         ({"layers": [1]}, ': layers[0]: a layer is an object with a "name"'),
-        ({"layers": [ROW, ROW]}, ": layers[1]: 'a' stands there already"),
+        ({"layers": [ROW, ROW]}, ": layers[1]: duplicate layer 'a'"),
         ({"layers": [ROW | {"forward_s": "1"}]}, ": layers[0] (a): forward_s must be a number"),
         ({"layers": [ROW | {"forward_s": True}]}, ": layers[0] (a): forward_s must be a number"),
         ({"layers": [ROW | {"forward_s": -1}]}, ": layers[0]: layer a: forward_s -1 is invalid"),

@@ -251,7 +251,7 @@ def test_under_binding_proposals_a_job_comes_together_when_that_pays(at_once):
     assert decision.target.nodes == ("g3", "g4")
     # Twice as fast in one rack: the 40 s are made up for after 40 s more.
     assert words(decision.reason) == (
-        "its GPUs come together on one rack: 2 times as fast, pays back its 40 s in 80 s"
+        "moves to one rack: 2 times as fast, pays back its 40 s in 80 s"
     )
 
 

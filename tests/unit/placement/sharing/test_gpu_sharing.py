@@ -49,7 +49,7 @@ def pair(cluster, **more):
 
 
 def measured(cluster, speeds):
-    """Return what is known when job a ran at this speed beside job b: {(a, b): speed}."""
+    """Return the measurements after job a ran at this speed beside job b: {(a, b): speed}."""
     known, snapshot = SharedSpeeds(), cluster.snapshot()
     for (job, other), speed in speeds.items():
         part, beside = (

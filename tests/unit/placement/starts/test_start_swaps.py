@@ -26,7 +26,7 @@ UNLIKE = {
 
 
 def learned(cluster, speed_of):
-    """Return what is known when job a ran at `speed_of(a, b)` beside job b."""
+    """Return the measurements after job a ran at `speed_of(a, b)` beside job b."""
     pairs = itertools.permutations([job.job_id for job in cluster.jobs], 2)
     speeds = speeds_of(cluster, {(a, b, 1): speed_of(a, b) for a, b in pairs}, times=50)
     return NeighbourTable(cluster.snapshot(), speeds, {}, NeighbourSettings(mode="act"))

@@ -229,7 +229,7 @@ def test_las_moves_a_job_with_much_service_behind_new_ones():
     firsts, state = ask(LeastAttainedService, c, state, config)
     assert {j: a.gpus for j, a in firsts.items()} == {1: 0, 2: 4}
     assert state["jobs"]["1@0"]["service"] == pytest.approx(400)
-    assert words(firsts[1].reason) == "others have attained less"
+    assert words(firsts[1].reason) == "other jobs have had fewer GPU hours"
 
 
 def test_las_in_one_queue_is_first_started_first_served():

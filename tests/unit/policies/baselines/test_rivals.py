@@ -337,7 +337,7 @@ def test_shockwave_runs_the_job_that_has_waited_longest_for_its_work():
     firsts, _ = ask(Shockwave(Config()), c, state)
     assert (firsts[1].gpus, firsts[2].gpus) == (0, 4)
     assert words(firsts[2].reason).endswith("of the next 20 rounds, and there is room")
-    assert words(firsts[1].reason) == "others' turn this round"
+    assert words(firsts[1].reason) == "other jobs have their turn in this round"
 
 
 def test_shockwave_leaves_no_gpus_idle():

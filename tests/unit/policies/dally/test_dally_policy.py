@@ -72,7 +72,9 @@ def test_it_is_installed():
 
 @pytest.mark.parametrize("timers", ["soon", "24,12", "own,2"])
 def test_timers_that_cannot_be(timers):
-    with pytest.raises(ConfigError, match=r"\[dally\] timers .* write .*or own"):
+    with pytest.raises(
+        ConfigError, match=r"\[dally\] timers: .* is invalid: expected auto.*; or own"
+    ):
         Dally(config(timers=timers))
 
 
@@ -200,7 +202,7 @@ def test_a_gang_whose_gpus_are_on_their_way_counts_them_as_its_own():
     plan, _ = decide(c, at_once=False)
     # g0 comes free: no job is preempted for job 3 a second time.
     assert targets(plan) == {}
-    assert words(plan.decision[3].reason).startswith("waits until g0 can be had")
+    assert words(plan.decision[3].reason).startswith("waits until g0 is free")
 
 
 def test_no_gang_is_preempted_before_the_floor():
@@ -294,7 +296,7 @@ def test_a_spread_gang_comes_together_if_that_pays():
     assert len(plan.decision[1].target.nodes) == 2
     assert c.switches[0].nodes == ("g0", "g1")
     assert set(plan.decision[1].target.nodes) in ({"g0", "g1"}, {"g2", "g3"})
-    assert words(plan.decision[1].reason).startswith("its GPUs come together: ")
+    assert words(plan.decision[1].reason).startswith("moves to one place: ")
     c.records[1] = dataclasses.replace(c.records[1], restart_s=100.0, checkpoint_s=3000.0)
     assert targets(decide(c)[0]) == {}
 

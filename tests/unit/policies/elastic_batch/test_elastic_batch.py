@@ -275,7 +275,7 @@ def test_dropped_for_good_and_left_pending_with_a_reason():
     plan, state = decide(c, drop)
     assert shapes(plan)[5] == 0
     assert plan.decision[5].dropped
-    assert "turned away for good" in words(plan.decision[5].reason)
+    assert "rejected, not queued again" in words(plan.decision[5].reason)
     c.jobs, c.time = [j for j in c.jobs if j.job_id > 3], c.time + 600
     later, later_state = decide(c, drop, state)
     assert shapes(later) == {4: 4, 5: 0}

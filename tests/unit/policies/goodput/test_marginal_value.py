@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from slurm_elastic.config.placement_settings import PlacementSettings
 from slurm_elastic.config.policy_settings import GoodputSettings
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
@@ -21,8 +22,9 @@ from slurm_elastic.policies.goodput import remaining_work
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from slurm_elastic.policies.goodput.type_prices import type_prices
 from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.round import decide_round
 from tests.support.decisions.reasons import words
-from tests.support.decisions.synthetic_clusters import NOW, Cluster, node
+from tests.support.decisions.synthetic_clusters import NOW, Cluster, node, racks
 
 NET = Application(
     name="net",
@@ -226,6 +228,77 @@ def test_a_job_without_progress_is_treated_without_a_length():
     assert np.isnan(remaining).all()
 
 
+def known_work(policy, asked, *, left_s, jobs=None):
+    """Return the state in which these jobs have as many seconds left on all GPUs of the cluster."""
+    best = policy.weigh(asked).table.goodput.max(axis=1)
+    ids = asked.jobs if jobs is None else jobs
+    accounts = {
+        asked.snapshot.job[j].key: [0.5, 0.0, float(best[asked.jobs.index(j)]) * left_s, 0.5]
+        for j in ids
+    }
+    return {"work": {"time": NOW - 30.0, "asked": [], "jobs": accounts}}
+
+
+IN_PLACE = {"in_place": True, "pause_s": 0.5}
+
+
+def test_what_is_reached_in_place_costs_a_job_of_unknown_length_only_a_pause():
+    asked = question(cluster(({"n1": 2}, IN_PLACE)))
+    weighed = MarginalValue(config(hysteresis=0.0, price=0.1)).weigh(asked)
+    part = dict(
+        zip(
+            ((n, g) for _, n, g in weighed.table.configurations.shapes()),
+            (weighed.scaled[0] / weighed.gain[0]).tolist(),
+            strict=True,
+        )
+    )
+    assert part[1, 4] == pytest.approx(100 / (100 + 0.5 * (1 + 0.1 * 4)))
+    assert part[1, 2] == 1.0
+    # Fewer GPUs than its base need a requeue.
+    assert part[1, 1] == pytest.approx(100 / (100 + 30 * (1 + 0.1 * 1)))
+
+
+def test_what_is_reached_in_place_costs_a_job_of_known_length_only_a_pause():
+    policy = MarginalValue(config(hysteresis=0.0))
+    made = cluster(({"n1": 2}, {"progress": 0.5} | IN_PLACE), nodes=[node("n1")])
+    asked = question(made)
+    weighed = policy.weigh(asked)
+    gain = weighed.gain[0, weighed.table.configurations.gpus == 4].item()
+    (proposal,), _ = policy.decide(asked, known_work(policy, asked, left_s=36_000.0))
+    found = [(a.gpus, a.in_place, a.value / gain) for a in proposal.alternatives[:2]]
+    assert found == [
+        (4, True, pytest.approx(600 / (600 + 0.5))),
+        (4, False, pytest.approx(600 / (600 + 30))),
+    ]
+
+
+@pytest.mark.parametrize(("record", "gpus"), [(IN_PLACE, 4), ({}, 2)])
+def test_a_job_with_little_left_grows_only_in_place(record, gpus):
+    policy = MarginalValue(config())
+    made = cluster(({"n1": 2}, {"progress": 0.5} | record), nodes=[node("n1")])
+    asked = question(made)
+    chosen, _ = first(policy, asked, known_work(policy, asked, left_s=20.0))
+    assert chosen[1].gpus == gpus
+
+
+def test_jobs_of_known_and_of_unknown_length_in_one_round_have_each_its_own_value():
+    def costs(informed):
+        known = {"progress": 0.5}
+        made = cluster(*(({f"n{i}": 2}, known if i in informed else {}) for i in (1, 2)))
+        policy = MarginalValue(config())
+        asked = question(made)
+        state = known_work(policy, asked, left_s=300.0, jobs=sorted(informed))
+        chosen, _ = first(policy, asked, state)
+        has_length = {j for j, a in chosen.items() if "are left on these" in words(a.reason)}
+        assert has_length == informed
+        return policy.round_program.program.cost
+
+    none, both, mixed = costs(set()), costs({1, 2}), costs({1})
+    assert (none != both).any(axis=1).all()
+    assert (mixed[0] == both[0]).all()
+    assert (mixed[1] == none[1]).all()
+
+
 def overdue_cluster(*, started_s):
     """Return eight GPUs held by eight jobs since `started_s`, and a ninth job that waits."""
     nodes = (node("n1", 4), node("n2", 4))
@@ -267,6 +340,30 @@ def test_jobs_larger_than_their_smallest_size_shrink_for_an_overdue_one():
     chosen, _ = first(policy, asked, {"waits": {asked.snapshot.job[3].key: NOW - 700.0}})
     assert chosen[3].gpus == 1
     assert min(a.gpus for a in chosen.values()) >= 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(("waited_s", "nodes"), [(500.0, 0), (700.0, 2)])
+def test_an_overdue_job_waits_for_no_nearer_place(waited_s, nodes, at_once):
+    made = Cluster([node("n1"), node("n2")], switches=racks(["n1", "n2"], 1))
+    for job_id, name in ((1, "n1"), (2, "n2")):
+        made.add(job_id, on={name: 2})
+    fields = {"learned": learned(), "restart_s": 30.0}
+    made.add(3, elastic="4-8", gpus=4, record=fields, submit_time=NOW - waited_s)
+    delayed = dataclasses.replace(
+        config(wait_s=600.0),
+        placement=PlacementSettings(mode="delay", timers="fixed", wait_rack_s=9e4, wait_node_s=9e4),
+    )
+    plan, _ = decide_round(
+        made.snapshot(),
+        made.records,
+        config=delayed,
+        policy=MarginalValue(delayed),
+        state={},
+        at_once=at_once,
+    )
+    target = plan.decision[3].target
+    assert (len(target.shares) if target else 0) == nodes
 
 
 def test_sharing_and_residuals_are_capabilities_of_their_settings():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.cluster import GPUS_OF_A_NODE, Limit
 from slurm_elastic.policies.goodput.marginal_value import MarginalValue
 from tests.support.decisions.synthetic_clusters import NOW, node
 from tests.unit.policies.goodput.test_marginal_value import cluster, config, first, question
@@ -65,6 +65,12 @@ def test_gpus_of_min_are_spared_by_a_share():
 def test_jobs_above_a_lowered_limit_keep_what_they_hold():
     made = limited(cluster(({"n1": 4}, {}), (None, {})), "gpu", 1, {1, 2})
     assert sizes(made, queue="slurm") == [4, 0]
+
+
+@pytest.mark.parametrize(("held", "gpus"), [(None, [2, 4]), ({"n1": 4}, [4, 4])])
+def test_no_size_takes_more_than_the_limit_of_every_node(held, gpus):
+    made = cluster((held, {}), (None, {}))
+    assert sizes(limited(made, GPUS_OF_A_NODE, 1, {1})) == gpus
 
 
 def test_an_overdue_job_waits_while_its_limit_is_used_up():

@@ -146,9 +146,10 @@ def test_a_solver_that_is_unknown_or_missing_is_one_line():
     )
 
 
-def test_a_policy_whose_solver_is_missing_does_not_load(monkeypatch):
+@pytest.mark.parametrize("policy", ["sia", "goodput"])
+def test_a_policy_whose_solver_is_missing_does_not_load(policy, monkeypatch):
     monkeypatch.setitem(sys.modules, "pulp", None)
-    config = parse('[controller]\npolicy = "sia"\n[sia]\nsolver = "pulp:CBC"')
+    config = parse(f'[controller]\npolicy = "{policy}"\n[sia]\nsolver = "pulp:CBC"')
     with pytest.raises(ConfigError, match=r'^\[sia\] solver: "pulp:CBC" cannot be used'):
         policy_protocol.load(config)
 
@@ -159,13 +160,18 @@ def test_settings_that_name_no_solver(value):
         parse(f'[sia]\nsolver = "{value}"')
 
 
-def test_recorded_rounds_cost_the_same_by_cbc():
+@pytest.mark.parametrize(("policy", "until_s", "least"), [("sia", 7200, 15), ("goodput", 3600, 10)])
+def test_recorded_rounds_cost_the_same_by_cbc(policy, until_s, least):
     require("python/pulp")
     data = published_data.require("sia", "traces", "workloads")
     programs = solver_rounds.recorded(
-        data / "workloads" / "philly" / "workload-1.csv", data / "traces", every=5, until_s=7200
+        data / "workloads" / "philly" / "workload-1.csv",
+        data / "traces",
+        every=5,
+        until_s=until_s,
+        policy=policy,
     )
-    assert len(programs) > 15
+    assert len(programs) > least
     figures = solver_rounds.compare(programs, PulpBackend("CBC"))
     assert figures["faults"] == 0
     assert figures["difference"] < 1e-5

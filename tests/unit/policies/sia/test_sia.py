@@ -139,6 +139,12 @@ def test_the_artifact_gives_a_new_job_any_type():
     assert found == [first(c, COMPAT, seed=s)[1] for s in range(20)]
 
 
+def test_a_job_starts_at_its_least_also_where_that_is_no_power_of_two():
+    c = cluster()
+    c.add(1, elastic="3-16", record={"learned": Learned(application())})
+    assert first(c, capacity={"a100": 3, "v100": 0}) == {1: ("a100", 3)}
+
+
 def test_it_at_most_doubles_what_was_measured():
     c = cluster()
     c.add(1, elastic="1-16", on={"a1": 1}, record={"learned": learned(application(), ("a100", 1))})

@@ -183,7 +183,7 @@ def test_figures_of_two_workloads_are_over_all_gangs_but_makespans_are_means(sma
     ("more", "error"),
     [
         (["--policy", "sia"], "is unknown for gangs"),
-        (["--timers", "3,1"], "--timers: timers"),
+        (["--timers", "3,1"], '--timers: "3,1" is invalid'),
         (["--policy", "tiresias", "--timers", "full"], "does not apply to --policy tiresias"),
         (["--plot", "x.png"], "--plot does not apply to --format dally"),
         (["--format", "jobs"], "--slowdown needs --format dally"),

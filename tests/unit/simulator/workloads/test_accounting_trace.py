@@ -98,7 +98,7 @@ def test_few_columns_suffice(tmp_path):
         (("1|now|gres/gpu=1",), "JobID|Submit|AllocTRES", "no column ElapsedRaw"),
         (("1|5|gres/gpu=1",), "JobID|ElapsedRaw|AllocTRES", "no column Submit"),
         ((_row(seconds="an hour"),), HEADER, "sacct.txt:2: ElapsedRaw"),
-        ((_row(submit="yesterday"),), HEADER, "sacct.txt:2: .yesterday. is no time"),
+        ((_row(submit="May"),), HEADER, "sacct.txt:2: .May. is invalid: expected a time"),
         ((_row(), "cut",), HEADER, "sacct.txt:3: .cut. is no job id"),
     ],
 )  # fmt: skip

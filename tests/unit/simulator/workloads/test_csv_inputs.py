@@ -106,7 +106,7 @@ def test_a_spreadsheet_of_another_locale(tmp_path):
 def test_a_column_that_stands_twice(tmp_path):
     path = tmp_path / "file.csv"
     path.write_text("name,time,application,num_replicas,batch_size,time\na-0,3,a,1,16,9\n")
-    with pytest.raises(WorkloadError, match=r"file.csv:1: column time stands twice; keep one"):
+    with pytest.raises(WorkloadError, match=r"file.csv:1: duplicate column time; keep one"):
         workload.read(path)
 
 

@@ -216,15 +216,30 @@ def test_philly(tmp_path):
 @pytest.mark.parametrize(
     ("text", "old", "new", "words"),
     [
-        (HELIOS, ",3684,", ",long,", 'trace.csv:2: duration "long" is no number from 0 on'),
-        (HELIOS, ",4,16,", ",-4,16,", 'trace.csv:3: gpu_num "-4" is no number from 0 on'),
+        (
+            HELIOS,
+            ",3684,",
+            ",long,",
+            'trace.csv:2: duration "long" is invalid: expected a number from 0',
+        ),
+        (
+            HELIOS,
+            ",4,16,",
+            ",-4,16,",
+            'trace.csv:3: gpu_num "-4" is invalid: expected a number from 0 on',
+        ),
         (HELIOS, ",60\n", "\n", "trace.csv:3: 11 cells under 12 columns of Helios and Acme"),
-        (HELIOS, "2020-06-09 18:41:01", "June", 'trace.csv:2: submit_time: "June" is no time'),
+        (
+            HELIOS,
+            "2020-06-09 18:41:01",
+            "June",
+            'trace.csv:2: submit_time: "June" is invalid: expected a time',
+        ),
         (HELIOS, "1425512", "", 'trace.csv:3: job_id "" is invalid'),
         (HELIOS, "1425511,uX", '1425511,"uX', "trace.csv:2: 2 cells under 12 columns"),
         (SWF, "-1 -1\n2", "-1\n2", "trace.csv:3: .* is no job: expected 18 numbers"),
         (SWF, " 5094", " -5094", "trace.csv:3: time of submission -5094 is invalid"),
-        (PODS, ",8,1000", ",8x,1000", 'trace.csv:3: num_gpu "8x" is no number'),
+        (PODS, ",8,1000", ",8x,1000", 'trace.csv:3: num_gpu "8x" is invalid: expected a number'),
     ],
 )
 def test_rows_that_do_not_fit_are_named(tmp_path, text, old, new, words):

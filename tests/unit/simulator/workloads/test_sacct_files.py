@@ -204,10 +204,13 @@ def test_impossible_values_are_left_out_and_counted(tmp_path, change, reason):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seconds": "-5"}, 'sacct.txt:2: ElapsedRaw "-5" is no number of seconds'),
-        ({"seconds": "٣"}, 'ElapsedRaw "٣" is no number'),
-        ({"submit": "12:33"}, '"12:33" is no time; unset SLURM_TIME_FORMAT when sacct runs'),
-        ({"submit": "9999-12-31T23:59:59"}, "is no time"),
+        ({"seconds": "-5"}, 'sacct.txt:2: ElapsedRaw "-5" is invalid: expected seconds'),
+        ({"seconds": "٣"}, 'ElapsedRaw "٣" is invalid: expected seconds'),
+        (
+            {"submit": "12:33"},
+            '"12:33" is invalid: expected a time; unset SLURM_TIME_FORMAT when sacct runs',
+        ),
+        ({"submit": "9999-12-31T23:59:59"}, "is invalid: expected a time"),
         ({"tres": "4"}, 'AllocTRES "4" is invalid'),
     ],
 )

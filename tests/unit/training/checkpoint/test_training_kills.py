@@ -23,6 +23,7 @@ from slurm_elastic.training.parallel.fsdp import unsupported
 from slurm_elastic.training.signals import STOPPED, exit_now
 from tests.support.patience import PATIENCE_S
 from tests.support.trainings.kill_points import KillPoint
+from tests.support.trainings.small_buckets import SmallBuckets
 from tests.support.trainings.training_runs import (
     BATCH,
     PROCESSES,
@@ -39,7 +40,7 @@ STEPS = EPOCHS * -(-SAMPLES // BATCH)
 #: its save 1,700. A count beyond that is reached a step later.
 OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 35, 450, 1700
 KILL_WAIT_S = 2.0
-#: Ten kills in each of these.
+#: Five or six kills in each of these; `sizes` are numbers of ranks that an attempt may have.
 TRAININGS: list[dict[str, Any]] = [
     {"optimizer": "sgd"},
     {"optimizer": "adamw", "background": True},
@@ -48,7 +49,19 @@ TRAININGS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "directive": "1-8,parallel=pipeline", "background": True},
     {"optimizer": "adamw", "shard": True},
     {"optimizer": "sgd", "model": "cosmology", "directive": "1-8,parallel=spatial"},
+    {"optimizer": "adamw", "overlap": "sliced", "sizes": (2, 2, 3)},
+    {"optimizer": "adamw", "overlap": "buckets", "faults": [SmallBuckets()], "sizes": (2, 2, 3)},
+    {"optimizer": "sgd", "tensor": 2, "sizes": (2, 2, 4)},
+    {
+        "optimizer": "sgd",
+        "overlap": "sliced",
+        "directive": "2-8,unit=2,parallel=hybrid",
+        "sizes": (4,),
+    },
 ]
+SIZES = (1, 2, 2, 2, 3)
+#: Beside those at operations on checkpoints, each training has two of these kills.
+OTHER_KILLS = ("line", "start", "line", "time", "early")
 #: Exit codes of ranks that are not killed: lost connection, SIGTERM, SIGTERM before `init`.
 ENDED = (1, STOPPED, -signal.SIGTERM)
 
@@ -82,17 +95,21 @@ class Kill:
 
 
 def kills(seed: int) -> list[Kill]:
-    """Return kills at five operations on checkpoints, three lines of the library, two times."""
+    """Return kills at three or four operations on checkpoints, and two others."""
     draw = random.Random(seed)
-    kinds = ["file"] * 5 + ["line"] * 2 + ["start", "time", "early"]
-    draw.shuffle(kinds)
     operations = random.Random(0).sample(range(1, OPERATIONS + 1), OPERATIONS)
-    operations = operations[seed % len(TRAININGS) :: len(TRAININGS)]
-    return [_kill(draw, kind, operations) for kind in kinds]
+    operations = operations[seed :: len(TRAININGS)]
+    others = [OTHER_KILLS[(2 * seed + i) % len(OTHER_KILLS)] for i in range(2)]
+    kinds = ["file"] * len(operations) + others
+    draw.shuffle(kinds)
+    sizes = TRAININGS[seed].get("sizes", SIZES)
+    return [_kill(draw, kind, operations, sizes) for kind in kinds]
 
 
-def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
-    size = draw.choice((1, 2, 2, 2, 3))
+def _kill(
+    draw: random.Random, kind: str, operations: list[int], sizes: tuple[int, ...] = SIZES
+) -> Kill:
+    size = draw.choice(sizes)
     one = (draw.randrange(size),)
     victims = draw.choice((one, one, one, tuple(range(size))))
     step, kill_point = draw.randint(1, 3), None
@@ -151,7 +168,7 @@ def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) 
     died = time.monotonic()
     if kill.terminates:
         runs.signal(signal.SIGTERM)
-    several = "directive" in options or "shard" in options
+    several = bool(options.keys() & {"directive", "shard"}) or options.get("overlap") == "sliced"
     if several:
         # Rank 0 may wait for a writer that is dead; srun would kill it after KillWait.
         for process in runs.ranks:
@@ -244,18 +261,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
 
 
 @pytest.mark.parametrize("seed", range(len(TRAININGS)))
-def test_a_training_with_ten_kills_equals_an_undisturbed_one(
+def test_a_training_with_kills_equals_an_undisturbed_one(
     runs: TrainingRuns, undisturbed: dict[tuple[str, str], TrainingRuns], seed: int
 ) -> None:
     history = KillHistory(runs, [f"seed {seed}"])
-    options = TRAININGS[seed % len(TRAININGS)] | {"epochs": EPOCHS, "padding_kb": 1024}
+    options = TRAININGS[seed] | {"epochs": EPOCHS, "padding_kb": 1024}
+    ranks = max(2, min(options.pop("sizes", SIZES)))
     for number, kill in enumerate(kills(seed)):
         # What a killed rank's data-loader workers inherit keeps connections open for 5 s.
-        workers = {"workers": 0} if number not in (3, 6) else {}
+        workers = {"workers": 0} if number not in (1, 3) else {}
         attempt(runs, kill, history, **options | workers)
-    runs.start(2, **options)
-    assert runs.join() == [0, 0], str(history)
-    assert f"resumed from step {history.published} with 2 rank(s)" in runs.log()
+    runs.start(ranks, **options)
+    assert runs.join() == [0] * ranks, str(history)
+    assert f"resumed from step {history.published} with {ranks} rank(s)" in runs.log()
     same(runs, undisturbed[options.get("model", "plain"), options["optimizer"]], history)
     left = [path for path in (runs.out / "ckpt").iterdir() if path.name != "latest"]
     # Two stay, and a third if the last kill came between a save and its end.

@@ -12,11 +12,16 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
+from slurm_elastic.training.exchange import exchange_schedule
 from tests.support.trainings.fixed_criterion import FixedCriterion
 from tests.support.trainings.rank_group import run_ranks
+from tests.support.trainings.small_buckets import SmallBuckets
 
 SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
 STEPS = EPOCHS * SAMPLES // BATCH
+#: Bytes of the gradients of the first two layers.
+FROZEN_BYTES = 4 * (6 * WIDE + WIDE + WIDE * WIDE + WIDE)
+BUCKETS = "buckets-1MiB"
 
 
 def network(norm: bool) -> nn.Sequential:
@@ -26,6 +31,8 @@ def network(norm: bool) -> nn.Sequential:
 
 
 def rank_main(rank: int, size: int, out: Path, options: dict[str, Any]) -> None:
+    if options.get("overlap") == "buckets":
+        SmallBuckets().prepare(rank)
     generator = torch.Generator().manual_seed(5)
     points = torch.randn(SAMPLES, 6, generator=generator)
     labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
@@ -38,6 +45,7 @@ def rank_main(rank: int, size: int, out: Path, options: dict[str, Any]) -> None:
         epochs=EPOCHS,
         checkpoint_dir=out / "ckpt",
         checkpoint_every_s=0.0,
+        overlap=options.get("overlap", "auto"),
         freeze=Freezing(
             criterion=FixedCriterion(2), max_penalty=1.0, every=1, passes=1, begin=0.0, settled=1e9
         ),
@@ -47,6 +55,7 @@ def rank_main(rank: int, size: int, out: Path, options: dict[str, Any]) -> None:
             loss = job.step(batch)
             buffers = [b.double().sum().item() for b in job.model.buffers()]
             line = {"step": batch.step, "loss": loss, "frozen": job.frozen, "buffers": buffers}
+            line["exchange"] = exchange_schedule.SCHEDULES[job._strategy._exchange.number].name
             log.write(json.dumps(line | {"bytes": job.reduced_bytes, "world": size}) + "\n")
             if batch.step == options.get("until"):
                 break
@@ -68,15 +77,21 @@ def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
 
 def test_another_number_of_ranks_resumes_with_the_same_prefix(tmp_path: Path) -> None:
     (alone,) = run(tmp_path / "alone", 1)
-    first, second = run(tmp_path / "moved", 2, until=28)
+    first, second = run(tmp_path / "moved", 2, until=28, overlap="buckets")
     assert [line["frozen"] for line in first] == [line["frozen"] for line in second]
     assert first[26]["frozen"] == 2
+    assert [line["exchange"] for line in first] == [line["exchange"] for line in second]
+    sent = {line["frozen"]: line["bytes"] for line in first if line["exchange"] == BUCKETS}
+    assert set(sent) == {0, 2}, "gradients leave in buckets before and after layers freeze"
+    assert sent[0] - sent[2] == FROZEN_BYTES + 4 * 4
     # One rank's log goes on in the other's file; the last step was not saved.
-    run(tmp_path / "moved", 3)
+    run(tmp_path / "moved", 3, overlap="buckets")
     text = (tmp_path / "moved" / "rank2.jsonl").read_text()
     log = [json.loads(line) for line in text.splitlines()]
     assert {line["frozen"] for line in log} == {2}
     assert log[0]["step"] == 28
+    assert log[-1]["exchange"] == BUCKETS
+    assert log[-1]["bytes"] == sent[2]
     whole = {line["step"]: line["loss"] for line in [*first[:27], *log]}
     assert sorted(whole) == list(range(1, STEPS + 1))
     assert whole == pytest.approx({line["step"]: line["loss"] for line in alone}, abs=1e-6)
@@ -87,9 +102,8 @@ def test_gradients_of_frozen_layers_are_not_reduced(tmp_path: Path) -> None:
     log, _ = run(tmp_path / "run", 2)
     sent = [line["bytes"] for line in log]
     steps = {line["frozen"]: line["step"] for line in reversed(log)}
-    frozen_bytes = 4 * (6 * WIDE + WIDE + WIDE * WIDE + WIDE)
     # Four parameters less, and for each of them the word that tells whether there is a gradient.
-    assert sent[0] - sent[-1] == frozen_bytes + 4 * 4
+    assert sent[0] - sent[-1] == FROZEN_BYTES + 4 * 4
     assert sent[steps[2] - 1] == sent[-1]
 
 

@@ -217,7 +217,7 @@ def without_dropped_attempt(group: list[dict[str, Any]]) -> Iterator[dict[str, A
 #: Fields that the library measures, or knows of its model, and a light training does not have.
 MEASURED = (
     *("supported_options", "weight_bytes", "optimizer_bytes", "gpu_bytes"),
-    *("exchange", "exposed", "exchange_bytes"),
+    *("exchange", "exposed", "exchange_s", "exchange_bytes"),
     *("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s", "peak_memory_bytes"),
     *("profile", "profile_batch", "micro_step_s", "grad_sqr", "grad_var"),
 )

@@ -273,6 +273,83 @@ def test_noise_is_kept_until_it_differs(store):
     assert learned(store, of).noise == Noise(1.0, 8.0)
 
 
+# --- the exchange of gradients ---
+
+FLAT = {"gpus": 2, "micro_batch": 32, "step_time_s": 0.5, "micro_step_s": 0.3,
+        "exchange": "flat", "exposed": 1.0, "exchange_s": 0.2}  # fmt: skip
+BUCKETS = FLAT | {"step_time_s": 0.4, "exchange": "buckets-1MiB", "exposed": 0.5,
+                  "forward_s": 0.1, "backward_s": 0.28, "sync_s": 0.02,
+                  "micro_step_s": 0.38}  # fmt: skip
+
+
+def test_times_of_another_schedule_are_another_curve(store, ledger):
+    alone, of, wide = running(), running(gpus=2), running(gpus=4)
+    store.record_report(report(), alone, 0.0)
+    store.record_report(report(**FLAT), of, 0.0)
+    store.record_report(report(**(FLAT | {"gpus": 4, "micro_batch": 16})), wide, 0.0)
+    assert [o.step_s for o in learned(store, of).observations] == [0.64, 0.5, 0.5]
+    store.record_report(report(**BUCKETS), of, 0.0)
+    store.observe(snapshot(of))
+    for known in (store, JobStore(ledger, STATED)):
+        single, seen = learned(known, of).observations
+        assert (single.gpus, single.step_s) == (1, 0.64), "nothing is exchanged there"
+        assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.4, 0.3))
+        assert (seen.exchange, seen.exchange_s) == ("buckets", 0.2)
+    store.record_report(report(), alone, 0.0)
+    assert [o.step_s for o in learned(store, alone).observations] == [0.64, 0.4]
+    store.record_report(report(**FLAT), of, 0.0)
+    assert [o.step_s for o in learned(store, of).observations] == [0.64, 0.5, 0.5]
+
+
+def test_the_first_steps_of_an_attempt_are_no_new_choice_of_a_schedule(store):
+    of, before_trial = running(gpus=2), FLAT | {"exposed": None, "exchange_s": None}
+    for fields, curve in ((before_trial, ""), (BUCKETS, "buckets"), (before_trial, "buckets")):
+        store.record_report(report(**fields), of, 0.0)
+        assert {o.exchange for o in learned(store, of).observations} == {curve}
+    store.record_report(report(**FLAT), of, 0.0)
+    assert {o.exchange for o in learned(store, of).observations} == {""}
+
+
+def test_buckets_of_all_sizes_are_one_curve_whose_times_are_not_averaged(store):
+    of, wide = running(gpus=2), running(gpus=4)
+    fields = BUCKETS | {"gpus": 4, "micro_batch": 16, "exchange": "buckets-4MiB"}
+    store.record_report(report(**fields), wide, 0.0)
+    for _ in range(5):
+        store.record_report(report(**BUCKETS | {"step_time_s": 0.9}), of, 0.0)
+    store.record_report(report(**BUCKETS | {"exchange": "buckets-256KiB"}), of, 0.0)
+    assert [(o.gpus, o.step_s) for o in learned(store, of).observations] == [(4, 0.4), (2, 0.4)]
+
+
+def test_a_ledger_without_schedules_is_read_as_before(store, ledger):
+    of = running(gpus=2)
+    store.record_report(report(**FLAT), of, 0.0)
+    store.observe(snapshot(of))
+    body = store.entry(of).to_body()
+    del body["lesson"]["exchange"], body["lesson"]["points"][0]["exchange"]
+    del body["lesson"]["points"][0]["exchange_s"]
+    ledger.put_job(of.key, of.job_id, body)
+    old = JobStore(ledger, STATED)
+    (seen,) = learned(old, of).observations
+    assert (seen.step_s, seen.exchange, seen.exchange_s) == (0.5, "", None)
+    old.record_report(report(**(FLAT | {"exchange": "", "exchange_s": None})), of, 0.0)
+    assert learned(old, of).observations == (seen,)
+
+
+def test_the_next_job_inherits_the_curve_of_the_newest_schedule(ledger):
+    store = JobStore(ledger, SHARING)
+    store.learning.shares_measurements = True
+    for i, fields in ((1, FLAT), (2, BUCKETS)):
+        store.record_report(report(i, **fields), running(i, gpus=2), 0.0)
+    store.observe(snapshot(running(1), running(2)))
+    following = job(job_id=3, name="net")
+    for known in (store, JobStore(ledger, SHARING)):
+        known.learning.shares_measurements = True
+        (seen,) = learned(known, following).observations
+        assert (seen.exchange, seen.step_s, seen.exchange_s) == ("buckets", 0.4, 0.2)
+        (of_flat,) = learned(known, running(1, gpus=2)).observations
+        assert (of_flat.exchange, of_flat.step_s) == ("", 0.5)
+
+
 # --- the application ---
 
 

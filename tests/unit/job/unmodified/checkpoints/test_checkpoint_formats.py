@@ -25,7 +25,7 @@ def shown(
     whole: Iterable[str] = (),
     cut: Iterable[str] = (),
 ) -> Evidence:
-    """Return what files show that were written in this order, one per second."""
+    """Return the evidence of files that were written in this order, one per second."""
     files = {
         name: FileVersion(number, 10, (number + 1) * 10**9)
         for number, name in enumerate(names.split())
