@@ -44,6 +44,5 @@ def check_steps(losses: str, size: tuple[int, int, int]) -> None:
     """
     rows = [json.loads(line) for line in losses.splitlines()]
     expected = expected_steps(*size)
-    assert [(row["step"], row["loss"]) for row in rows] == [
-        (step, loss) for step, (_, loss) in enumerate(expected[: len(rows)], start=1)
-    ]
+    for step, row in enumerate(rows, start=1):
+        assert (row["step"], row["loss"]) == (step, expected[step - 1][1]), rows[max(step - 3, 0) :]
