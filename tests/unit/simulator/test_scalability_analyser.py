@@ -7,7 +7,7 @@ from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.applications import describe
-from slurm_elastic.simulator.scalability_analyser import analysed
+from slurm_elastic.simulator.scalability_analyser import add_observations
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import cluster_text
@@ -62,7 +62,7 @@ def test_the_analyser_tells_what_is_true():
     job = SimulatedJob(
         submitted, truth, describe(submitted, truth, CLUSTER), job_id=1, restart_s=20.0
     )
-    analysed([job], CLUSTER)
+    add_observations([job], CLUSTER)
     observations = job.learned.observations
     assert {(o.gpu_type, o.nodes, o.gpus) for o in observations} == {
         ("t4", 1, 1), ("t4", 1, 2), ("t4", 1, 4), ("t4", 2, 8),
