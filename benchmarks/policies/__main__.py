@@ -58,7 +58,7 @@ FIGURES = (
 #: Of them, the largest of all workloads in place of the mean.
 LARGEST = ("rho_max", "policy_ms_max")
 #: Of them, those without a difference to the artifact's in brackets.
-_ALONE = ("restarts_per_job", "unfair_fraction", "rho_max")
+_WITHOUT_DIFFERENCE = ("restarts_per_job", "unfair_fraction", "rho_max")
 #: Of them, those of the table by policies.
 _BY_POLICY = FIGURES[:3]
 
@@ -84,7 +84,7 @@ def figures(
         known = [r[name] for r in references if r is not None and name in r]
         if known and len(known) == len(runs):
             line[f"{name}_artifact"] = over_workloads(known)
-            if name not in _ALONE:
+            if name not in _WITHOUT_DIFFERENCE:
                 line[f"{name}_difference"] = line[name] / line[f"{name}_artifact"] - 1
     return line
 

@@ -77,30 +77,15 @@ ROWS = (
         goodput=GoodputSettings(predicted=True),
         silent=True,
     ),
-    Row(
-        label="goodput, sharing, lengths, charge 0",
-        policy="goodput",
-        goodput=GoodputSettings(charge=0.0),
-    ),
-    Row(
-        label="goodput, sharing, lengths, charge 0.25",
-        policy="goodput",
-        goodput=GoodputSettings(charge=0.25),
-    ),
-    Row(
-        label="goodput, sharing, lengths, charge 0.5",
-        policy="goodput",
-        goodput=GoodputSettings(charge=0.5),
-    ),
-    Row(
-        label="goodput, sharing, lengths, no residuals",
-        policy="goodput",
-        goodput=GoodputSettings(residuals=False),
-    ),
-    Row(
-        label="goodput, sharing, lengths, hysteresis 0",
-        policy="goodput",
-        goodput=GoodputSettings(hysteresis=0.0),
+    *(
+        Row(label=f"goodput, sharing, lengths, {change}", policy="goodput", goodput=settings)
+        for change, settings in (
+            ("charge 0", GoodputSettings(charge=0.0)),
+            ("charge 0.25", GoodputSettings(charge=0.25)),
+            ("charge 0.5", GoodputSettings(charge=0.5)),
+            ("no residuals", GoodputSettings(residuals=False)),
+            ("hysteresis 0", GoodputSettings(hysteresis=0.0)),
+        )
     ),
     Row(
         label="goodput, lengths",

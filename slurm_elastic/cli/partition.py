@@ -224,8 +224,7 @@ def _plans(
         ),
     )
     try:
-        layers = profile_reader.read(path)
-        samples = profile_reader.read_samples(path)
+        layers, samples = profile_reader.read_with_samples(path)
     except profile_reader.LayerProfileError as error:
         raise CliError(clean(error), USAGE) from None
     step = options.whole_number(batch, "--batch") if batch else samples

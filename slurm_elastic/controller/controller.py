@@ -196,7 +196,7 @@ class Controller:
             self._unwritten(error)
         except NotActiveError:
             raise
-        except Exception as error:  # noqa: BLE001 - an error in one job must not stop the controller for all jobs
+        except Exception as error:  # noqa: BLE001 - an error in one job must not stop the others
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error(
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"

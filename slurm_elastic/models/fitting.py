@@ -34,6 +34,8 @@ _ROUNDINGS = (0.3, 1e-3)
 #: Least alpha (s): below half a microsecond the least beta/alpha (1e-8/alpha) would restrict the
 #: fit.
 _LEAST_ALPHA = 5e-7
+#: Weight of the square of gamma - 1, which draws gamma to 1 where nothing else tells it.
+_GAMMA_WEIGHT = 1e-3
 #: Weight of T_net where it was measured: it tells what steps leave open, and moves no fit away from
 #: them (our choice; docs/adr/0027-exposed-exchange-in-models.md).
 _NETWORK_WEIGHT = 0.05
@@ -100,15 +102,18 @@ def objective(points: Sequence[FitPoint], *, rounding: float = 0.0) -> Objective
 
     Args and entries of theta: as of `_step_objective`.
     """
-    evaluate = _step_objective(points, rounding=rounding)
     measured = [p for p in points if p.log_network is not None]
-    return _with_network(evaluate, measured, rounding) if measured else evaluate
+    if not measured:
+        return _step_objective(points, rounding=rounding, gamma_weight=_GAMMA_WEIGHT)
+    # T_net and the steps together tell gamma.
+    steps = _step_objective(points, rounding=rounding, gamma_weight=0.0)
+    return _with_network(steps, measured, rounding)
 
 
 def _with_network(
     evaluate_steps: Objective, points: Sequence[FitPoint], rounding: float
 ) -> Objective:
-    """Add the weighted RMSE(log T_net, log measured); gamma is not drawn to 1 any more.
+    """Add the weighted RMSE(log T_net, log measured) to an objective.
 
     Args:
         evaluate_steps: objective of all points.
@@ -131,15 +136,13 @@ def _with_network(
         rms = math.sqrt(squares / count + rounding_square)
         scale = _NETWORK_WEIGHT / (count * rms) if rms > 0 else 0.0
         slopes = [g + scale * s for g, s in zip(gradient, slopes, strict=True)]
-        over = theta[6] - 1
-        slopes[6] -= 2e-3 * over
-        return value - 1e-3 * over * over + _NETWORK_WEIGHT * rms, slopes
+        return value + _NETWORK_WEIGHT * rms, slopes
 
     return evaluate
 
 
 def _step_objective(  # noqa: PLR0915 - one formula
-    points: Sequence[FitPoint], *, rounding: float = 0.0
+    points: Sequence[FitPoint], *, rounding: float, gamma_weight: float
 ) -> Objective:
     """Return the function theta -> (objective of steps and micro-steps, its gradient).
 
@@ -150,6 +153,7 @@ def _step_objective(  # noqa: PLR0915 - one formula
         points: measurements, at least one.
         rounding: added in square to both mean squares. A root mean square has a kink where all
             its residuals are zero; this rounds the kink, so that a search can pass along it.
+        gamma_weight: of the square of gamma - 1.
     """
     count = len(points)
     rounding_square = rounding * rounding
@@ -213,7 +217,9 @@ def _step_objective(  # noqa: PLR0915 - one formula
         by_compute = 1 / (count * rms_compute) if rms_compute > 0 else 0.0
         by_step = 1 / (count * rms_step) if rms_step > 0 else 0.0
         qn, qr = bn / an, br / ar
-        value = rms_compute + rms_step + 1e-3 * (gamma - 1) ** 2 + 1e-2 * (qn * qn + qr * qr)
+        value = (
+            rms_compute + rms_step + gamma_weight * (gamma - 1) ** 2 + 1e-2 * (qn * qn + qr * qr)
+        )
         return value, [
             by_compute * c0 + by_step * o0,
             by_compute * c1 + by_step * o1,
@@ -221,7 +227,7 @@ def _step_objective(  # noqa: PLR0915 - one formula
             by_step * n1 + 2e-2 * qn / an,
             by_step * r0 - 2e-2 * qr * qr / ar,
             by_step * r1 + 2e-2 * qr / ar,
-            by_step * g0 / gamma + 2e-3 * (gamma - 1),
+            by_step * g0 / gamma + 2 * gamma_weight * (gamma - 1),
         ]
 
     return evaluate

@@ -250,8 +250,10 @@ class _Packing:
     def _replicas(self, round_job: RoundJob, gpus: int) -> tuple[int, int]:
         """Return the GPUs of whole replicas on a node, and the nodes of each replica.
 
-        The GPUs are 0 if a replica has to be, and cannot be, on one node.
+        The GPUs are 0 if no node has any, or if a replica has to be, and cannot be, on one node.
         """
+        if not self._most:
+            return 0, 1
         unit = round_job.directive.unit_for(self._type)
         if round_job.group_reach and unit == 1:
             unit = gpus  # they are one spatial group
@@ -264,7 +266,7 @@ class _Packing:
 
     def _clean(self, round_job: RoundJob, gpus: int, resources: FreeResources) -> Allocation | None:
         """Choose whole nodes, and the rest on the node with the least to spare; own nodes first."""
-        most, replica = self._replicas(round_job, gpus) if self._most else (0, 1)
+        most, replica = self._replicas(round_job, gpus)
         if not most:
             return None
         room = self._room(round_job, resources).tolist()
@@ -341,7 +343,7 @@ class _Packing:
         self, round_job: RoundJob, gpus: int, resources: FreeResources
     ) -> Allocation | None:
         """Choose as few nodes as possible, whatever whole replicas are free on them."""
-        most, replica = self._replicas(round_job, gpus) if self._most else (0, 1)
+        most, replica = self._replicas(round_job, gpus)
         if not most or replica > 1:
             return None
         unit = round_job.directive.unit_for(self._type)

@@ -61,29 +61,19 @@ def read(path: Path) -> LayerProfile:
     Raises:
         ProfileError: it cannot be read, or is no profile; names file, line and remedy.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise LayerProfileError(f"{path}: not text: give a layer profile") from None
-    except OSError as error:
-        raise LayerProfileError(f"{path}: {error.strerror}") from None
-    where = str(path)
-    draft = _from_json(text, where) if text.lstrip()[:1] in ("{", "[") else _from_text(text, where)
-    try:
-        return LayerProfile(tuple(draft.layers.values()), tuple(draft.edges))
-    except LayerError as error:
-        raise LayerProfileError(f"{where}{_line_of(error, draft)}: {error}") from None
+    return _parsed(_text(path), str(path))
 
 
-def read_samples(path: Path) -> int | None:
-    """Return the samples that a readable profile is of; None: it does not say.
+def read_with_samples(path: Path) -> tuple[LayerProfile, int | None]:
+    """Return the profile in a file, and the samples that it is of; None: it does not say.
 
     `selastic show --profile` writes them as `batch`, checkpoints as `micro_batch`.
 
     Raises:
-        LayerProfileError: they are no number above 0.
+        LayerProfileError: as of `read`, or they are no number above 0.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = _text(path)
+    profile = _parsed(text, str(path))
     data = json.loads(text) if text.lstrip()[:1] == "{" else {}
     for key in ("batch", "micro_batch"):
         if (value := data.get(key)) is not None:
@@ -91,8 +81,25 @@ def read_samples(path: Path) -> int | None:
                 raise LayerProfileError(
                     f"{path}: {key} {value!r} is invalid: expected a whole number above 0"
                 )
-            return value
-    return None
+            return profile, value
+    return profile, None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise LayerProfileError(f"{path}: not text: give a layer profile") from None
+    except OSError as error:
+        raise LayerProfileError(f"{path}: {error.strerror}") from None
+
+
+def _parsed(text: str, where: str) -> LayerProfile:
+    draft = _from_json(text, where) if text.lstrip()[:1] in ("{", "[") else _from_text(text, where)
+    try:
+        return LayerProfile(tuple(draft.layers.values()), tuple(draft.edges))
+    except LayerError as error:
+        raise LayerProfileError(f"{where}{_line_of(error, draft)}: {error}") from None
 
 
 def as_json(profile: LayerProfile) -> dict[str, Any]:

@@ -139,8 +139,9 @@ class MarginalValue(Sia):
         # Jobs that waited too long come before measurements.
         measuring = {} if overdue else profiles.staying
         halves = self._halves(question, weighed, remaining, {*overdue, *measuring})
+        not_suspended = self._not_suspended(question, arrays, waited, overdue)
         solution, first = self._divide(
-            question, weighed, overdue, waited, measuring=measuring, halves=halves
+            question, weighed, overdue, not_suspended, measuring=measuring, halves=halves
         )
         choice = profiles.begin(solution.choice, remaining)
         runs = np.flatnonzero(choice >= 0)
@@ -167,10 +168,8 @@ class MarginalValue(Sia):
             proposals = tuple(
                 halves.noted(row, p, question.snapshot) for row, p in enumerate(proposals)
             )
-        kept: list[int] = []
-        if self._config.controller.queue == "controller":
-            (rows,) = np.nonzero(self._not_suspended(question, arrays, waited, overdue))
-            kept = rows.tolist()
+        suspends = self._config.controller.queue == "controller"
+        kept = np.flatnonzero(not_suspended).tolist() if suspends else []
         proposals = wait_bound.urgent_first(proposals, arrays, overdue, weighed.scaled, kept=kept)
         next_state = {**state, "work": work, "waits": dict(sorted(waits.items()))}
         next_state["waited"] = dict(sorted(waited.items()))
@@ -296,7 +295,7 @@ class MarginalValue(Sia):
         question: Question,
         weighed: ValueInputs,
         overdue: list[int],
-        waited: Mapping[str, float],
+        not_suspended: Bools,
         *,
         measuring: Mapping[int, int],
         halves: HalfColumns | None,
@@ -307,14 +306,14 @@ class MarginalValue(Sia):
             question: of this round.
             weighed: inputs of the program.
             overdue: rows of overdue jobs.
-            waited: how long jobs waited that started lately.
+            not_suspended: [J] from `_not_suspended`.
             measuring: column of each row that stays to measure a type.
             halves: configurations of half a GPU; None: there are none.
         """
         arrays, settings = weighed.table, self._settings
         columns, jobs = arrays.configurations, arrays.candidates
         capacity = np.array([question.capacity.get(t, 0) for t in columns.types], dtype=np.int64)
-        stays = self._not_suspended(question, arrays, waited, overdue) & arrays.valid.any(axis=1)
+        stays = not_suspended & arrays.valid.any(axis=1)
         smallest = wait_bound.smallest_columns(arrays) if overdue else arrays.held[:, None]
         floor = _floor(arrays, smallest) if overdue else arrays.held.copy()
         limits = round_limits.limit_rows(question, arrays)

@@ -237,20 +237,20 @@ def urgent_first(
     for row in overdue:
         proposal = proposals[row]
         *chosen, waiting = proposal.alternatives
-        shapes = {(a.gpus, a.gpu_type) for a in chosen}
-        at = [int(column) for column in smallest[row] if column >= 0] if chosen else []
-        for column in sorted(at, key=lambda c: (-values[row, c], c)):
+        listed = {(a.gpus, a.gpu_type) for a in chosen}
+        further = [int(column) for column in smallest[row] if column >= 0] if chosen else []
+        for column in sorted(further, key=lambda c: (-values[row, c], c)):
             gpus, gpu_type = columns.size_and_type(column)
-            if (gpus, gpu_type) not in shapes:
+            if (gpus, gpu_type) not in listed:
                 value, reason = float(values[row, column]), Reason("assigned-not-free")
                 chosen.append(Alternative(gpu_type=gpu_type, gpus=gpus, value=value, reason=reason))
         ranked = dataclasses.replace(proposal, alternatives=(*chosen, waiting))
         first.append(_urgent(ranked))
-    late = set(overdue)
+    overdue_rows = set(overdue)
     others = (
         _urgent(proposal) if row in urgent else proposal
         for row, proposal in enumerate(proposals)
-        if row not in late
+        if row not in overdue_rows
     )
     return (*first, *others)
 

@@ -37,32 +37,28 @@ SAMPLES, EPOCHS, BATCH = 256, 4, 8
 STEP_S = 0.5
 
 
-def slices() -> dict[str, Any]:
+def classification(model: nn.Module, rate: float, overlap: str) -> dict[str, Any]:
     from train_library import synthetic  # noqa: PLC0415
 
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
     return {
         "model": model,
         "loss_fn": nn.CrossEntropyLoss(),
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=3e-3),
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=rate),
         "dataset": synthetic(SAMPLES, 0),
-        "overlap": "sliced",
+        "overlap": overlap,
     }
+
+
+def slices() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
+    return classification(model, 3e-3, "sliced")
 
 
 def buckets() -> dict[str, Any]:
-    from train_library import synthetic  # noqa: PLC0415
-
     # Of a single bucket, 1 MiB, the schedule would be the flat one.
     hidden = [part for _ in range(2) for part in (nn.Linear(512, 512), nn.GELU())]
     model = nn.Sequential(nn.Linear(32, 512), nn.GELU(), *hidden, nn.Linear(512, 10))
-    return {
-        "model": model,
-        "loss_fn": nn.CrossEntropyLoss(),
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3),
-        "dataset": synthetic(SAMPLES, 0),
-        "overlap": "buckets",
-    }
+    return classification(model, 1e-3, "buckets")
 
 
 def stages() -> dict[str, Any]:

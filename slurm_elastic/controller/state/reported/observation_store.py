@@ -303,11 +303,11 @@ class ObservationStore:
             exchange = (shared.exchange if shared else None) or ""
         own = _of_schedule(observations.observations(), exchange, directive)
         if pool is not None:
-            points = _of_schedule(merged(own, pool), exchange, directive)
+            points = merged(own, pool)
         else:
             inherited = shared.points if shared else {}
-            known = {**inherited, **observations.points}.values()
-            points = _of_schedule([p.observation() for p in known], exchange, directive)
+            points = tuple(p.observation() for p in {**inherited, **observations.points}.values())
+        points = _of_schedule(points, exchange, directive)
         believed = points if shares else own
         initial_batch = (
             observations.initial_batch or (shared.initial_batch if shared else 0) or batch

@@ -74,9 +74,7 @@ class ObservedTime:
     @property
     def key(self) -> str:
         """Key of its configuration."""
-        key = f"{self.gpu_type}:{self.nodes}:{self.gpus}:{self.micro_batch}"
-        kind = schedule_kind(self.exchange)
-        return f"{key}:{kind}" if kind else key
+        return _key(self.gpu_type, self.nodes, self.gpus, self.micro_batch, self.exchange)
 
     def set_exchange(self, schedule: str, exchange_s: float | None) -> bool:
         """Set the schedule of the next times; return whether the time of the exchange has changed.
@@ -292,15 +290,15 @@ class Observations:
             # `flat` of the first steps of an attempt says nothing of the schedule to come.
             if self.exchange is None or not schedule or report.exposed is not None:
                 self.exchange = schedule_kind(schedule)
-        point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, step_s, step_s)
-        point.set_exchange(schedule, exchange_s)
-        known_point, estimated = self.points.get(point.key), micro_s is None
+        configuration = held.gpu_type, len(held.nodes), held.gpus, size
+        key = _key(*configuration, schedule)
+        known_point, estimated = self.points.get(key), micro_s is None
         if known_point and report.frozen:
             return None  # what is believed is what it takes with nothing frozen
         if micro_s is None and known_point:
             micro_s = step_s / steps * min(1.0, known_point.micro_step_s / known_point.step_s)
         elif micro_s is None:
-            if report.micro_batch is not None and not pipeline and self._may_follow(point.key):
+            if report.micro_batch is not None and not pipeline and self._may_follow(key):
                 return None  # it measures; this time no step was looked into
             micro_s = step_s / steps  # as if synchronisation cost nothing
         micro_s = min(max(micro_s, _LEAST_S), step_s / steps)
@@ -310,7 +308,8 @@ class Observations:
                 known_point.recent, known_point.estimated = [], False
             changed = known_point.set_exchange(schedule, exchange_s)
             return known_point if known_point.add(alone_s, micro_s) or changed else None
-        point.step_s, point.micro_step_s, point.estimated = alone_s, micro_s, estimated
+        point = ObservedTime(*configuration, alone_s, micro_s, estimated=estimated)
+        point.set_exchange(schedule, exchange_s)
         point.add(alone_s, micro_s)
         self.keep(point)
         return point
@@ -320,6 +319,12 @@ class Observations:
         last, count = self._unmeasured
         self._unmeasured = key, count + 1 if last == key else 1
         return self._unmeasured[1] < _UNMEASURED
+
+
+def _key(gpu_type: str, nodes: int, gpus: int, micro_batch: int, schedule: str) -> str:
+    """Return the key of a configuration; that of ledgers without schedules, if there is none."""
+    key, kind = f"{gpu_type}:{nodes}:{gpus}:{micro_batch}", schedule_kind(schedule)
+    return f"{key}:{kind}" if kind else key
 
 
 def counted_micro_batches(fewest: int, batch: int, replicas: Sequence[int]) -> int:
